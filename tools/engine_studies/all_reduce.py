@@ -1,9 +1,10 @@
-"""Sums over GPUs of one host, by size and way: `python tools/engine_study.py all_reduce --size 2`.
+"""Sums over GPUs of one host with the norm behind them: `engine_study.py all_reduce --size 2`.
 
-Ways: `nccl`; `one_shot`, in which each GPU reads what all others have (what the engine takes for
-small steps); `two_shot`, in which each adds up one part and then fetches the others' parts. Times
-are those of one sum among many in a CUDA graph, microseconds on rank 0. `error` is the largest
-difference from NCCL's sum over the largest entry.
+What follows o and down in a layer: the shares of all ranks are summed, the residual is added, the
+norm of the sum is made. Ways: `nccl` and `one_shot` (torch's kernel, in which each GPU reads what
+all others have) sum alone, and a kernel of its own adds and normalises; `pushed` is the engine's
+(`kernels/sum_ranks.py`), all in one. Times are those of one among many in a CUDA graph,
+microseconds on rank 0. `error` is the relative one of the norm, from float64 of the shares.
 """
 
 from __future__ import annotations
@@ -14,39 +15,40 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from parrot_engine.bench.device import time_s
 from parrot_engine.distributed.collective import PeerMemory, TorchCollective
+from parrot_engine.kernels import rowwise
 from parrot_engine.models.sharding import Shard
 from torch import Tensor
 
 from engine_studies.harness import emit
 
-#: Bytes of a sum: 1, 16, 64, 128 and 256 tokens of 4,096 bf16 values, and a step of prefill.
-_SIZES = (8 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20, 16 << 20)
-_REPEATS = 32
+_HIDDEN, _DTYPE, _EPS = 4096, torch.bfloat16, 1e-5
+_ROWS = (1, 8, 16, 64, 128, 256)
+_REPEATS = 64
 _TIMEOUT_S = 120.0
 
 
-def _ways(
-    collective: TorchCollective, peers: PeerMemory | None, x: Tensor
-) -> dict[str, Callable[[], Tensor]]:
-    ways: dict[str, Callable[[], Tensor]] = {"nccl": lambda: collective.all_reduce(x.clone())}
-    if peers is None:
-        return ways
-    ops, group = torch.ops.symm_mem, peers.group
-    buffer = peers.buffer[: x.numel()].view(x.shape)
+def _one_shot(count: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """torch's kernel for up to `count` elements."""
+    from torch.distributed import _symmetric_memory as symmetric_memory
 
-    def two_shot() -> Tensor:
-        buffer.copy_(x)
-        out: Tensor = ops.two_shot_all_reduce_out(buffer, "sum", group, torch.empty_like(x))
+    group = torch.distributed.group.WORLD.group_name
+    buffer = symmetric_memory.empty(count, dtype=_DTYPE, device=device)
+    symmetric_memory.rendezvous(buffer, group)
+
+    def total(x: Tensor) -> Tensor:
+        there = buffer[: x.numel()].view(x.shape)
+        out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(there, x, "sum", group)
         return out
 
-    return {**ways, "one_shot": lambda: peers.all_reduce(x), "two_shot": two_shot}
+    return total
 
 
-def _time_us(way: Callable[[], Tensor]) -> float:
+def _time_us(way: Callable[[], Any]) -> float:
     return round(1e6 * time_s(way, calls=_REPEATS), 2)
 
 
@@ -55,31 +57,45 @@ def _measure(shard: Shard, store: Path) -> None:
     device = torch.device("cuda", shard.rank)
     torch.cuda.set_device(device)
     collective = TorchCollective(shard, store, device)
-    try:
-        peers = PeerMemory(_SIZES[-1], torch.bfloat16, device)
-    except RuntimeError as error:
-        print(f"rank {shard.rank}: no peer memory: {error}", file=sys.stderr, flush=True)
-        peers = None
-    if not collective.least(peers is not None):
-        peers = None
-    for num_bytes in _SIZES:
-        x = torch.randn(num_bytes // 2, device=device, dtype=torch.bfloat16)
-        line: dict[str, float | int] = {"ranks": shard.size, "bytes": num_bytes}
-        expected = None
-        for name, way in _ways(collective, peers, x).items():
-            try:
-                out = way().float()
-            except RuntimeError as error:
-                # Refused before anything is launched, so by all ranks alike.
-                print(f"rank {shard.rank}: no {name}: {error}", file=sys.stderr, flush=True)
-                continue
-            expected = out if expected is None else expected
-            difference = float((out - expected).abs().max() / expected.abs().max())
-            collective.least(0)
+    peers = PeerMemory(shard, _HIDDEN, _DTYPE, device)
+    one_shot = _one_shot(max(_ROWS) * _HIDDEN, device)
+    collective.least(0)
+    torch.manual_seed(0)
+    weight = torch.randn(_HIDDEN, device=device, dtype=_DTYPE)
+    for rows in _ROWS:
+        hidden, *shares = torch.randn(
+            1 + shard.size, rows, _HIDDEN, device=device, dtype=_DTYPE
+        ).unbind()
+        share = shares[shard.rank].contiguous()
+        exact = torch.stack([hidden, *shares]).double().sum(0)
+        exact = torch.nn.functional.rms_norm(exact, (_HIDDEN,), weight.double(), _EPS)
 
+        def after(total: Tensor, hidden: Tensor = hidden) -> Tensor:
+            return rowwise.add_rms_norm(hidden, total, weight, _EPS)[0]
+
+        def norm(share: Tensor = share) -> Tensor:
+            return after(share)
+
+        def nccl(share: Tensor = share) -> Tensor:
+            return after(collective.all_reduce(share.clone()))
+
+        def reading(share: Tensor = share) -> Tensor:
+            return after(one_shot(share))
+
+        def pushed(share: Tensor = share, hidden: Tensor = hidden) -> Tensor:
+            return peers.sum_onto(share, hidden, (weight, _EPS))[0]
+
+        ways: dict[str, Callable[[], Tensor]] = {"nccl": nccl, "one_shot": reading}
+        if peers.takes(share):
+            ways["pushed"] = pushed
+        line: dict[str, float | int] = {"ranks": shard.size, "rows": rows}
+        for name, way in ways.items():
+            error = float((way().double() - exact).norm() / exact.norm())
+            collective.least(0)
             line[f"{name}_us"] = _time_us(way)
-            line[f"{name}_error"] = round(difference, 5)
-        line["copy_us"] = _time_us(x.clone)
+            line[f"{name}_error"] = round(error, 5)
+            collective.least(0)
+        line["norm_us"] = _time_us(norm)
         if shard.rank == 0:
             emit(line)
     collective.least(0)

@@ -54,7 +54,7 @@ class Layers:
             model.model.layers, self._runner.kv_cache.unbind(0), strict=True
         ):
             residual = layer(residual, layer_kv, step)
-        return residual.total()
+        return model._ops.total(residual)
 
     def attention(self) -> Tensor:
         """What the heads of the last layer attend to; all layers are computed."""

@@ -194,7 +194,7 @@ def steps(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
                 stream = ops.linear_onto(summed, attended, out)
                 inner, summed = ops.norm_gated(stream, norm, gate_up, "silu")
                 stream = ops.linear_onto(summed, inner, down)
-            ops.logits(stream.total(), norm, head)
+            ops.logits(ops.total(stream), norm, head)
 
         unfused, fused = (time_s(partial(work, ops), repeats=9) for ops in (UNFUSED, TritonOps()))
         emit(

@@ -1,8 +1,8 @@
 """Collective operations of the ranks of a tensor-parallel engine, through `torch.distributed`.
 
 NCCL between GPUs, gloo between processes on a CPU. Sums of few tokens go through memory that the
-GPUs of a host map into each other (`PeerMemory`): one kernel, in which each GPU reads what the
-others wrote, where NCCL passes messages.
+GPUs of a host map into each other (`PeerMemory`): one kernel, in which each GPU writes to the
+others (`kernels/sum_ranks.py`), where NCCL passes messages.
 
 NVLink multicast is never used: it needs a set-up of the whole host's switches, gains nothing at
 these sizes, and is switched off here for NCCL and for torch alike.
@@ -32,10 +32,8 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0
 #: How long taking leave may take.
 LEAVE_TIMEOUT_S = 10.0
-#: Largest sum in bytes that goes through peer memory, by number of ranks: each reads all others'.
+#: Largest sum in bytes that goes through peer memory, by number of ranks: each writes to all.
 PEER_BYTES = MappingProxyType({2: 2 << 20, 4: 1 << 20, 8: 512 << 10})
-#: Of the kinds that torch's kernel adds.
-_PEER_DTYPES = (torch.bfloat16, torch.float32)
 #: All ranks are of one host: no other interface is to be looked at.
 _ENVIRONMENT = MappingProxyType(
     {
@@ -48,7 +46,7 @@ _ENVIRONMENT = MappingProxyType(
 
 
 class PeerMemory:
-    """A buffer on each GPU that all others read; one in the life of a process.
+    """Memory on each GPU that all others write to; one in the life of a process.
 
     torch numbers the exchanges of a process through its whole life, and ranks meet under that
     number: one that has exchanged memory before would wait for ever for others that have not.
@@ -57,8 +55,12 @@ class PeerMemory:
     #: Whether this process exchanged memory, or began to.
     was_exchanged: ClassVar[bool] = False
 
-    def __init__(self, num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Make and exchange it; every rank does.
+    def __init__(
+        self, shard: Shard, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Make and exchange it, for sums of up to `PEER_BYTES`; every rank does.
+
+        Nobody may sum before all ranks have returned from here.
 
         Raises:
             RuntimeError: the GPUs cannot reach each other's memory.
@@ -67,26 +69,31 @@ class PeerMemory:
         # Part of torch on CUDA only.
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        count = num_bytes // dtype.itemsize
-        self.group = dist.group.WORLD.group_name
-        self.buffer = symmetric_memory.empty(count, dtype=dtype, device=device)
-        symmetric_memory.rendezvous(self.buffer, self.group)
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.kernels import sum_ranks
+
+        self._sum_ranks_onto = sum_ranks.sum_ranks_onto
+        max_rows = PEER_BYTES[shard.size] // (hidden_size * dtype.itemsize)
+        self._row = (hidden_size, dtype)
+        count, nothing = sum_ranks.empty_boxes(shard.size, max_rows, *self._row)
+        bits = torch.int16 if dtype.itemsize == 2 else torch.int32
+        self._boxes = symmetric_memory.empty(count, dtype=bits, device=device).fill_(nothing)
+        handle = symmetric_memory.rendezvous(self._boxes, dist.group.WORLD.group_name)
+        boxes = [handle.get_buffer(rank, [count], bits) for rank in range(shard.size)]
+        self._exchange = sum_ranks.Exchange(
+            shard.rank,
+            torch.tensor([of_rank.data_ptr() for of_rank in boxes], device=device),
+            torch.zeros(max_rows, dtype=torch.int32, device=device),
+        )
 
     def takes(self, x: Tensor) -> bool:
-        # The kernel moves 16 bytes at a time.
-        return bool(
-            x.dtype == self.buffer.dtype
-            and 0 < x.numel() <= len(self.buffer)
-            and x.nbytes % 16 == 0
-            and x.is_contiguous()
-        )
+        return (x.shape[1], x.dtype) == self._row and 0 < len(x) <= self._exchange.max_rows
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """A new tensor with the sum of every rank's `x`."""
-        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            self.buffer[: x.numel()].view(x.shape), x, "sum", self.group
-        )
-        return total
+    def sum_onto(
+        self, share: Tensor, hidden: Tensor, norm: tuple[Tensor, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Collective.sum_onto`."""
+        return self._sum_ranks_onto(share, hidden, self._exchange, norm)
 
 
 class TorchCollective:
@@ -119,17 +126,16 @@ class TorchCollective:
             device_id=device if on_cuda else None,
         )
 
-    def use_peer_memory(self, dtype: torch.dtype) -> bool:
-        """Sum few tokens of `dtype` through peer memory, where that works for every rank."""
-        num_bytes = PEER_BYTES.get(self.shard.size)
-        if self._device.type != "cuda" or num_bytes is None or dtype not in _PEER_DTYPES:
+    def use_peer_memory(self, hidden_size: int, dtype: torch.dtype) -> bool:
+        """See `RankCollective`."""
+        if self._device.type != "cuda" or self.shard.size not in PEER_BYTES:
             return False
         # All ranks exchange, or none does.
         if not self.least(not PeerMemory.was_exchanged):
             _log.warning("a rank's process was in such a group before: sums go through NCCL")
             return False
         try:
-            peers = PeerMemory(num_bytes, dtype, self._device)
+            peers = PeerMemory(self.shard, hidden_size, dtype, self._device)
         except RuntimeError as error:
             _log.warning("GPUs cannot map each other's memory, sums go through NCCL: %s", error)
             peers = None
@@ -137,9 +143,16 @@ class TorchCollective:
             self._peers = peers
         return self._peers is not None
 
+    def sums_onto(self, share: Tensor) -> bool:
+        return self._peers is not None and self._peers.takes(share)
+
+    def sum_onto(
+        self, share: Tensor, hidden: Tensor, norm: tuple[Tensor, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        assert self._peers is not None
+        return self._peers.sum_onto(share, hidden, norm)
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self._peers is not None and self._peers.takes(x):
-            return self._peers.all_reduce(x)
         dist.all_reduce(x)
         return x
 

@@ -285,7 +285,7 @@ class Decoder(nn.Module):
         residual = Residual(self.model.embed_tokens(token_ids))
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
             residual = layer(residual, layer_kv, step)
-        return residual.total()
+        return self._ops.total(residual)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """`[rows, vocab_size]` in float32 for hidden states of `forward`; `out` where given."""

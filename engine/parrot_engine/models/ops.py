@@ -38,9 +38,8 @@ class Residual(NamedTuple):
 
     hidden: Tensor
     delta: Tensor | None = None
-
-    def total(self) -> Tensor:
-        return self.hidden if self.delta is None else self.hidden + self.delta
+    #: Whether `delta` is this rank's share of a sum, and those of the others are missing.
+    is_share: bool = False
 
 
 class Normed(NamedTuple):
@@ -101,8 +100,12 @@ class Ops:
         """Over the last axis, accumulating in float32."""
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
+    def total(self, residual: Residual) -> Tensor:
+        """The stream summed up."""
+        return residual.hidden if residual.delta is None else residual.hidden + residual.delta
+
     def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
-        summed = residual.total()
+        summed = self.total(residual)
         return Normed(self.rms_norm(summed, norm), summed)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
@@ -134,9 +137,15 @@ class Ops:
         """
         if self._collective is None:
             return Residual(hidden, F.linear(x, *linear))
-        total = self._collective.all_reduce(self.linear(x, Affine(linear.weight)))
+        return Residual(
+            hidden, self._collective.all_reduce(self.share(x, linear, self._collective))
+        )
+
+    def share(self, x: Tensor, linear: Affine, collective: Collective) -> Tensor:
+        """A rank's share of a product whose columns are divided."""
         # Every rank holds the bias, and it is to be added once.
-        return Residual(hidden, total if linear.bias is None else total + linear.bias)
+        bias = linear.bias if collective.shard.rank == 0 else None
+        return self.linear(x, Affine(linear.weight, bias))
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """Norm, then the output head: float32, into `out` where one is given.

@@ -44,6 +44,19 @@ class Collective(Protocol):
         """The sum of every rank's `x`, which may be overwritten."""
         ...
 
+    def sums_onto(self, share: Tensor) -> bool:
+        """Whether `sum_onto` takes `share`; all ranks say the same."""
+        ...
+
+    def sum_onto(
+        self, share: Tensor, hidden: Tensor, norm: tuple[Tensor, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        """(Norm of the sum, the sum) of `hidden` and every rank's `share`, `[num_tokens, size]`.
+
+        `norm` is (weight, eps) of an RMSNorm; without it, the sum twice.
+        """
+        ...
+
     def all_gather(self, x: Tensor) -> Tensor:
         """`[size, ...]`: every rank's `x`, all of one shape."""
         ...

@@ -69,8 +69,18 @@ class TritonOps(Ops):
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rowwise.rms_norm(x, *norm)
 
+    def total(self, residual: Residual) -> Tensor:
+        return self._sum(residual, None).hidden if residual.is_share else super().total(residual)
+
+    def _sum(self, residual: Residual, norm: Norm | None) -> Normed:
+        assert self._collective is not None
+        assert residual.delta is not None
+        return Normed(*self._collective.sum_onto(residual.delta, residual.hidden, norm))
+
     def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
-        hidden, delta = residual
+        hidden, delta, is_share = residual
+        if is_share:
+            return self._sum(residual, norm)
         if delta is None:
             return Normed(rowwise.rms_norm(hidden, *norm), hidden)
         return Normed(*rowwise.add_rms_norm(hidden, delta, *norm))
@@ -82,10 +92,10 @@ class TritonOps(Ops):
 
     def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
         tuning = self._tuning(residual.hidden, linear, norm=True)
-        if tuning is None:
+        if tuning is None or residual.is_share:
             normed, hidden = self.add_rms_norm(residual, norm)
             return Normed(self.linear(normed, linear), hidden)
-        hidden = residual.total()
+        hidden = self.total(residual)
         out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias)
         return Normed(out, hidden)
 
@@ -94,8 +104,8 @@ class TritonOps(Ops):
             out, hidden = self.norm_linear(residual, norm, linear)
             return Normed(self.gated(out, activation), hidden)
         tuning = self._tuning(residual.hidden, linear, gated=True, norm=True)
-        if tuning is not None:
-            hidden = residual.total()
+        if tuning is not None and not residual.is_share:
+            hidden = self.total(residual)
             out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
             return Normed(out, hidden)
         normed, hidden = self.add_rms_norm(residual, norm)
@@ -114,7 +124,11 @@ class TritonOps(Ops):
         )
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
-        tuning = None if self._collective is not None else self._tuning(x, linear)
+        if self._collective is not None:
+            if self._collective.sums_onto(hidden):
+                return Residual(hidden, self.share(x, linear, self._collective), is_share=True)
+            return super().linear_onto(hidden, x, linear)
+        tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)
         counts = self._counts(x, linear, tuning)

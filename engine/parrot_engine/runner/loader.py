@@ -24,8 +24,8 @@ from parrot_engine.settings import BuiltinSettings, kv_blocks
 class RankCollective(Collective, Protocol):
     """The operations by which ranks load together."""
 
-    def use_peer_memory(self, dtype: torch.dtype) -> bool:
-        """Sum few tokens of `dtype` through peer memory, where that works for every rank."""
+    def use_peer_memory(self, hidden_size: int, dtype: torch.dtype) -> bool:
+        """Sum rows of few tokens through peer memory, where that works for every rank."""
         ...
 
     def least(self, value: int) -> int: ...
@@ -75,8 +75,8 @@ def load_runner(
             "device", f"the weights do not fit into the memory of {device}: {error}"
         ) from error
 
-    if collective is not None and settings.peer_memory:
-        collective.use_peer_memory(spec.dtype)
+    if collective is not None and settings.peer_memory and kernels == "triton":
+        collective.use_peer_memory(model.config.hidden_size, spec.dtype)
 
     def make_runner(num_blocks: int, make: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
         return make(
