@@ -62,20 +62,30 @@ class Shape(NamedTuple):
 
 
 def _shape(
-    name: str, layers: int, hidden: int, inner: int, qkv: int, vocab: int, *, bias: bool
+    name: str,
+    layers: int,
+    hidden: int,
+    inner: int,
+    qkv: int,
+    vocab: int,
+    *,
+    bias: bool,
+    ranks: int = 1,
 ) -> Shape:
     cases = (
-        Case(name, "qkv", "norm", qkv, hidden, bias),
-        Case(name, "o", "onto", hidden, hidden),
-        Case(name, "gate_up", "gated", inner, hidden),
-        Case(name, "down", "onto", hidden, inner),
-        Case(name, "head", "head", vocab, hidden),
+        Case(name, "qkv", "norm", qkv // ranks, hidden, bias),
+        Case(name, "o", "onto", hidden, hidden // ranks),
+        Case(name, "gate_up", "gated", inner // ranks, hidden),
+        Case(name, "down", "onto", hidden, inner // ranks),
+        Case(name, "head", "head", vocab // ranks, hidden),
     )
     return Shape(name, layers, cases)
 
 
 SHAPES = {
     "8b": _shape("8b", 32, 4096, 14_336, 6144, 128_256, bias=False),
+    # One of two ranks.
+    "8b/2": _shape("8b/2", 32, 4096, 14_336, 6144, 128_256, bias=False, ranks=2),
     "0.5b": _shape("0.5b", 24, 896, 4864, 1152, 151_936, bias=True),
 }
 #: Kernels of their own around torch's product, which is what more tokens get.

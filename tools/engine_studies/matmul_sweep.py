@@ -73,6 +73,7 @@ def _by_pointer(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuning]
 def _by_descriptor(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuning]:
     halves, width = 2 if case.kind == "gated" else 1, max(tokens, 16)
     columns = ((64, 4), (64, 8), (128, 4), (128, 8), (256, 4))
+    cut = case.kind == "onto" or (case.kind == "norm" and tokens > MAX_NORM_TOKENS)
     for block_out, (block_in, num_warps), stages in itertools.product(
         (64, 128), columns, (2, 3, 4, 5, 6, 8)
     ):
@@ -80,7 +81,7 @@ def _by_descriptor(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuni
         # With few bytes in flight none is fast.
         if not 60_000 <= size <= shared_memory - 4096:
             continue
-        for splits in (1, 2, 4) if case.kind == "onto" and block_in > 64 else (1,):
+        for splits in (1, 2, 4) if cut and block_in > 64 else (1,):
             yield Tuning(
                 "tile", width, block_out, block_in, num_warps, stages, splits, descriptors=True
             )
