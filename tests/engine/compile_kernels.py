@@ -26,6 +26,7 @@ from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
+from parrot_engine.kernels.sum_ranks import BOXES, sum_ranks
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -58,12 +59,12 @@ class Variant(NamedTuple):
 _SCALARS = {
     **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
-    "num_tokens": "i32",
+    **dict.fromkeys(["num_tokens", "max_rows"], "i32"),
     **dict.fromkeys(["partial", "lse2"], "*fp32"),
     **dict.fromkeys(
         ["key_scales", "value_scales", "key_scale_tiles", "value_scale_tiles"], "*fp32"
     ),
-    **dict.fromkeys(["parts", "tokens", "checked", "rows", "top_k"], "*i64"),
+    **dict.fromkeys(["parts", "tokens", "checked", "rows", "top_k", "addresses"], "*i64"),
     **dict.fromkeys(["temperatures", "points", "floors", "top_p"], "*fp64"),
     **dict.fromkeys(
         [
@@ -77,7 +78,7 @@ _SCALARS = {
                 "block_ids",
                 "slots",
             ),
-            *("member_tokens", "member_positions", "member_slots", "arrivals"),
+            *("member_tokens", "member_positions", "member_slots", "arrivals", "turns"),
         ],
         "*i32",
     ),
@@ -167,6 +168,10 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
     for has_delta in (False, True):
         constants = {"HAS_DELTA": has_delta, "SIZE": 4096, "BLOCK": 4096}
         yield Variant(f"norm {kind}", rms_norm_kernel, constants, dtype, {"num_warps": 8})
+    for has_norm in (False, True):
+        constants = {"HAS_NORM": has_norm, "SIZE": 4096, "BLOCK": 4096, "BOXES": BOXES}
+        constants |= {"RANK": 1, "RANKS": 4}
+        yield Variant(f"sum of ranks {kind}", sum_ranks, constants, dtype, {"num_warps": 16})
     constants = {"SIZE": 14336, "BLOCK": 1024}
     yield Variant(f"swiglu {kind}", swiglu_kernel, constants, dtype, {"num_warps": 4})
 
