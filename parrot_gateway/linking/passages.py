@@ -81,8 +81,12 @@ class NewText(NamedTuple):
 
     @property
     def is_unmistakable(self) -> bool:
-        """One session alone has written it."""
-        writers = {output.call.session.current for output in self.whole}
+        """One session alone has written it, and has not copied it."""
+        writers = {
+            output.call.session.current
+            for output in self.whole
+            if 2 * len(output.copied) < len(self.hashes)
+        }
         return len(writers) == 1 and len(self.normalised.content) >= _WHOLE_EQUAL
 
 
