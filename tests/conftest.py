@@ -30,6 +30,7 @@ LONG = (
     "test_tensor_parallel.py",
     "test_kernels_attention.py",
     "test_bench_apps.py",
+    "test_bench_gain.py",
     "test_engine_process.py",
     "test_builtin_engine.py",
     "test_command_line.py",

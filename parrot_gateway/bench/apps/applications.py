@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, islice
+from typing import TypeAlias
 
 from parrot_simulator import figures
 from parrot_simulator.figures import ARCHITECT, CODERS, REVIEWERS, REVISERS
@@ -25,9 +26,22 @@ MIXED_CHUNKS = 16
 #: model on two cores can do.
 CHAT_RATE, GPTS_RATE = 1.0, 0.25
 #: More than a job has calls: the same call of two jobs differs in its seed.
-_SEEDS = 1000
+SEEDS = 1000
 #: Of all draws.
 _DRAWS = 2024
+
+#: The beginning of a prompt, made of the words that all prompts of its template begin with.
+Opening: TypeAlias = Callable[[str], str]
+
+
+def salt_first(salt: str) -> Opening:
+    """Nothing is found in a prefix cache."""
+    return lambda words: f"{salt}\n{words}"
+
+
+def words_first(salt: str) -> Opening:
+    """As programs write prompts: the template's words, and nothing after the salt, may be found."""
+    return lambda words: f"{words}\n{salt}"
 
 
 def chain(size: Size, salt: str) -> Workload:
@@ -51,12 +65,12 @@ def chain(size: Size, salt: str) -> Workload:
 
 def map_reduce(size: Size, salt: str) -> Workload:
     """Figure 13: `size.count` chunks summarised apart, then together."""
-    return Workload("map-reduce", (_summary(size, salt),), ("one by one", "parallel"))
+    return Workload("map-reduce", (_summary(size, salt_first(salt)),), ("one by one", "parallel"))
 
 
 def _summary(
     size: Size,
-    salt: str,
+    opening: Opening,
     *,
     prefix: str = "",
     arrives_s: float = 0.0,
@@ -66,17 +80,18 @@ def _summary(
     """One summary, its calls named with `prefix` in front, their seeds from `first_seed` on."""
     tokens = size.tokens(figures.SUMMARY_TOKENS)
     chunks = book.chunks(size.count, size.characters(figures.CHUNK_TOKENS))
+    head = opening("Summarise this part of a book in one sentence:")
     maps = [
         Call(
             f"{prefix}map_{number}",
-            (f"{salt}\nSummarise this part of a book in one sentence:\n{chunk}\nThe summary:",),
+            (f"{head}\n{chunk}\nThe summary:",),
             tokens,
             seed=first_seed + number,
             objective=objective,
         )
         for number, chunk in enumerate(chunks)
     ]
-    prompt: list[str | Output] = [f"{salt}\nMake one summary of these summaries:"]
+    prompt: list[str | Output] = [opening("Make one summary of these summaries:")]
     for each in maps:
         prompt += ["\n- ", Output(each.name)]
     prompt.append("\nThe summary of all:")
@@ -90,7 +105,7 @@ def chat(size: Size, salt: str) -> Workload:
     """Figure 18: `size.count` chats and, in proportion, summaries that share nothing."""
     return Workload(
         "chat",
-        (*_chats(size, salt), *_summaries(size, salt, one_document=False)),
+        (*chats(size, salt), *summaries(size, salt, salt_first, one_document=False)),
         ("parallel",),
         per_token=("chat",),
     )
@@ -103,14 +118,14 @@ def mixed(size: Size, salt: str) -> Workload:
     """
     return Workload(
         "mixed",
-        (*_chats(size, salt), *_summaries(size, salt, one_document=True)),
+        (*chats(size, salt), *summaries(size, salt, salt_first, one_document=True)),
         ("parallel",),
         per_token=("chat",),
     )
 
 
-def _chats(size: Size, salt: str) -> list[Job]:
-    """`size.count` chats, evenly one after the other, each with a prompt of its own."""
+def chats(size: Size, head: str) -> list[Job]:
+    """`size.count` chats, evenly one after the other, each with its own prompt after `head`."""
     draw = random.Random(_DRAWS)  # noqa: S311 - a workload, not a secret
     jobs: list[Job] = []
     for number in range(size.count):
@@ -118,7 +133,7 @@ def _chats(size: Size, salt: str) -> list[Job]:
         text = book.passage(size.characters(prompt), start=number * 3500)
         call = Call(
             f"chat_{number}",
-            (f"{salt} Chat {number}.\n{text}",),
+            (f"{head} Chat {number}.\n{text}",),
             size.tokens(answer),
             seed=number,
             objective="latency",
@@ -127,18 +142,20 @@ def _chats(size: Size, salt: str) -> list[Job]:
     return jobs
 
 
-def _summaries(size: Size, salt: str, *, one_document: bool) -> list[Job]:
+def summaries(
+    size: Size, salt: str, opening: Callable[[str], Opening], *, one_document: bool
+) -> list[Job]:
     """The map-reduce jobs beside `size.count` chats; times are scaled like the lengths."""
     share = size.count / figures.MIXED_CHATS
     gaps = islice(cycle(figures.SUMMARY_GAPS_S), max(0, round(figures.MIXED_SUMMARIES * share) - 1))
     return [
         _summary(
             replace(size, count=MIXED_CHUNKS),
-            salt if one_document else f"{salt} Job {number}.",
+            opening(salt if one_document else f"{salt} Job {number}."),
             prefix=f"job_{number}_",
             arrives_s=arrives_s * size.scale,
             objective="throughput",
-            first_seed=number * _SEEDS if one_document else 0,
+            first_seed=number * SEEDS if one_document else 0,
         )
         for number, arrives_s in enumerate(
             accumulate(gaps, initial=figures.SUMMARIES_AFTER_S * share)
@@ -182,28 +199,35 @@ def multi_agent(size: Size, salt: str) -> Workload:
     than eight branches repeat the files. Unlike in the recorded trace, each agent ends on its own
     file's tail, and the architect runs once; the lengths are the recorded ones.
     """
+    return Workload("multi-agent", (coding(size, salt_first(salt)),), ("parallel",))
+
+
+def coding(size: Size, opening: Opening, *, number: int = 0, arrives_s: float = 0.0) -> Job:
+    """One program written by `size.count` agents a round; `number` tells programs apart."""
     branches = range(size.count)
     calls: list[Call] = []
+    prefix = f"program_{number}_" if number else ""
 
     def add(name: str, prompt: Prompt, tokens: int) -> str:
-        calls.append(Call(name, prompt, size.tokens(tokens), seed=len(calls)))
-        return name
+        seed = number * SEEDS + len(calls)
+        calls.append(Call(prefix + name, prompt, size.tokens(tokens), seed=seed))
+        return prefix + name
 
-    requirements = book.passage(size.characters(ARCHITECT.prompt))
-    design = add("design", (f"{salt}\nDesign it.\n{requirements}\n",), ARCHITECT.outputs[0])
+    requirements = book.passage(size.characters(ARCHITECT.prompt), start=number * 3500)
+    design = add("design", (f"{opening('Design it.')}\n{requirements}\n",), ARCHITECT.outputs[0])
     # Without the design, and without the files.
     guide = book.passage(size.characters(CODERS.prompt - ARCHITECT.outputs[0]), start=4000)
     rules = book.passage(size.characters(REVIEWERS.prompt - sum(CODERS.outputs)), start=16_000)
     files = [
         add(
             f"code_{i}",
-            (f"{salt}\n{guide}\nDesign:\n", Output(design), f"\nWrite file {i}."),
+            (f"{opening(guide)}\nDesign:\n", Output(design), f"\nWrite file {i}."),
             CODERS.outputs[i % 8],
         )
         for i in branches
     ]
     for turn in range(figures.REVIEWS):
-        shared: list[str | Output] = [f"{salt}\n{rules}\nFiles:"]
+        shared: list[str | Output] = [f"{opening(rules)}\nFiles:"]
         for i in branches:
             shared += [f"\nFile {i}:\n", Output(files[i])]
         reviews = [
@@ -218,8 +242,7 @@ def multi_agent(size: Size, salt: str) -> Workload:
             )
             for i in branches
         ]
-    job = Job("multi-agent", "multi-agent", tuple(calls), tuple(files))
-    return Workload("multi-agent", (job,), ("parallel",))
+    return Job(f"{prefix}multi-agent", "multi-agent", tuple(calls), tuple(files), arrives_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from parrot_gateway.bench.apps.applications import RECIPES
@@ -21,6 +23,18 @@ ENGINES = 4
 
 DELAYS_MS = (0.0, 50.0, 250.0)
 QUICK_DELAYS_MS = (0.0, 250.0)
+#: Names of `undeclared.RECIPES`, which takes long to import.
+UNDECLARED = ("multi-agent", "agents", "mixed", "sessions")
+#: Of `--compare linking`, and with `--quick`.
+KV_SHARE, QUICK_ENGINES = 0.5, 2
+
+
+class Compared(StrEnum):
+    """What a run compares."""
+
+    WAYS = "ways"
+    POLICIES = "policies"
+    LINKING = "linking"
 
 
 def apps_command(
@@ -29,8 +43,17 @@ def apps_command(
         typer.Option(
             metavar="NAME",
             help=f"{', '.join(RECIPES)}; repeatable. {' and '.join(BY_POLICY)} compare policies of "
-            "placement on several engines, the others ways of calling.",
-            show_default=", ".join(BY_CLIENT),
+            "placement on several engines, the others ways of calling. With --compare linking: "
+            f"{', '.join(UNDECLARED)}.",
+            show_default=f"{', '.join(BY_CLIENT)}; all of --compare linking",
+        ),
+    ] = None,
+    compare: Annotated[
+        Compared | None,
+        typer.Option(
+            help="Ways of calling, policies of placement, or what linking gains applications that "
+            "declare nothing: with it, without it, and declared.",
+            show_default="policies with --engines or --policy, else ways",
         ),
     ] = None,
     engines: Annotated[
@@ -39,7 +62,7 @@ def apps_command(
             min=1,
             max=64,
             help="Compare policies, each with so many engine processes of its own.",
-            show_default=f"{ENGINES} for {' and '.join(BY_POLICY)}",
+            show_default=f"{ENGINES} for {', '.join(BY_POLICY)} and --compare linking",
         ),
     ] = None,
     policy: Annotated[
@@ -47,8 +70,8 @@ def apps_command(
         typer.Option(
             metavar="NAME",
             help="A policy to compare, as `serve --policy` takes it; the first is compared with "
-            "each other; repeatable.",
-            show_default=", ".join(POLICIES),
+            "each other; repeatable. With --compare linking: one to compare with, without linking.",
+            show_default=f"{', '.join(POLICIES)}; lmetric and prefix-linear for sessions",
         ),
     ] = None,
     scale: Annotated[
@@ -63,10 +86,26 @@ def apps_command(
         int | None,
         typer.Option(
             min=1,
-            help="Steps, chunks, branches, chats or calls.",
-            show_default="the paper's; 40 calls of gpts",
+            help="Steps, chunks, branches, chats or calls; programs, agents or chats with "
+            "--compare linking.",
+            show_default="the paper's; 40 calls of gpts, 200 agents of sessions",
         ),
     ] = None,
+    kv_share: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            help="With --compare linking: of the tokens of a run, as large a share fits into the "
+            "KV of all engines together.",
+        ),
+    ] = KV_SHARE,
+    load: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="With --compare linking: so many times as fast do applications arrive."
+        ),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="With --compare linking: of the texts.")] = 0,
     network_delay: Annotated[
         list[float] | None,
         typer.Option(
@@ -78,7 +117,12 @@ def apps_command(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs each way.")] = 5,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two rounds, without network and at 250 ms.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Two rounds, without network and at 250 ms; with --compare linking two engines, "
+            "an eighth of the applications, half the lengths.",
+        ),
     ] = False,
     json_file: JsonFile = None,
     base_url: Annotated[
@@ -93,28 +137,48 @@ def apps_command(
 ) -> None:
     """Run the paper's applications call by call and with semantic variables, and compare.
 
-    Or, on several engines, under different policies of placement.
+    Or, on several engines, under different policies of placement; or with and without linking.
     """
     # The command line must not wait for an HTTP client to be imported.
     from parrot_gateway.bench.apps import measure, policies, tables
     from parrot_gateway.settings.secret_reference import key_of_option
 
-    apps = tuple(dict.fromkeys(app or BY_CLIENT))
-    _check_names("--app", apps, RECIPES)
+    if compare is None:
+        by_policy = engines or policy or set(app or ()) & set(BY_POLICY)
+        compare = Compared.POLICIES if by_policy else Compared.WAYS
+    known = UNDECLARED if compare is Compared.LINKING else tuple(RECIPES)
+    default = UNDECLARED if compare is Compared.LINKING else BY_CLIENT
+    apps = tuple(dict.fromkeys(app or default))
+    _check_names("--app", apps, known)
     plan = measure.Plan(apps, model, min(rounds, 2) if quick else rounds, count, scale)
     content: dict[str, Any]
-    if engines or policy or set(apps) & set(BY_POLICY):
-        _check_by_policy(apps, policy, network_delay, base_url, set_by_hand=bool(engines or policy))
+    if compare is Compared.LINKING:
+        from parrot_gateway.bench.apps import gain
+
+        _check_alone(policy, network_delay, base_url)
+        each = engines or (QUICK_ENGINES if quick else ENGINES)
+        others = tuple(dict.fromkeys(policy or ()))
+        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, quick)
+        gained = run_with_progress(
+            lambda progress: asyncio.run(gain.compare_linking(gain_plan, progress))
+        )
+        tables.show_gain(gained)
+        same_texts = all(outcome.same_texts for outcome in gained)
+        name, content = "apps, by linking", {"load_average": load_average()}
+        plain = [msgspec.to_builtins(outcome) for outcome in gained]
+    elif compare is Compared.POLICIES:
+        _check_by_policy(apps, engines, policy)
+        _check_alone(policy, network_delay, base_url)
         compared = tuple(dict.fromkeys(policy or POLICIES))
-        by_policy = run_with_progress(
+        found = run_with_progress(
             lambda progress: asyncio.run(
                 policies.compare_policies(plan, compared, engines or ENGINES, progress)
             )
         )
-        tables.show_policies(by_policy)
-        same_texts = all(outcome.same_texts for outcome in by_policy)
+        tables.show_policies(found)
+        same_texts = all(outcome.same_texts for outcome in found)
         name, content = "apps, by policy", {"load_average": load_average()}
-        plain = [policies.to_dict(outcome) for outcome in by_policy]
+        plain = [policies.to_dict(outcome) for outcome in found]
     else:
         delays_ms = network_delay or (QUICK_DELAYS_MS if quick else DELAYS_MS)
         by_way = run_with_progress(
@@ -141,32 +205,34 @@ def apps_command(
         raise typer.Exit(1)
 
 
-def _check_names(option: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
+def _check_names(option: str, names: Sequence[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(known)}", param_hint=option)
 
 
 def _check_by_policy(
-    apps: Sequence[str],
-    policies: Sequence[str] | None,
-    delays: Sequence[float] | None,
-    base_url: str | None,
-    *,
-    set_by_hand: bool,
+    apps: Sequence[str], engines: int | None, policies: Sequence[str] | None
 ) -> None:
-    from parrot_scheduler.config import PRESETS
-
-    _check_names("--policy", policies or (), PRESETS)
-    if not set_by_hand and not set(apps) <= set(BY_POLICY):
+    if not (engines or policies) and not set(apps) <= set(BY_POLICY):
         raise typer.BadParameter(
             f"{' and '.join(BY_POLICY)} compare policies, the others ways of calling: run them "
             "apart, or pass --engines to compare policies by all of them",
             param_hint="--app",
         )
+
+
+def _check_alone(
+    policies: Sequence[str] | None, delays: Sequence[float] | None, base_url: str | None
+) -> None:
+    """Refuse what goes with one server and a network only."""
+    from parrot_scheduler.config import PRESETS
+
+    _check_names("--policy", policies or (), PRESETS)
     for option, value in (("--network-delay", delays), ("--base-url", base_url)):
         if value:
             raise typer.BadParameter(
-                "policies are compared on gateways of the benchmark's own, without a network",
+                "policies and linking are compared on gateways of the benchmark's own, without a "
+                "network",
                 param_hint=option,
             )

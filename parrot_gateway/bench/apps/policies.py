@@ -32,7 +32,7 @@ from parrot_gateway.bench.apps.measure import (
     samples_by_kind,
 )
 from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload, session_of
-from parrot_gateway.bench.apps.workload import SEMANTIC, Size, Workload
+from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload
 from parrot_gateway.bench.servers import BenchmarkError, start_gateway
 
 #: Longest wait for the counters that come with heartbeats.
@@ -134,7 +134,7 @@ async def compare_policies(
     Raises:
         BenchmarkError: there is too little memory, a gateway did not start, or a call failed.
     """
-    _check_memory(engines * len(policies))
+    check_memory(engines * len(policies))
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-policies-")))
         config = folder / "config.yaml"
@@ -167,12 +167,12 @@ async def _compare(
     texts: set[tuple[tuple[str, ...], ...]] = set()
     for policy, client in clients.items():
         progress(f"{app}: same texts, {policy}")
-        result, _ = await _run(client, workload)
+        result, _ = await run_counted(client, workload, SEMANTIC)
         texts.add(tuple(job.texts for job in result.jobs))
     workloads = [RECIPES[app].build(size, salt()) for _ in range(rounds)]
 
     async def timed(policy: str, number: int) -> tuple[RunResult, Work]:
-        return await _run(clients[policy], workloads[number])
+        return await run_counted(clients[policy], workloads[number], SEMANTIC)
 
     runs = await alternate(list(clients), rounds, timed, progress, app)
     outcomes = [
@@ -192,13 +192,22 @@ async def _compare(
     )
 
 
-async def _run(client: GatewayClient, workload: Workload) -> tuple[RunResult, Work]:
+async def run_counted(
+    client: GatewayClient, workload: Workload, way: Way
+) -> tuple[RunResult, Work]:
+    """Run a workload, a session for each job where the way has sessions, and count the work.
+
+    Raises:
+        BenchmarkError: a call failed, or the engines send no counters.
+    """
     session = f"bench-{secrets.token_hex(8)}"
     before = await _counters(client)
     try:
-        result = await run_workload(client, workload, SEMANTIC, session, session_per_job=True)
+        result = await run_workload(client, workload, way, session, session_per_job=True)
     finally:
-        await asyncio.gather(*(client.forget(session_of(session, job)) for job in workload.jobs))
+        if way in (SEMANTIC, NAMED):
+            names = (session_of(session, job) for job in workload.jobs)
+            await asyncio.gather(*(client.forget(name) for name in names))
     after = await _counters(client)
     return result, Work(**{name: after[name] - before[name] for name in after})
 
@@ -265,7 +274,12 @@ def speed_ups(outcomes: Sequence[PolicyOutcome]) -> list[SpeedUp]:
     return found
 
 
-def _check_memory(engines: int) -> None:
+def check_memory(engines: int) -> None:
+    """Refuse to start more engines than there is memory for.
+
+    Raises:
+        BenchmarkError: there is too little.
+    """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

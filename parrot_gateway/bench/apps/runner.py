@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from parrot_gateway.bench.apps.workload import Call, Job, Way, Workload
+from parrot_gateway.bench.apps.workload import NAMED, Call, Job, Way, Workload
 from parrot_gateway.bench.servers import BenchmarkError
 
 #: Longest time for one answer, calls that it waits for included.
@@ -69,12 +69,14 @@ class GatewayClient:
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
 
-    async def complete(self, call: Call, prompt: str, semantic: Mapping[str, Any] | None) -> str:
+    async def complete(
+        self, call: Call, messages: list[dict[str, str]], semantic: Mapping[str, Any] | None
+    ) -> str:
         """The text of one answer; of a deferred call, what stands for it.
 
         Args:
             call: its length and seed are used.
-            prompt: as it is sent.
+            messages: as they are sent.
             semantic: the body's field `parrot`, if any.
 
         Raises:
@@ -83,7 +85,7 @@ class GatewayClient:
         """
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
+            "messages": messages,
             "max_tokens": call.tokens,
             "ignore_eos": True,
             "temperature": TEMPERATURE,
@@ -202,7 +204,9 @@ async def _run_job(
     if way == "one by one":
         texts = await _one_by_one(client, job)
     elif way == "parallel":
-        texts = await _parallel(client, job)
+        texts = await _parallel(client, job, None)
+    elif way == NAMED:
+        texts = await _parallel(client, job, session)
     else:
         texts = await _semantic(client, job, session)
     seconds = time.perf_counter() - began
@@ -212,16 +216,23 @@ async def _run_job(
 async def _one_by_one(client: GatewayClient, job: Job) -> dict[str, str]:
     texts: dict[str, str] = {}
     for call in job.calls:
-        texts[call.name] = await client.complete(call, call.text(texts.__getitem__), None)
+        await asyncio.sleep(call.pause_s)
+        texts[call.name] = await client.complete(call, call.messages(texts.__getitem__), None)
     return texts
 
 
-async def _parallel(client: GatewayClient, job: Job) -> dict[str, str]:
+async def _parallel(client: GatewayClient, job: Job, session: str | None) -> dict[str, str]:
     tasks: dict[str, asyncio.Task[str]] = {}
 
     async def run(call: Call) -> str:
         texts = {name: await tasks[name] for name in call.reads}
-        return await client.complete(call, call.text(texts.__getitem__), None)
+        await asyncio.sleep(call.pause_s)
+        semantic = None
+        if session is not None:
+            semantic = {"session": session}
+            if call.objective:
+                semantic["objective"] = call.objective
+        return await client.complete(call, call.messages(texts.__getitem__), semantic)
 
     async with asyncio.TaskGroup() as group:
         for call in job.calls:
@@ -240,8 +251,8 @@ async def _semantic(client: GatewayClient, job: Job, session: str) -> dict[str, 
                 semantic["objective"] = call.objective
             if call.name not in job.finals:
                 semantic["defer"] = True
-            prompt = call.text(lambda name: "{{" + name + "}}")
-            tasks[call.name] = group.create_task(client.complete(call, prompt, semantic))
+            messages = call.messages(lambda name: "{{" + name + "}}")
+            tasks[call.name] = group.create_task(client.complete(call, messages, semantic))
     return {name: tasks[name].result() for name in job.finals}
 
 

@@ -1,4 +1,4 @@
-"""Comparisons as tables: of ways of calling, and of policies."""
+"""Comparisons as tables: of ways of calling, of policies, and of what linking gains."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from parrot_gateway.bench.report import load_average, print_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from parrot_gateway.bench.apps.gain import GainOutcome
     from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
     from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
 
@@ -75,6 +76,84 @@ def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
     )
 
 
+def show_gain(outcomes: Sequence[GainOutcome]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for outcome in outcomes:
+        share = outcome.kv_tokens / outcome.distinct_tokens
+        pauses = f" Tools take {outcome.pauses_s:.1f} s a job." if outcome.pauses_s else ""
+        console.print(
+            f"[bold]{outcome.app}[/]: {outcome.count} {outcome.what}, {outcome.jobs} jobs, "
+            f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, lengths x "
+            f"{outcome.scale:g}, arrivals x {outcome.load:g}; {outcome.engines} engines, whose KV "
+            f"holds {outcome.kv_tokens:,} tokens, {share:.0%} of the {outcome.distinct_tokens:,} "
+            f"of a run; {outcome.rounds} rounds after one that is not timed.{pauses}",
+            highlight=False,
+        )
+        _show_rows(
+            ("", ""),
+            ("mean", "p50", "p99", "faster", "of rounds"),
+            (
+                _time_cells(outcome, arm.policy, times)
+                for times_of_kind in zip(*(arm.times for arm in outcome.arms), strict=True)
+                for arm, times in zip(outcome.arms, times_of_kind, strict=True)
+            ),
+        )
+        _show_rows(
+            ("prompt tokens", ""),
+            ("computed", "cached", "hits", "fewer", "of rounds"),
+            (
+                [
+                    "",
+                    each.arm,
+                    f"{each.computed:,.0f}",
+                    f"{each.cached:,.0f}",
+                    f"{each.hit_rate:.1%}",
+                    f"{each.ratio:.2f}x",
+                    f"{each.least:.2f}-{each.largest:.2f}",
+                ]
+                for each in outcome.savings
+            ),
+        )
+        _show_sameness(console, outcome, "in all arms: {}.")
+        for arm, counted in outcome.linking.items():
+            if counted["enabled"]:
+                console.print(
+                    f"{arm}: {counted['sent']:,} messages to the linking process, "
+                    f"{counted['skipped']:,} skipped.",
+                    style="dim",
+                    highlight=False,
+                )
+        console.print()
+    console.print(
+        "Times from a job's start until its client has what it reads, tools included, of the jobs "
+        "of all rounds. Off: plain calls, no linking; linking: the same calls; declared: with "
+        "semantic variables, or where tools run in between with a session for each agent; other "
+        "names are policies without linking. Faster, fewer: so many times less time in the mean, "
+        "so many times fewer prompt tokens computed than off, the median of the rounds, and the "
+        "smallest and the largest of a round; where 1 lies between them, it may be noise. The "
+        "first run of each arm, which is not timed, is what linking has seen of an application. "
+        f"Load average of this machine: {load_average()}.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _time_cells(outcome: GainOutcome, arm: str, times: Times) -> list[str]:
+    digits = 1 if times.unit == "ms/token" else 2
+    ratio = ["", ""]
+    for each in outcome.speed_ups:
+        if (each.kind, each.against) == (times.kind, arm):
+            ratio = [f"{each.mean:.2f}x", f"{each.least:.2f}-{each.largest:.2f}"]
+    return [
+        f"{times.kind} {times.unit}",
+        arm,
+        *(f"{value:.{digits}f}" for value in (times.mean, times.p50, times.p99)),
+        *(ratio if arm != outcome.arms[0].policy else ["", ""]),
+    ]
+
+
 def _show_table(
     console: Console,
     outcome: AppOutcome | PoliciesOutcome,
@@ -84,14 +163,18 @@ def _show_table(
     rows: Iterable[Sequence[str]],
 ) -> None:
     """The application and its size, then the rows under their headings."""
-    from rich.table import Table
-
     console.print(
         f"[bold]{outcome.app}[/]: {outcome.count} {RECIPES[outcome.app].what}, "
         f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, the paper's lengths x "
         f"{outcome.scale:g}{more}",
         highlight=False,
     )
+    _show_rows(left, right, rows)
+
+
+def _show_rows(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.table import Table
+
     table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in left:
         table.add_column(name, no_wrap=True)
@@ -102,7 +185,9 @@ def _show_table(
     print_table(table)
 
 
-def _show_sameness(console: Console, outcome: AppOutcome | PoliciesOutcome, form: str) -> None:
+def _show_sameness(
+    console: Console, outcome: AppOutcome | PoliciesOutcome | GainOutcome, form: str
+) -> None:
     same = "the same" if outcome.same_texts else "DIFFERENT"
     style = "dim" if outcome.same_texts else "red"
     console.print("Final texts " + form.format(same), style=style, highlight=False)

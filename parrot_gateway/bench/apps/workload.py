@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 #: Ways to run a job. "one by one": a client sends the next call when it has the answer to the
-#: last. "parallel": it sends each call as soon as it has what the call reads. "semantic
-#: variables": it sends all calls at once, and the gateway passes the texts on.
-Way = Literal["one by one", "parallel", "semantic variables"]
+#: last. "parallel": it sends each call as soon as it has what the call reads. "named session": the
+#: same, each call with its job's session and its objective. "semantic variables": it sends all
+#: calls at once, and the gateway passes the texts on.
+Way = Literal["one by one", "parallel", "named session", "semantic variables"]
 SEMANTIC: Way = "semantic variables"
+NAMED: Way = "named session"
 
 
 class Output(NamedTuple):
@@ -23,6 +25,13 @@ class Output(NamedTuple):
 
 
 Prompt: TypeAlias = tuple[str | Output, ...]
+
+
+class Message(NamedTuple):
+    """A message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +45,32 @@ class Call:
     seed: int
     #: As in `X-Parrot-Objective`; empty leaves it to the gateway.
     objective: str = ""
+    #: Messages before the prompt, which is the last one and the user's.
+    history: tuple[Message, ...] = ()
+    #: What the client does (runs a tool) once it has what the call reads, in seconds.
+    pause_s: float = 0.0
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Calls whose outputs the prompt holds, each once, in order."""
-        return tuple(dict.fromkeys(part.call for part in self.prompt if isinstance(part, Output)))
+        """Calls whose outputs the messages hold, each once, in order."""
+        prompts = (*(message.content for message in self.history), self.prompt)
+        outputs = (part for prompt in prompts for part in prompt if isinstance(part, Output))
+        return tuple(dict.fromkeys(part.call for part in outputs))
 
     def text(self, show: Callable[[str], str]) -> str:
         """The prompt, with `show(call)` in place of each output."""
-        return "".join(
-            show(part.call) if isinstance(part, Output) else part for part in self.prompt
-        )
+        return _text(self.prompt, show)
+
+    def messages(self, show: Callable[[str], str]) -> list[dict[str, str]]:
+        """The chat as it is sent, with `show(call)` in place of each output."""
+        return [
+            {"role": role, "content": _text(content, show)}
+            for role, content in (*self.history, Message("user", self.prompt))
+        ]
+
+
+def _text(prompt: Prompt, show: Callable[[str], str]) -> str:
+    return "".join(show(part.call) if isinstance(part, Output) else part for part in prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,11 @@ class Job:
     @property
     def tokens(self) -> int:
         return sum(call.tokens for call in self.calls)
+
+    @property
+    def pauses_s(self) -> float:
+        """Of all its calls."""
+        return sum(call.pause_s for call in self.calls)
 
     def depths(self) -> Mapping[str, int]:
         """For each call the number of calls on the longest path to and with it."""
