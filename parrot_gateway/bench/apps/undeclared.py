@@ -83,7 +83,7 @@ def _agent(size: Size, salt: str, number: int, system: str, kind: str, gap_s: fl
     draw = random.Random(number)  # noqa: S311 - a workload, not a secret
     turns = figures.lognormal(draw, mean=recorded.TURNS_MEAN, median=recorded.TURNS_MEDIAN)
     task = book.passage(size.characters(recorded.TASK_TOKENS), draw.randrange(100_000))
-    history = (Message("system", (system,)),)
+    history: tuple[Message, ...] = (Message("system", (system,)),)
     prompt = f"{salt} Task {number}: {task}"
     length = float(recorded.SYSTEM_TOKENS + recorded.TASK_TOKENS)
     calls: list[Call] = []
