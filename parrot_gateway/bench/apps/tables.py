@@ -120,8 +120,8 @@ def show_gain(outcomes: Sequence[GainOutcome]) -> None:
         for arm, counted in outcome.linking.items():
             if counted["enabled"]:
                 console.print(
-                    f"{arm}: {counted['sent']:,} messages to the linking process, "
-                    f"{counted['skipped']:,} skipped.",
+                    f"{arm}: {counted['skipped']:,} of {counted['sent']:,} messages to the linking "
+                    "process skipped.",
                     style="dim",
                     highlight=False,
                 )
