@@ -208,10 +208,10 @@ class ModelScheduler:
                 self.lengths.observe(task.tenant, task.template, length, task.max_tokens)
         application = self._application_of(state)
         row = state.engine_row
-        self.pool.release(state)
+        own_tokens = self.pool.release(state)
         self._placed_fills.pop(task.id, None)
         application.num_placed -= 1
-        self.applications.add_service(state, application)
+        self.applications.add_service(state, application, own_tokens)
         if not state.is_fill:
             self.order.finished(state, application, now)
             self.admission.ended(state, application, self.pool)

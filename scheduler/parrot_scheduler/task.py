@@ -149,6 +149,8 @@ class Task:
     priority: int = 0
     #: Calls on the longest chain that waits for this one, this one not included.
     successors: int = 0
+    #: Chance that a later call of its application extends its prompt: a session goes on.
+    returns: float = 0.0
     #: Sequences that are generated from the prompt (`n`, `best_of`).
     num_sequences: int = 1
     #: The one engine that can run it (its context lives there); None: any of the model.

@@ -92,6 +92,8 @@ class Application:
     served_tokens: float = 0.0
     #: Largest context of its tasks so far, in tokens.
     context_tokens: int = 0
+    #: Tokens of its last ended task's context that no other task on the engine needed then.
+    own_tokens: float = 0.0
     #: When its last task ended; None while one is unfinished.
     idle_since: float | None = None
     #: Whether the admission policy, or a bound, has let it run.

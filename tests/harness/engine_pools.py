@@ -64,6 +64,7 @@ class Engines:
         at: float = 0.0,
         template: str = "",
         template_tokens: int = 0,
+        returns: float = 0.0,
     ) -> TaskState:
         """A submitted task."""
         number = next(self._ids)
@@ -81,6 +82,7 @@ class Engines:
             groups=groups,
             num_sequences=num_sequences,
             prefers=prefers,
+            returns=returns,
         )
         deadline = at + (objective.seconds or 0.0) if objective.kind == "deadline" else None
         return TaskState(

@@ -90,6 +90,16 @@ def test_a_full_engine_does_not_cost_others_what_they_keep() -> None:
     assert names(keep.expired(applications[:1], engines.pool, MAX_LEASE_S + 1.0)) == ["roomy"]
 
 
+def test_memory_that_nobody_needs_is_not_taken_away() -> None:
+    engines = Engines("parrot", 1, capacity=10_000)
+    application = paused(engines, "a", 0, 9_000, since=0.0)
+    keep = HazardRetention(CONFIG)
+    assert lease(0.9) < 100.0
+    assert names(keep.expired([application], engines.pool, 100.0)) == []
+    engines.load(0, 1, prompt=400, output=200)
+    assert names(keep.expired([application], engines.pool, 100.0)) == ["a"]
+
+
 def test_nothing_is_kept_on_an_engine_that_left() -> None:
     engines = Engines("parrot", 1)
     application = Application(
@@ -109,9 +119,9 @@ def test_what_follows_decides_on_a_tasks_kv() -> None:
     engines = Engines("parrot", 1)
     keep = HazardRetention(CONFIG)
 
-    def retention_of(prompt: int, output: int = 10, **known: object) -> str:
+    def retention_of(prompt: int, output: int = 10, returns: float = 0.0, **known: object) -> str:
         application = Application("a", "t", 0.0, num_placed=1)
-        state = engines.state(prompt, output)
+        state = engines.state(prompt, output, returns=returns)
         for name, value in known.items():
             setattr(state if name == "successors" else application, name, value)
         return keep.retention_of(state, application, engines.pool, 0.0)
@@ -121,6 +131,8 @@ def test_what_follows_decides_on_a_tasks_kv() -> None:
     assert retention_of(100, output=0) == "keep"
     assert retention_of(100, context_tokens=80) == "keep"
     assert retention_of(100, context_tokens=800) == "normal"
+    assert retention_of(100, returns=0.9) == "keep"
+    assert retention_of(100, returns=0.1) == "normal"
     assert retention_of(100, has_finished=True) == "drop"
     assert retention_of(100, has_finished=True, num_queued=1) == "normal"
 

@@ -472,6 +472,20 @@ def test_what_a_paused_application_keeps_expires_once() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
 
 
+def test_sessions_that_share_a_prefix_keep_it_once() -> None:
+    scheduler = started(engine(), keep="hazard")
+    system = tuple(range(5))  # 80 of 100 tokens
+    first, second = (
+        task(application=name, successors=1, prefix=(*system, number))
+        for number, name in ((100, "one"), (200, "other"))
+    )
+    scheduler.step(0.0, [TaskSubmitted(first), TaskSubmitted(second)])
+    scheduler.step(1.0, [TaskFinished(first.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 40
+    scheduler.step(2.0, [TaskFinished(second.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 160
+
+
 def test_kept_tokens_go_with_their_engine_and_with_the_next_turn() -> None:
     scheduler = started(engine(), keep="hazard")
     turn = task(application="agent", successors=1)

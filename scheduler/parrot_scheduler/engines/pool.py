@@ -268,8 +268,12 @@ class EnginePool:
         self.num_idle -= not here
         here[task.id] = state
 
-    def release(self, state: TaskState) -> None:
-        """A placed task has ended: take away what it added."""
+    def release(self, state: TaskState) -> float:
+        """A placed task has ended: take away what it added.
+
+        Returns:
+            Tokens of its context that no other task there needs.
+        """
         load, row = state.load, state.engine_row
         assert load is not None, f"task {state.task.id} is not placed"
         scalars = self.table.scalars
@@ -288,6 +292,8 @@ class EnginePool:
             self._most_free = free
         state.load = None
         state.engine_row = -1
+        unused = state.expected_output - state.generated_tokens
+        return max(load.private_tokens - unused, 0.0) + freed
 
     def progress(self, state: TaskState, filled: int, cached: int, generated: int) -> None:
         """A placed task got on; all counts are sane, none is smaller than before."""

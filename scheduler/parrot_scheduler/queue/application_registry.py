@@ -64,8 +64,12 @@ class ApplicationRegistry:
     def num_retained(self) -> int:
         return len(self._retained)
 
-    def add_service(self, state: TaskState, application: Application) -> None:
-        """A placed task has ended; its counts are final."""
+    def add_service(self, state: TaskState, application: Application, own_tokens: float) -> None:
+        """A placed task has ended; its counts are final.
+
+        Args:
+            own_tokens: of its context, needed by no other task on its engine.
+        """
         task = state.task
         sequences = max(1, task.num_sequences)
         output = state.generated_tokens / sequences
@@ -74,6 +78,7 @@ class ApplicationRegistry:
         application.context_tokens = max(
             application.context_tokens, task.prompt_tokens + int(output)
         )
+        application.own_tokens = own_tokens
         application.last_engine = state.engine_id
 
     def pause(self, application: Application, now: float) -> None:
@@ -84,7 +89,7 @@ class ApplicationRegistry:
         row = self._pool.row_of(application.last_engine)
         if retain and row >= 0:
             capacity = self._pool.table.scalars.capacity[row]
-            application.retained_tokens = min(float(application.context_tokens), capacity)
+            application.retained_tokens = min(application.own_tokens, capacity)
             self._pool.retain(row, application.retained_tokens)
             self._retained[application.id] = application
         if len(self._paused) > self._max_paused:

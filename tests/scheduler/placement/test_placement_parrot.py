@@ -425,6 +425,75 @@ def test_a_task_goes_where_its_producer_was_unless_that_costs_much_more() -> Non
     assert placed(engines, engines.state(1000, 10, prefers="gone")).row >= 0
 
 
+# Sessions
+
+
+def test_a_session_stays_on_its_engine_unless_it_would_take_twice_as_long() -> None:
+    engines = Engines("parrot", 2)
+    context = chain(1, LONG)
+    first = engines.put_on(0, engines.state(LONG * BLOCK, 50, context, application="agent"))
+    engines.fill(first)
+    engines.end(first)
+    engines.application(first).context_tokens = LONG * BLOCK
+    engines.load(0, 12, prompt=3000)
+    other = engines.state(LONG * BLOCK + 400, 1000, context)
+    assert placed(engines, other).row == 1, "without its session it moves"
+    engines.end(other)
+    engines.pool.prefixes.evicted(1, None)
+    turn = engines.state(LONG * BLOCK + 400, 1000, context, application="agent")
+    choice = placed(engines, turn)
+    assert (choice.row, choice.decided_by) == (0, "session")
+    assert choice.expected_cached_tokens == LONG * BLOCK
+    engines.load(0, 40, prompt=1, output=1)
+    engines.pool.table.scalars.context_token_s[0] *= 100
+    late = engines.state(LONG * BLOCK + 400, 1000, context, application="agent")
+    assert placed(engines, late).row == 1
+
+
+def test_a_session_whose_context_is_gone_is_as_free_as_any_call() -> None:
+    engines = Engines("parrot", 2)
+    first = engines.put_on(0, engines.state(2000, 50, chain(1, 125), application="agent"))
+    engines.application(first).context_tokens = 2000
+    turn = engines.state(2400, 50, chain(1, 150), application="agent")
+    engines.end(first)
+    engines.load(0, 3)
+    engines.pool.prefixes.evicted(0, None)
+    assert placed(engines, turn).row == 1
+
+
+def test_a_session_that_will_go_on_begins_where_load_is_least() -> None:
+    engines = Engines("parrot", 2)
+    system = chain(1, 100)
+    engines.pool.prefixes.stored(0, system)
+    engines.load(0, 20, prompt=10, output=10)
+    single = engines.state(1700, 10, system)
+    assert engines.choose(single).row == 0  # type: ignore[union-attr]
+    first = engines.state(1700, 10, system, returns=0.9)
+    choice = placed(engines, first)
+    assert (choice.row, choice.decided_by) == (1, "session")
+
+
+@given(
+    returns=st.floats(0, 1),
+    cached=st.integers(0, 100),
+    loads=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+    home=st.sampled_from([None, "e0", "e2", "gone"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_believed_of_a_session_a_call_gets_an_engine_with_room(
+    returns: float, cached: int, loads: list[int], home: str | None
+) -> None:
+    engines = Engines("parrot", 3)
+    for row, num in enumerate(loads):
+        engines.load(row, num, prompt=100, output=10)
+    engines.pool.prefixes.stored(2, chain(1, cached))
+    state = engines.state(1700, 10, chain(1, 100), returns=returns, application="agent")
+    application = engines.application(state)
+    application.last_engine, application.context_tokens = home, 1600
+    choice = placed(engines, state)
+    assert loads[choice.row] < 64
+
+
 def test_a_choice_explains_itself() -> None:
     engines = Engines("parrot", 3)
     engines.load(1, 2)
