@@ -16,12 +16,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parrot_engine.engine.grammar_closing import END, Closing, SingleBytes
+from parrot_engine.engine.grammar_closing import END, Closing, KnownEnds, SingleBytes
+from parrot_engine.engine.json_states import JsonState, JsonStates, StateName
 from parrot_engine.exceptions import PrimitiveError, SettingsError
 from parrot_engine.protocol import Grammar
 
@@ -38,6 +40,9 @@ MAX_COMPILING = 256
 COMPILE_TIMEOUT_S = 20.0
 #: Threads that compile; the library lets go of the interpreter while it does.
 _NUM_THREADS = 2
+
+#: Bytes of masks that are kept for states that come again.
+MAX_MASK_BYTES = 64 * 1024 * 1024
 
 #: Between the parts of a JSON text: nothing or a space. Line breaks and indentation would be tokens
 #: that say nothing, and that some models repeat.
@@ -59,6 +64,43 @@ _LIMITS: dict[str, Any] = {
 }
 
 
+class _KnownMasks:
+    """Masks of states that have names, those used last."""
+
+    def __init__(self, num_words: int) -> None:
+        self._limit = max(1, MAX_MASK_BYTES // (4 * num_words))
+        self._masks: OrderedDict[tuple[int, StateName], npt.NDArray[np.int32]] = OrderedDict()
+
+    def find(self, grammar: int, name: StateName) -> npt.NDArray[np.int32] | None:
+        found = self._masks.get((grammar, name))
+        if found is not None:
+            self._masks.move_to_end((grammar, name))
+        return found
+
+    def keep(self, grammar: int, name: StateName, mask: npt.NDArray[np.int32]) -> None:
+        self._masks[grammar, name] = mask
+        if len(self._masks) > self._limit:
+            self._masks.popitem(last=False)
+
+
+class _Vocabulary(NamedTuple):
+    tokenizer: Any
+    #: int32 words of a mask over it.
+    num_words: int
+    single_bytes: SingleBytes
+    known_masks: _KnownMasks
+    #: End-of-text tokens, no text themselves.
+    ends: frozenset[int]
+
+
+class _Named(NamedTuple):
+    """What finds the masks of states that come again."""
+
+    state: JsonState
+    #: Number of the grammar.
+    grammar: int
+
+
 class GrammarMatcher:
     """Follows one generation; implements `parrot_engine.batch.Matcher`."""
 
@@ -68,36 +110,40 @@ class GrammarMatcher:
         "_ends",
         "_matcher",
         "_min_tokens",
+        "_named",
         "_next",
-        "_vocab_words",
+        "_vocabulary",
         "problem",
     )
 
     def __init__(
         self,
         matcher: Any,
-        vocab_words: int,
+        vocabulary: _Vocabulary,
         *,
         min_tokens: int = 0,
         ends: Sequence[int] = (),
         closing: Closing | None = None,
+        named: _Named | None = None,
     ) -> None:
         """Take a matcher at its beginning.
 
         Args:
             matcher: llguidance's, not shared.
-            vocab_words: int32 words of a mask over the library's vocabulary.
+            vocabulary: the library's.
             min_tokens: before this many tokens, `ends` are allowed only where nothing else is.
             ends: end-of-text and stop ids.
             closing: leads it to its end near `max_tokens`; None lets it be cut.
+            named: of a grammar whose states have names.
         """
         self._matcher = matcher
-        self._vocab_words = vocab_words
+        self._vocabulary = vocabulary
+        self._named = named
         self._min_tokens = min_tokens
         self._ends = tuple(ends)
         self._closing = closing
         #: What `closing` says has to follow.
-        self._next = None if closing is None else closing.next_token(matcher, 0)
+        self._next = None if closing is None else closing.next_token(matcher, 0, self._name())
         self._consumed = 0
         self.problem: str | None = None
 
@@ -112,33 +158,58 @@ class GrammarMatcher:
         for token_id in generated_token_ids[self._consumed :]:
             matcher.consume_token(token_id)
             self._consumed += 1
+            if self._named is not None and token_id not in self._vocabulary.ends:
+                self._named.state.extend(self._vocabulary.tokenizer.decode_bytes([token_id]))
             if self._closing is not None and not matcher.is_error():
-                self._next = self._closing.next_token(matcher, self._consumed)
-        words = np.zeros(self._vocab_words, dtype=np.int32)
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if matcher.is_error():
+                self._next = self._closing.next_token(matcher, self._consumed, self._name())
+        words = self._allowed()
+        if words is None:
             problem = _one_line(matcher.get_error())
             self.problem = (
                 _SPEECHLESS if problem.startswith("NoExtension") else f"grammar: {problem}"
             )
             return
-        count = min(len(words), len(mask))
-        allowed = words[:count]
+        num_words = min(len(words), len(mask))
+        allowed = words[:num_words]
         if self._next is not None:
             # NOTE: of several spellings the library allows the tokenizer's own; an end has others.
-            allowed = self._kept(allowed) if self._next == END else self._only(self._next, count)
+            allowed = (
+                self._kept(allowed) if self._next == END else self._only(self._next, num_words)
+            )
         if len(generated_token_ids) < self._min_tokens:
             longer = allowed.copy()
             for token_id in self._ends:
-                if token_id >> 5 < count:
+                if token_id >> 5 < num_words:
                     longer[token_id >> 5] &= ~np.int32(_bit(token_id))
             if longer.any():
                 allowed = longer
         if not allowed.any():
             self.problem = _SPEECHLESS
             return
-        mask[:count] = allowed
+        mask[:num_words] = allowed
+
+    def _allowed(self) -> npt.NDArray[np.int32] | None:
+        """What the grammar allows next, not to be written to; None: the matcher has an error."""
+        if self._matcher.is_error():
+            return None
+        name = self._name()
+        if self._named is None or name is None:
+            return self._compute()
+        known, grammar = self._vocabulary.known_masks, self._named.grammar
+        words = known.find(grammar, name)
+        if words is None:
+            words = self._compute()
+            if words is not None:
+                known.keep(grammar, name, words)
+        return words
+
+    def _name(self) -> StateName | None:
+        return None if self._named is None else self._named.state.name()
+
+    def _compute(self) -> npt.NDArray[np.int32] | None:
+        words = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return None if self._matcher.is_error() else words
 
     def _kept(self, allowed: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Of what is allowed the tokens that end a text, if there are any."""
@@ -156,20 +227,21 @@ class GrammarMatcher:
         return words
 
 
-class _Vocabulary(NamedTuple):
-    tokenizer: Any
-    #: int32 words of a mask over it.
-    num_words: int
-    single_bytes: SingleBytes
-
-
 class CompiledGrammar:
     """A grammar that is ready; gives each generation a matcher of its own."""
 
-    def __init__(self, template: Any, vocabulary: _Vocabulary, *, closes: bool) -> None:
+    #: Of all in this process.
+    _numbers = count()
+
+    def __init__(
+        self, template: Any, vocabulary: _Vocabulary, *, closes: bool, states: JsonStates | None
+    ) -> None:
         self._template = template
         self._vocabulary = vocabulary
         self._closes = closes
+        self._states = states
+        self._ends = KnownEnds()
+        self._number = next(self._numbers)
 
     def matcher(
         self, *, min_tokens: int = 0, max_tokens: int | None = None, ends: Sequence[int] = ()
@@ -181,13 +253,17 @@ class CompiledGrammar:
         """
         closing = None
         if self._closes and max_tokens is not None:
-            closing = Closing(self._vocabulary.single_bytes, max_tokens, min_tokens)
+            closing = Closing(self._vocabulary.single_bytes, max_tokens, min_tokens, self._ends)
+        named = None
+        if self._states is not None:
+            named = _Named(JsonState(self._states), self._number)
         return GrammarMatcher(
             self._template.deep_copy(),
-            self._vocabulary.num_words,
+            self._vocabulary,
             min_tokens=min_tokens,
             ends=ends,
             closing=closing,
+            named=named,
         )
 
 
@@ -279,7 +355,10 @@ class GrammarCompiler:
                 "invalid_request",
                 f"grammar: this model's tokenizer cannot be used: {_one_line(str(error))}",
             ) from error
-        return _Vocabulary(tokenizer, -(-num_tokens // 32), SingleBytes(tokenizer))
+        num_words = -(-num_tokens // 32)
+        return _Vocabulary(
+            tokenizer, num_words, SingleBytes(tokenizer), _KnownMasks(num_words), frozenset(ends)
+        )
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         try:
@@ -293,7 +372,12 @@ class GrammarCompiler:
             problem = matcher.get_error()
             if problem:
                 raise PrimitiveError("invalid_request", _explain(grammar, problem))
-            compiled = CompiledGrammar(matcher, vocabulary, closes=grammar.kind in _CLOSED)
+            compiled = CompiledGrammar(
+                matcher,
+                vocabulary,
+                closes=grammar.kind in _CLOSED,
+                states=JsonStates.of(grammar.text) if grammar.kind == "json_schema" else None,
+            )
             # Some contradictions show only with the first mask. Also warms the lexer.
             first = compiled.matcher()
             first.fill_mask((), np.zeros(vocabulary.num_words, dtype=np.int32))

@@ -14,8 +14,12 @@ What happens depends on a generation's tokens alone: one that is replayed gets t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from parrot_engine.engine.json_states import StateName
+
+_T = TypeVar("_T")
 
 #: Tokens that a text may take unseen, at least: one token may be several of its characters.
 _MIN_RESERVE = 8
@@ -24,6 +28,8 @@ _MAX_END_TOKENS = 1024
 #: Tokens between two looks for an end, and the tokens left from which on there is one for each.
 _MAX_INTERVAL = 128
 _NEAR_TOKENS = 24
+#: Facts about a grammar's states that are kept.
+_MAX_KNOWN = 8192
 
 #: Bytes in the order in which an end tries them: those that close, that go on, small values, others
 #: (a pattern's), those that open. 1 before 0: there is no year 0000.
@@ -61,6 +67,27 @@ class SingleBytes:
         self.quote, self.brace, self.letter = (found.get(ord(byte)) for byte in '"}x')
 
 
+class KnownEnds:
+    """What was found out about the states of a grammar that have names."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], Any] = {}
+
+    def find(
+        self, name: StateName | None, what: str, end: Sequence[int], compute: Callable[[], _T]
+    ) -> _T:
+        """What `compute` returns, in this state and for this end the same whenever it is asked."""
+        if name is None:
+            return compute()
+        key = (name, what, *end)
+        if key not in self._found:
+            if len(self._found) >= _MAX_KNOWN:
+                self._found.clear()
+            self._found[key] = compute()
+        found: _T = self._found[key]
+        return found
+
+
 class Closing:
     """Decides when a generation is led to its end, and to which.
 
@@ -68,10 +95,14 @@ class Closing:
         single_bytes: of the vocabulary.
         max_tokens: of the generation, the end-of-text token included.
         min_tokens: it is not led to an end of fewer tokens.
+        known: of the grammar.
     """
 
-    def __init__(self, single_bytes: SingleBytes, max_tokens: int, min_tokens: int) -> None:
+    def __init__(
+        self, single_bytes: SingleBytes, max_tokens: int, min_tokens: int, known: KnownEnds
+    ) -> None:
         self._bytes = single_bytes
+        self._known = known
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         #: Number of tokens at which an end is looked for again.
@@ -85,23 +116,27 @@ class Closing:
         self._begins = 0
         self._end: Sequence[int] | None = None
 
-    def next_token(self, matcher: Any, num_tokens: int) -> int | None:
+    def next_token(
+        self, matcher: Any, num_tokens: int, name: StateName | None = None
+    ) -> int | None:
         """The token that has to follow, or `END`; None leaves it open.
 
         Args:
             matcher: llguidance's, after so many tokens of the generation; it is not changed.
                 Called for each number of tokens in turn.
+            name: of its state, if that has one.
         """
         if self._end is None and num_tokens >= self._next_look:
-            self._look(matcher, num_tokens)
+            self._look(matcher, num_tokens, name)
         if self._end is None:
             return None
         at = num_tokens - self._begins
         return self._end[at] if at < len(self._end) else END
 
-    def _look(self, matcher: Any, num_tokens: int) -> None:
+    def _look(self, matcher: Any, num_tokens: int, name: StateName | None) -> None:
         left = self._max_tokens - num_tokens
-        end = self._found = self._found_before(matcher, left) or self._find_end(matcher, left)
+        end = self._found_before(matcher, left, name) or self._first_end(matcher, left, name)
+        self._found = end
         self._next_look = num_tokens + _MAX_INTERVAL
         if end is None:
             return
@@ -112,7 +147,7 @@ class Closing:
         if num_tokens == 0 and left - size < _MIN_RESERVE:
             self._next_look = self._max_tokens
             return
-        slack = self._slack(matcher, end, left)
+        slack = self._slack(matcher, end, left, name)
         if slack < 0 and num_tokens + size >= self._min_tokens:
             self._begins, self._end = num_tokens, end
         elif slack <= _NEAR_TOKENS:
@@ -120,7 +155,7 @@ class Closing:
         else:
             self._next_look = num_tokens + min(_MAX_INTERVAL, slack // 2)
 
-    def _slack(self, matcher: Any, end: Sequence[int], left: int) -> int:
+    def _slack(self, matcher: Any, end: Sequence[int], left: int, name: StateName | None) -> int:
         """Tokens that the text may take before it has to be led to its end; negative: none.
 
         Args:
@@ -134,36 +169,47 @@ class Closing:
             slack -= max(_MIN_RESERVE, self._growth)
             if slack > _NEAR_TOKENS:
                 return slack
-        growth = self._growth_of_next(matcher, end, left)
+        longest = self._known.find(name, "next", end, lambda: self._longest_of_next(matcher, end))
+        # What has no end that can be found has none that fits.
+        growth = max(0, (left - 1 if longest is None else longest) - len(end))
         if not end and growth == 0:
             return _MAX_INTERVAL
         return min(slack, left - 1 - size - growth)
 
-    def _growth_of_next(self, matcher: Any, end: Sequence[int], left: int) -> int:
-        """By how many tokens an end gets longer by what may begin next; 0 within a text."""
+    def _longest_of_next(self, matcher: Any, end: Sequence[int]) -> int | None:
+        """Tokens of the longest end of what may begin next; 0 within a text, None: one has none."""
+        longest = 0
         if self._is_in_text(matcher):
-            return 0
-        growth = 0
+            return longest
         for token in self._bytes.opening:
             # What the end itself begins with makes it no longer.
             if token not in end[:1] and matcher.validate_tokens([token]):
                 further = matcher.deep_copy()
                 further.consume_token(token)
                 longer = self._find_end(further, _MAX_END_TOKENS)
-                # What has no end that can be found has none that fits.
-                growth = max(growth, (left - 1 if longer is None else len(longer)) - len(end))
-        return growth
+                if longer is None:
+                    return None
+                longest = max(longest, len(longer))
+        return longest
 
-    def _found_before(self, matcher: Any, limit: int) -> list[int] | None:
+    def _found_before(self, matcher: Any, limit: int, name: StateName | None) -> list[int] | None:
         """The end that was found last, if a text that goes on may still end with it.
 
         Trying it takes a sixth of the time of looking for one.
         """
         end = self._found
-        if not end or len(end) >= limit or matcher.validate_tokens(end) < len(end):
+        if not end or len(end) >= limit:
             return None
-        walk = matcher.deep_copy()
-        return end if walk.consume_tokens(end) and walk.is_accepting() else None
+        return end if self._known.find(name, "holds", end, lambda: _holds(matcher, end)) else None
+
+    def _first_end(self, matcher: Any, limit: int, name: StateName | None) -> list[int] | None:
+        """Tokens to a place where the text may end; None where they would be too many."""
+        if name is None:
+            return self._find_end(matcher, limit)
+        end = self._known.find(
+            name, "end", (), lambda: self._find_end(matcher, _MAX_END_TOKENS + 1)
+        )
+        return None if end is None or len(end) >= limit else end
 
     def _find_end(self, matcher: Any, limit: int) -> list[int] | None:
         """Tokens to a place where the text may end; None where they would be too many."""
@@ -196,3 +242,11 @@ class Closing:
             and walk.validate_tokens([brace]) == 1
             and walk.validate_tokens([letter]) == 1
         )
+
+
+def _holds(matcher: Any, end: Sequence[int]) -> bool:
+    """Whether these tokens are an end of what `matcher` follows; it is not changed."""
+    if matcher.validate_tokens(end) < len(end):
+        return False
+    walk = matcher.deep_copy()
+    return bool(walk.consume_tokens(end) and walk.is_accepting())
