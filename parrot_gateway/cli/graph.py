@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from parrot_gateway.semantic.drawing import to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.drawing.labels import clip
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
 #: Columns of a drawing that goes into a file or a pipe, which have none.
@@ -27,6 +28,10 @@ TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
 #: Sessions that `--live` lists above the graph.
 _LIVE_SESSIONS = 8
+#: Lines of the graph below them that are shown even where the terminal has fewer.
+_LEAST_GRAPH = 6
+#: Cells for the names of a session's models.
+_MAX_MODELS = 40
 
 V = TypeVar("V", NodeView, VariableView)
 
@@ -66,6 +71,7 @@ class ListedSession(_Session):
     inferred: bool = False
     last_used: float = 0.0
     variables: int = 0
+    models: list[str] = msgspec.field(default_factory=list)
     calls: NumCalls = msgspec.field(default_factory=NumCalls)
 
 
@@ -188,6 +194,7 @@ def list_text(sessions: Sessions, now: float) -> str:
         lines.append(
             f"{each.name}  ·  {calls} call{'' if calls == 1 else 's'}{running}  ·  {age} ago"
             f"{'  ·  inferred' if each.inferred else ''}"
+            f"{f'  ·  {clip(model, _MAX_MODELS)}' if (model := ', '.join(each.models)) else ''}"
         )
     if sessions.has_more:
         lines.append("… and older ones")
@@ -289,8 +296,6 @@ def graph_command(
     ] = False,
 ) -> None:
     """Draw a session's graph: its calls, their states and times."""
-    from rich.console import Console
-
     from parrot_gateway.settings.config_file import ConfigError
     from parrot_gateway.settings.secret_reference import key_of_option, usual_key
 
@@ -318,16 +323,22 @@ def graph_command(
             return
         data = asyncio.run(fetch_graph(target, session, key))
         # NOTE: UTF-8 whatever the locale: pictures are redirected into files.
-        width = Console().width
-        if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-            width = _PIPE_WIDTH
-        sys.stdout.buffer.write(draw(data, form, width).encode())
+        sys.stdout.buffer.write(draw(data, form, _width()).encode())
         sys.stdout.buffer.flush()
     except (GraphUnavailableError, ConfigError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _width() -> int:
+    """Columns of a drawing that is written once."""
+    from rich.console import Console
+
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return _PIPE_WIDTH
+    return Console().width
 
 
 async def _watch(base_url: str, session: str, api_key: str | None) -> None:
@@ -349,6 +360,8 @@ async def _watch(base_url: str, session: str, api_key: str | None) -> None:
 async def _follow(base_url: str, session: str | None, api_key: str | None) -> None:
     """Draw the list of sessions and one graph, again and again, until interrupted.
 
+    Into a file or a pipe the graph of each session is written whenever calls have begun or ended.
+
     Args:
         session: None for the one used last, each time anew.
     """
@@ -357,6 +370,9 @@ async def _follow(base_url: str, session: str | None, api_key: str | None) -> No
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal:
+        await _follow_in_lines(base_url, session, api_key)
+        return
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             sessions = await fetch_sessions(base_url, api_key)
@@ -366,6 +382,26 @@ async def _follow(base_url: str, session: str | None, api_key: str | None) -> No
             text = list_text(sessions, time.time())
             if shown is not None:
                 snapshot = read_graph(await fetch_graph(base_url, shown, api_key))
-                text += "\n" + to_text(snapshot, console.width)
+                room = console.height - text.count("\n") - 1
+                text += "\n" + to_text(snapshot, console.width, max(room, _LEAST_GRAPH))
             live.update(Text(text, no_wrap=True, end=""), refresh=True)
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def _follow_in_lines(base_url: str, session: str | None, api_key: str | None) -> None:
+    """See `_follow`; sessions that have become part of another are not written again."""
+    written: dict[str, tuple[int, int]] = {}
+    while True:
+        sessions = await fetch_sessions(base_url, api_key)
+        counts = {each.id: (each.calls.unfinished, each.calls.finished) for each in sessions.data}
+        named = {session} if session else set(counts)
+        for each in reversed(sessions.data):
+            if (
+                not named.isdisjoint({each.id, each.name})
+                and written.get(each.id) != (counts[each.id])
+            ):
+                snapshot = read_graph(await fetch_graph(base_url, each.id, api_key))
+                sys.stdout.buffer.write(f"{to_text(snapshot, _width())}\n".encode())
+        sys.stdout.buffer.flush()
+        written = counts
+        await asyncio.sleep(WATCH_INTERVAL_S)

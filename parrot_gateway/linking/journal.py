@@ -12,7 +12,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from parrot_gateway.linking.conversation import Conversation, answer_of, conversation_of, model_of
+from parrot_gateway.linking.conversation import (
+    Answer,
+    Conversation,
+    answer_of,
+    conversation_of,
+    model_of,
+)
 from parrot_gateway.linking.linker import Linker, LinkerLimits
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
@@ -21,6 +27,11 @@ from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 MAX_LISTED = 1000
 #: Links of a call that are kept, surest first.
 _MAX_LINKS = 64
+#: Models that a session's summary names.
+_MAX_MODELS = 8
+#: Tools of an answer whose names are kept, and characters of each.
+_MAX_TOOLS = 16
+_MAX_TOOL_NAME = 64
 #: Bytes that a compressed answer may come to.
 _MAX_UNPACKED = 32 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
@@ -46,6 +57,7 @@ class CallRecord:
         links: to earlier calls.
         response_id: of its answer; empty until that is there.
         error: status of an answer that is none; 0 otherwise.
+        tools: names of those that its answer calls.
     """
 
     id: str
@@ -59,6 +71,7 @@ class CallRecord:
     finished: float | None = None
     state: str = "running"
     error: int = 0
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +170,7 @@ class LinkJournal:
         else:
             record.state = "failed" if _FAILED.search(body) else "done"
         if answer is not None:
+            record.tools = _tools_of(answer)
             self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)
 
     def describe_call(self, tenant: str, name: str) -> dict[str, Any] | None:
@@ -189,11 +203,10 @@ class LinkJournal:
         if session is None:
             return None
         session = session.current
-        records = [known.calls[each] for each in known.members.get(session, ())]
         return {
             "session": session.id,
             "inferred": not session.is_explicit,
-            "calls": [_describe(record) for record in records],
+            "calls": [_describe(record) for record in _records(known, session)],
         }
 
     def statistics(self) -> dict[str, Any]:
@@ -235,6 +248,11 @@ def _forget(tenant: _Tenant, call: str) -> None:
             del tenant.members[record.session.current]
 
 
+def _tools_of(answer: Answer) -> tuple[str, ...]:
+    names = dict.fromkeys(call.name for choice in answer.choices for call in choice.tool_calls)
+    return tuple(name[:_MAX_TOOL_NAME] for name in names)[:_MAX_TOOLS]
+
+
 def _unpacked(body: bytes) -> bytes:
     """An answer as text: upstreams may compress theirs unasked. Empty for one that is damaged."""
     if not body.startswith(_GZIP):
@@ -260,6 +278,7 @@ def _describe(record: CallRecord) -> dict[str, Any]:
         "submitted": record.submitted,
         "finished": record.finished,
         "error": record.error or None,
+        "tools": list(record.tools),
         "links": [_describe_link(each) for each in record.links],
     }
 
@@ -274,9 +293,15 @@ def _describe_link(link: Link) -> dict[str, Any]:
     }
 
 
+def _records(tenant: _Tenant, session: LinkedSession) -> list[CallRecord]:
+    """The calls of a session in order, which those of merged sessions come out of."""
+    records = (tenant.calls[each] for each in tenant.members.get(session, ()))
+    return sorted(records, key=lambda record: record.submitted)
+
+
 def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None:
     """A session; None when its calls are forgotten."""
-    records = [tenant.calls[each] for each in tenant.members.get(session, ())]
+    records = _records(tenant, session)
     if not records:
         return None
     unfinished = sum(record.finished is None for record in records)
@@ -285,6 +310,7 @@ def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None
         "object": "session",
         "name": session.id,
         "inferred": not session.is_explicit,
+        "models": list(dict.fromkeys(record.model for record in records))[:_MAX_MODELS],
         "created": records[0].submitted,
         "last_used": max(record.finished or record.submitted for record in records),
         "calls": {"unfinished": unfinished, "finished": len(records) - unfinished},

@@ -37,6 +37,7 @@ _NOT_LINKED: dict[str, Any] = {
     "response_id": None,
     "inferred": False,
     "error": None,
+    "tools": [],
     "links": [],
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_gateway.semantic.drawing.labels import select, state_line
+from parrot_gateway.semantic.drawing.labels import called, link_labels, select, state_line
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
 
 Shape: TypeAlias = Literal["call", "transform", "variable"]
@@ -21,7 +21,7 @@ class Box:
 
     shape: Shape
     title: str
-    #: A second line: the pipeline of a transform, and the name of the output.
+    #: A second line: the pipeline of a transform, the name of the output, tools called.
     detail: str
     state: str
     #: See `state_line`.
@@ -32,7 +32,7 @@ class Box:
 
 class Arrow(NamedTuple):
     """From box to box, by number; the label is the variable's name, unless that has a box, or the
-    kind and confidence of an inferred edge, which is dashed."""
+    kinds and confidence of an inferred edge, which is dashed."""
 
     tail: int
     head: int
@@ -62,7 +62,9 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
             Box(
                 shape="transform" if node.kind == "transform" else "call",
                 title=node.name,
-                detail=" ".join(filter(None, (node.detail, f"→ {output}" if output else ""))),
+                detail=" ".join(
+                    filter(None, (node.detail, f"→ {output}" if output else "", called(node)))
+                ),
                 state=node.state,
                 status=state_line(node, snapshot.taken_at),
                 node=node,
@@ -86,14 +88,14 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
                 boxes.append(Box("variable", title, "", state, state))
             arrows.append(Arrow(sources[variable_id], head, ""))
     numbers = {node.id: number for number, node in enumerate(chosen.nodes)}
-    for link in snapshot.links:
-        if link.source not in numbers or link.target not in numbers:
+    for (source, target), (kinds, confidence) in link_labels(snapshot).items():
+        if source not in numbers or target not in numbers:
             continue
         if len(arrows) >= max_arrows:
             arrows_left_out += 1
             continue
-        label = f"{link.kind} {link.confidence:.2f}"
-        arrows.append(Arrow(numbers[link.source], numbers[link.target], label, True))
+        label = f"{kinds} {confidence:.2f}"
+        arrows.append(Arrow(numbers[source], numbers[target], label, True))
     return Diagram(boxes, arrows, chosen.left_out, arrows_left_out)
 
 

@@ -81,6 +81,28 @@ def state_line(node: NodeView, now: float) -> str:
     return f"{node.state} {duration(node.waited_s(now) if ran is None else ran)}"
 
 
+def link_labels(snapshot: GraphSnapshot) -> dict[tuple[str, str], tuple[str, float]]:
+    """The inferred edges by source and target: their kinds, and the confidence of the surest."""
+    found: dict[tuple[str, str], tuple[list[str], float]] = {}
+    for link in snapshot.links:
+        kinds, confidence = found.get((link.source, link.target), ([], 0.0))
+        found[link.source, link.target] = ([*kinds, link.kind], max(confidence, link.confidence))
+    return {pair: (", ".join(kinds), confidence) for pair, (kinds, confidence) in found.items()}
+
+
+def called(node: NodeView) -> str:
+    """The tools that the answer of a call calls; empty for none."""
+    return f"calls {', '.join(node.tools)}" if node.tools else ""
+
+
+def title_of(snapshot: GraphSnapshot) -> str:
+    """The session's name, and its `summary`; the summary alone where it has none."""
+    if not snapshot.session_name:
+        return summary(snapshot)
+    kind = "inferred session" if snapshot.inferred else "session"
+    return f"{kind} {snapshot.session_name} · {summary(snapshot)}"
+
+
 def summary(snapshot: GraphSnapshot) -> str:
     """One line: the number of calls by state, and the time from first to last."""
     counts = Counter(node.state for node in snapshot.nodes)

@@ -16,30 +16,48 @@ from itertools import groupby
 
 from parrot_gateway.semantic.drawing.labels import (
     SIGNS,
+    called,
     clean,
     clip,
     cut,
+    link_labels,
     select,
     state_line,
-    summary,
+    title_of,
     width_of,
 )
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
 
-_MAX_LINES = 500
+_MAX_CALLS = 500
 _MIN_WIDTH = 40
 _MAX_NAME = 24
 _MAX_BAR = 24
 
 
-def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
-    """Lines of at most `width` cells (40 at least), calls ordered by stage and submission."""
+def to_text(snapshot: GraphSnapshot, width: int = 100, max_lines: int | None = None) -> str:
+    """Lines of at most `width` cells (40 at least), calls ordered by stage and submission.
+
+    Args:
+        max_lines: where there are more, calls that have ended are left out, the earliest first.
+    """
     width = max(width, _MIN_WIDTH)
-    chosen = select(snapshot, _MAX_LINES)
+    num_calls = _MAX_CALLS
+    while True:
+        lines = _lines(snapshot, width, num_calls)
+        surplus = 0 if max_lines is None else len(lines) - max_lines
+        if surplus <= 0 or num_calls <= 1:
+            return "\n".join(_fit(line, width) for line in lines) + "\n"
+        # A call takes a line or two.
+        num_calls = max(1, min(num_calls, len(snapshot.nodes)) - (surplus + 1) // 2)
+
+
+def _lines(snapshot: GraphSnapshot, width: int, num_calls: int) -> list[str]:
+    """The text with so many of the calls, in lines of any length."""
+    chosen = select(snapshot, num_calls)
     names = {variable.id: variable.full_name for variable in snapshot.variables}
     sources = _sources(snapshot)
-    title = f"session {snapshot.session_name} · " if snapshot.session_name else ""
-    lines = [title + summary(snapshot)]
+    has_models = len({node.model for node in chosen.nodes if node.model}) > 1
+    lines = [title_of(snapshot)]
     statuses = [state_line(node, snapshot.taken_at) for node in chosen.nodes]
     status_width = max(map(len, statuses), default=0)
     widest = max((width_of(clean(node.name)) for node in chosen.nodes), default=0)
@@ -55,33 +73,61 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
             row += f"{status:<{status_width}} "
             if bar_width >= 4:
                 row += f"▕{_bar(node, snapshot.taken_at, begin_end, bar_width)}▏ "
-            lines.append(row + _flow(node, names, sources.get(node.id, [])))
+            row += _flow(node, names, sources.get(node.id, ""))
+            lines.append(row + (f" · {node.model}" if has_models and node.model else ""))
             if node.failure:
                 lines.append(f"      {node.failure}")
     if chosen.left_out:
         lines.append(f"… not shown: {chosen.left_out} calls")
-    return "\n".join(_fit(line, width) for line in lines) + "\n"
+    return lines
 
 
-def _sources(snapshot: GraphSnapshot) -> dict[str, list[str]]:
-    """The inferred edges to each call, as text."""
+def _sources(snapshot: GraphSnapshot) -> dict[str, str]:
+    """The inferred edges to each call, as text: `chat 1-4, chat 7 (output 0.90)`."""
     calls = {node.id: node.name for node in snapshot.nodes}
-    sources: dict[str, list[str]] = {}
-    for link in snapshot.links:
-        if link.source not in calls:
-            continue
-        text = f"{calls[link.source]} ({link.kind} {link.confidence:.2f})"
-        sources.setdefault(link.target, []).append(text)
-    return sources
+    by_target: dict[str, list[tuple[str, float, str]]] = {}
+    for (source, target), (kinds, confidence) in link_labels(snapshot).items():
+        if source in calls:
+            by_target.setdefault(target, []).append((kinds, confidence, calls[source]))
+    texts: dict[str, str] = {}
+    for target, edges in by_target.items():
+        parts: list[str] = []
+        for kinds in dict.fromkeys(kinds for kinds, _, _ in edges):
+            equal = [(confidence, name) for kind, confidence, name in edges if kind == kinds]
+            least, most = min(equal)[0], max(equal)[0]
+            sure = f"{least:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f}-{most:.2f}"
+            parts.append(f"{_ranges([name for _, name in equal])} ({kinds} {sure})")
+        texts[target] = "⇠ " + ", ".join(parts)
+    return texts
 
 
-def _flow(node: NodeView, names: dict[str, str], sources: list[str]) -> str:
-    inferred = f"⇠ {', '.join(sources)}" if sources else ""
+def _ranges(names: list[str]) -> str:
+    """Names that differ in a number at their end, as `chat 1-3, chat 7`."""
+    found: list[tuple[str, int, int]] = []
+    plain: list[str] = []
+    numbered: list[tuple[str, int]] = []
+    for name in names:
+        word, _, digits = name.rpartition(" ")
+        if word and digits.isdecimal():
+            numbered.append((word, int(digits)))
+        else:
+            plain.append(name)
+    for word, number in sorted(numbered):
+        if found and found[-1][0] == word and found[-1][2] == number - 1:
+            found[-1] = (word, found[-1][1], number)
+        else:
+            found.append((word, number, number))
+    ranges = [f"{word} {a}" if a == b else f"{word} {a}-{b}" for word, a, b in found]
+    return ", ".join([*plain, *ranges])
+
+
+def _flow(node: NodeView, names: dict[str, str], inferred: str) -> str:
     reads = ", ".join(names[variable_id] for variable_id in node.inputs)
     writes = f"→ {names[node.output]}" if node.output is not None else ""
     pipeline = f"| {node.detail}" if node.detail else ""
     where = f"· {node.engine}: {node.placement}" if node.placement else ""
-    return " ".join(part for part in (reads, pipeline, writes, inferred, where) if part)
+    parts = (reads, pipeline, writes, inferred, called(node), where)
+    return " ".join(part for part in parts if part)
 
 
 def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int) -> str:

@@ -30,6 +30,8 @@ class NodeView:
     output: str | None = None
     #: A transform's pipeline.
     detail: str = ""
+    #: Names of the tools that the answer calls, as far as the linker has read it.
+    tools: tuple[str, ...] = ()
     model: str = ""
     objective: str = ""
     priority: int = 0
@@ -147,23 +149,29 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     """A graph with the inferred edges between its nodes, which are then at later stages.
 
     Args:
-        calls: as the linking process describes them; those that an inferred graph lacks are added.
+        calls: as the linking process describes them, in order; those that an inferred graph lacks
+            are added.
     """
     nodes = {node.id: node for node in snapshot.nodes}
     links: list[LinkView] = []
     for number, call in enumerate(calls, 1):
-        if call["id"] not in nodes:
-            if not snapshot.inferred:
-                continue
+        tools = tuple(call["tools"])
+        if call["id"] in nodes:
+            nodes[call["id"]] = replace(nodes[call["id"]], tools=tools)
+        elif not snapshot.inferred:
+            continue
+        else:
             nodes[call["id"]] = NodeView(
                 id=call["id"],
                 name=f"{call['name']} {number}",
                 kind="call",
                 state=call["state"],
+                tools=tools,
                 model=call["model"],
                 submitted=call["submitted"],
                 started=call["submitted"],
                 finished=call["finished"],
+                failure=f"status {call['error']}" if call["error"] else None,
             )
         links += (
             LinkView(link["from"], call["id"], link["kind"], link["confidence"])
@@ -274,6 +282,7 @@ def _node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
         "inputs": list(node.inputs),
         "output": node.output,
         "transform": node.detail or None,
+        "tools": list(node.tools),
         "model": node.model or None,
         "objective": node.objective or None,
         "priority": node.priority,

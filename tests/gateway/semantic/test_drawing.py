@@ -106,6 +106,36 @@ def test_inferred_edges_are_dashed_and_named() -> None:
     assert "⇠ ask (continues 0.95)" in to_text(snapshot)
 
 
+def test_many_sources_are_gathered() -> None:
+    reads = {f"chat {number}": "" for number in (1, 2, 3, 5)} | {"chat 6": ""}
+    edges = [("chat 3", "output", 0.9), ("chat 1", "output", 0.9), ("chat 2", "output", 0.95)]
+    edges += [("chat 5", "continues", 1.0), ("chat 5", "tool", 1.0)]
+    snapshot = replace(
+        snapshot_of(reads),
+        links=tuple(LinkView(source, "chat 6", kind, sure) for source, kind, sure in edges),
+        inferred=True,
+    )
+    snapshot = replace(
+        snapshot, nodes=(*snapshot.nodes[:-1], replace(snapshot.nodes[-1], tools=("search",)))
+    )
+    text = to_text(snapshot, 160)
+    flow = "⇠ chat 1-3 (output 0.90-0.95), chat 5 (continues, tool 1.00) calls search"
+    assert text.splitlines()[-1].endswith(flow)
+    assert text.startswith("inferred session ")
+    assert to_mermaid(snapshot).count("-.->") == 4
+    assert "continues, tool 1.00" in to_svg(snapshot)
+    assert "calls search" in to_svg(snapshot)
+
+
+@pytest.mark.parametrize("lines", [4, 6, 11])
+def test_a_text_of_so_many_lines_shows_the_newest_calls(lines: int) -> None:
+    snapshot = snapshot_of({f"c{number}": f"c{number - 1}" for number in range(40)})
+    text = to_text(snapshot, 80, lines).splitlines()
+    assert len(text) <= lines
+    assert " c39 " in "\n".join(text)
+    assert text[-1].startswith("… not shown: ")
+
+
 @pytest.mark.parametrize(
     ("file", "drawn"),
     [
