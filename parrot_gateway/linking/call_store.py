@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,9 +25,10 @@ _MAX_EQUAL = 512
 _KEPT_MESSAGES = 12
 #: Arguments of tool calls that are remembered, of one answer.
 _MAX_ARGUMENTS = 16
-#: Characters of the blocks by which beginnings of completions are found; of the shortest one.
-BLOCK = 128
+#: Characters of the shortest text that others can begin with; a power of two.
 MIN_BEGINNING = 32
+#: Known fingerprints up to which others are looked up in a table.
+_MAX_TABLED = 512
 #: Shorter normalised texts are in everybody's prompts.
 MIN_WHOLE = 3
 
@@ -87,8 +88,7 @@ class StoredCall:
     continuations: int = 0
     #: Of a completion its prompt, while it runs.
     prompt: str | None = None
-    #: Lengths of the texts that others may begin with, and hashes of what stands behind their last
-    #: whole block.
+    #: Of the texts that others may begin with the state at their last boundary, and the length.
     beginnings: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
@@ -142,8 +142,10 @@ class CallStore:
         #: By the key of their answer as a message, and by its normalised text.
         self.answers: dict[object, list[int]] = {}
         self.wholes: dict[object, list[int]] = {}
-        #: By the blocks of the text of a completion, or of the last message.
-        self.blocks: dict[object, list[int]] = {}
+        #: By the text of a completion, or of the last message; and how many there are of each
+        #: length behind the same last boundary.
+        self.texts: dict[object, list[int]] = {}
+        self._lengths: dict[int, Counter[int]] = {}
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.text_size = 0
@@ -219,26 +221,19 @@ class CallStore:
             seed: of what stands before it.
         """
         if len(text) >= MIN_BEGINNING:
-            states = block_states(text, seed)
-            rest = text[BLOCK * (len(states) - 1) :]
-            call.beginnings.append((len(text), hash(rest)))
-            self.file(call, self.blocks, states[-1])
+            start, state = _boundaries(text, seed)[-1]
+            call.beginnings.append((state, len(text)))
+            self._lengths.setdefault(state, Counter())[len(text)] += 1
+            self.file(call, self.texts, (state, len(text), hash(text[start:])))
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""
-        states = block_states(text, seed)
-        for depth in range(len(states) - 1, -1, -1):
-            found: list[tuple[StoredCall, int]] = []
-            start = BLOCK * depth
-            for call in self.find(self.blocks, states[depth]):
-                for size, rest in call.beginnings:
-                    if start <= size < min(len(text), start + BLOCK) and (
-                        hash(text[start:size]) == rest
-                    ):
-                        found.append((call, size))
-            if found:
-                longest = max(size for _, size in found)
-                return [each for each in found if each[1] == longest]
+        for start, state in reversed(_boundaries(text, seed)):
+            for length in sorted(self._lengths.get(state, ()), reverse=True):
+                if length < len(text):
+                    found = list(self.find(self.texts, (state, length, hash(text[start:length]))))
+                    if found:
+                        return [(call, length) for call in found]
         return []
 
     def _remember(
@@ -276,19 +271,40 @@ class CallStore:
         for output in call.outputs:
             self.outputs.pop(output.number, None)
             self.text_size -= len(output.text)
+        for state, length in call.beginnings:
+            lengths = self._lengths[state]
+            lengths[length] -= 1
+            if not lengths[length]:
+                del lengths[length]
+            if not lengths:
+                del self._lengths[state]
         # The next call's chain would keep all its ancestors alive.
         call.parent = None
 
 
-def block_states(text: str, seed: int = 0) -> list[int]:
-    """Hash of each beginning of a text that is a number of whole blocks; the first is empty."""
-    blocks = (hash(text[at : at + BLOCK]) for at in range(0, len(text) - BLOCK + 1, BLOCK))
-    return states_of(blocks, seed)
+def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:
+    """Places in a text, four between each power of two and the next, and the hash of what stands
+    before: few enough for long texts, close enough for short ones."""
+    state, start, found = seed, 0, []
+    step = MIN_BEGINNING // 4
+    end = MIN_BEGINNING
+    while end <= len(text):
+        state, start = hash((state, text[start:end])), end
+        found.append((start, state))
+        if end == step * 8:
+            step *= 2
+        end += step
+    return found
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
-    """Which of `hashes` are probably among `known`; [n] bool. One in 256 others seems to be."""
-    bits = min(24, max(10, (len(known) * 256).bit_length()))
+    """Which of `hashes` are among `known`; [n] bool. Of few known ones one in 256 others seems to
+    be."""
+    if len(known) > _MAX_TABLED:
+        known = np.sort(known)
+        places = np.searchsorted(known, hashes)
+        return known.take(places, mode="clip") == hashes  # type: ignore[no-any-return]
+    bits = max(10, (len(known) * 256).bit_length())
     shift = np.uint32(32 - bits)
     table = np.zeros(1 << bits, np.bool_)
     table[known >> shift] = True

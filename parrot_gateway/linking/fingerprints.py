@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,43 +22,68 @@ Positions = NDArray[np.int64]
 RUN = 16
 WINDOW = 16
 
-_KEPT = np.zeros(256, np.uint8)
-for _byte in range(256):
-    _character = chr(_byte)
-    if _byte >= 0x80 or (_character.isascii() and _character.isalnum()):
-        _KEPT[_byte] = ord(_character.lower()) if _byte < 0x80 else _byte
+# Letters and digits stay, in lower case, and what is not ASCII.
+_LOWER = bytes(range(256)).lower()
+_DROPPED = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
+_IS_KEPT = ~np.isin(np.arange(256), list(_DROPPED))
 _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA-F]{2}))?")
-_ESCAPED_BLANKS = np.isin(np.arange(256), list(b"nrt"))
+#: General punctuation: typographic quotes, dashes, bullets.
+_PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
 _NO_POSITIONS = np.zeros(0, np.int64)
+_NO_HASHES = np.zeros(0, np.uint32)
+_FIRST = np.zeros(1, np.int64)
+#: Windows that are looked at together.
+_BLOCK = 1 << 14
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
 _BYTE_HASHES = _random.integers(1, 2**32, 256, dtype=np.uint32)
-_MULTIPLIERS = [int(each) | 1 for each in _random.integers(1, 2**32, 6, dtype=np.uint32)]
+_MULTIPLIERS = [each | np.uint32(1) for each in _random.integers(1, 2**32, 6, dtype=np.uint32)]
 
 
-class NormalisedText(NamedTuple):
+class NormalisedText:
     """A text reduced to letters and digits.
 
     Attributes:
-        raw: the text in UTF-8.
         content: its normalised bytes, [n].
-        positions: offset in `raw` of each of them, [n].
     """
 
-    raw: bytes
-    content: Bytes
-    positions: Positions
+    __slots__ = ("_even", "_is_ascii", "_offsets", "_positions", "_raw", "content")
+
+    def __init__(self, text: str) -> None:
+        self._is_ascii = text.isascii()
+        #: In UTF-8.
+        self._raw = raw = text.encode("utf-8", "replace")
+        #: Where each byte of the even text stands in the raw one; None where it is at its place.
+        self._offsets: Positions | None = None
+        if b"\\" in raw:
+            if b"\\u" in raw:
+                raw, self._offsets = _unescape(raw)
+            for blank in (b"\\n", b"\\r", b"\\t"):
+                raw = raw.replace(blank, b"\\ ")
+        if not raw.isascii():
+            if b"\xe2\x80" in raw:
+                raw = _PUNCTUATION.sub(b"   ", raw)
+            raw = raw.replace(b"\xc2\xa0", b"  ")
+        #: The text as it is before characters are dropped.
+        self._even = raw
+        self._positions: Positions | None = None
+        self.content: Bytes = np.frombuffer(raw.translate(_LOWER, _DROPPED), np.uint8)
 
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
-        first, last = int(self.positions[start]), int(self.positions[end - 1]) + 1
-        while first > 0 and _is_inside(self.raw[first]):
+        if self._positions is None:
+            kept = np.flatnonzero(_IS_KEPT[np.frombuffer(self._even, np.uint8)])
+            self._positions = kept if self._offsets is None else self._offsets[kept]
+        first, last = int(self._positions[start]), int(self._positions[end - 1]) + 1
+        if self._is_ascii:
+            return first, last
+        while first > 0 and _is_inside(self._raw[first]):
             first -= 1
-        while last < len(self.raw) and _is_inside(self.raw[last]):
+        while last < len(self._raw) and _is_inside(self._raw[last]):
             last += 1
-        before = len(self.raw[:first].decode("utf-8", "ignore"))
-        return before, before + len(self.raw[first:last].decode("utf-8", "ignore"))
+        before = len(self._raw[:first].decode("utf-8", "ignore"))
+        return before, before + len(self._raw[first:last].decode("utf-8", "ignore"))
 
 
 def _is_inside(byte: int) -> bool:
@@ -69,25 +93,7 @@ def _is_inside(byte: int) -> bool:
 
 def normalise(text: str) -> NormalisedText:
     """Reduce a text to its letters and digits; bytes that are not ASCII stay, punctuation goes."""
-    original = text.encode("utf-8", "replace")
-    raw, offsets = original, None
-    if b"\\u" in raw:
-        raw, offsets = _unescape(raw)
-    values = np.frombuffer(raw, np.uint8)
-    mapped = _KEPT[values]
-    if b"\\" in raw:
-        escaped = np.flatnonzero(values[:-1] == 0x5C) + 1
-        mapped[escaped[_ESCAPED_BLANKS[values[escaped]]]] = 0
-    if b"\xe2\x80" in raw:
-        # General punctuation: typographic quotes, dashes, bullets.
-        found = np.flatnonzero((values[:-2] == 0xE2) & (values[1:-1] == 0x80))
-        for place in range(3):
-            mapped[found + place] = 0
-    if b"\xc2\xa0" in raw:
-        found = np.flatnonzero((values[:-1] == 0xC2) & (values[1:] == 0xA0))
-        mapped[found] = mapped[found + 1] = 0
-    kept = np.flatnonzero(mapped)
-    return NormalisedText(original, mapped[kept], kept if offsets is None else offsets[kept])
+    return NormalisedText(text)
 
 
 def _unescape(raw: bytes) -> tuple[bytes, Positions]:
@@ -110,22 +116,55 @@ def _unescape(raw: bytes) -> tuple[bytes, Positions]:
 
 def fingerprint(content: Bytes) -> tuple[Hashes, Positions]:
     """The winnowed hashes of a normalised text, and where their runs start; [m] each."""
+    if len(content) <= _BLOCK:
+        return _winnow(_hashes(content))
+    # What fits into the processor's cache is several times as fast.
+    chosen: tuple[list[Hashes], list[Positions]] = ([], [])
+    num_windows = len(content) - RUN - WINDOW + 2
+    for start in range(0, num_windows, _BLOCK):
+        end = min(start + _BLOCK, num_windows)
+        hashes, positions = _winnow(_hashes(content[start : end + RUN + WINDOW - 2]))
+        positions += start
+        if start and positions[0] == chosen[1][-1][-1]:
+            hashes, positions = hashes[1:], positions[1:]
+        chosen[0].append(hashes)
+        chosen[1].append(positions)
+    return np.concatenate(chosen[0]), np.concatenate(chosen[1])
+
+
+def _hashes(content: Bytes) -> Hashes:
+    """A hash of each run; [n - RUN + 1]."""
     if len(content) < RUN:
-        return np.zeros(0, np.uint32), _NO_POSITIONS
-    hashes = _BYTE_HASHES[content]
+        return _NO_HASHES
+    hashes = _BYTE_HASHES.take(content)
     for step, multiplier in zip((1, 2, 4, 8), _MULTIPLIERS, strict=False):
-        hashes = hashes[:-step] * np.uint32(multiplier) + hashes[step:]
+        sums = hashes[:-step] * multiplier
+        sums += hashes[step:]
+        hashes = sums
     hashes ^= hashes >> np.uint32(15)
-    hashes *= np.uint32(_MULTIPLIERS[4])
-    keyed = (hashes.astype(np.uint64) << np.uint64(32)) | np.arange(len(hashes), dtype=np.uint64)
-    step = 1
-    while step < WINDOW and len(keyed) > step:
-        keyed = np.minimum(keyed[:-step], keyed[step:])
+    hashes *= _MULTIPLIERS[4]
+    return hashes
+
+
+def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
+    """The smallest of each `WINDOW` hashes, the first of equal ones, and their places; [m] each."""
+    if not len(hashes):
+        return _NO_HASHES, _NO_POSITIONS
+    least, step = hashes, 1
+    while step < WINDOW and len(least) > step:
+        least = np.minimum(least[:-step], least[step:])
         step *= 2
-    chosen = (keyed & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    if len(chosen) > 1:
-        chosen = chosen[np.concatenate(([True], chosen[1:] != chosen[:-1]))]
-    return hashes[chosen], chosen
+    size = len(hashes) - len(least) + 1
+    # Windows whose least hash is another one than before: it has come in, or an older one has left.
+    changed = np.flatnonzero(least[1:] != least[:-1])
+    changed += 1
+    windows = np.concatenate((_FIRST, changed))
+    found = least[windows]
+    places = windows + (size - 1)
+    older = np.flatnonzero(hashes[places] != found)
+    older_windows = windows[older]
+    places[older] = older_windows + hashes[older_windows[:, None] + np.arange(size)].argmin(1)
+    return found, places
 
 
 class FingerprintIndex:
@@ -185,14 +224,15 @@ class FingerprintIndex:
     def find(self, hashes: Hashes) -> tuple[Positions, Hashes]:
         """Pairs of (index into `hashes`, owner)."""
         buckets = self._buckets(hashes)
-        rows, slots = np.nonzero(self._tags[buckets] == hashes[:, None])
-        owners = self._owners[buckets[rows], slots]
+        places = np.flatnonzero(self._tags[buckets] == hashes[:, None])
+        rows = places // self._SLOTS
+        owners = self._owners[buckets[rows], places % self._SLOTS]
         is_used = owners != 0
         return rows[is_used], owners[is_used]
 
     def _buckets(self, hashes: Hashes) -> Positions:
-        mixed = hashes * np.uint32(_MULTIPLIERS[5])
-        return (mixed >> np.uint32(32 - self._bits)).astype(np.int64)
+        mixed = hashes * _MULTIPLIERS[5]
+        return (mixed >> np.uint32(32 - self._bits)).astype(np.int64)  # type: ignore[no-any-return]
 
 
 class PassageCounts:
@@ -214,7 +254,8 @@ class PassageCounts:
 
     def add(self, hashes: Hashes) -> None:
         """Count the passages of one call, each once."""
-        places = np.unique(hashes >> self._shift)
+        places = hashes >> self._shift
+        # Of a place that is named twice one counts.
         self._counts[places] += self._counts[places] < 255
         self._added += len(places)
         if self._added > self._counts.size * 4:

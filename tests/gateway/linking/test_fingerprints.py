@@ -62,6 +62,21 @@ def test_texts_that_share_enough_share_a_fingerprint(
     assert mine & other
 
 
+def test_long_texts_have_the_fingerprints_of_their_parts() -> None:
+    text = " ".join(str(number * 7919) for number in range(20_000))
+    content = normalise(text).content
+    hashes, positions = fingerprint(content)
+    assert (np.diff(positions) > 0).all()
+    assert np.diff(positions).max() <= WINDOW
+    for start in (0, 16_300, 16_384, 40_000):
+        part, places = fingerprint(content[start : start + 500])
+        of_text = dict(zip(positions.tolist(), hashes.tolist(), strict=True))
+        within = slice(1, -1)
+        assert [of_text[start + place] for place in places[within].tolist()] == part[
+            within
+        ].tolist()
+
+
 def test_an_index_finds_owners_and_forgets_the_oldest() -> None:
     index = FingerprintIndex(max_entries=4096)
     made = {
@@ -70,12 +85,12 @@ def test_an_index_finds_owners_and_forgets_the_oldest() -> None:
                 normalise(f"{owner} wrote {owner * 7919} and {owner * owner}. " * 9).content
             )[0]
         )
-        for owner in range(1, 2000)
+        for owner in range(1, 5000)
     }
     for owner, hashes in made.items():
         index.add(hashes, owner)
-    rows, owners = index.find(made[1999])
-    assert set(rows[owners == 1999].tolist()) == set(range(len(made[1999])))
+    rows, owners = index.find(made[4999])
+    assert set(rows[owners == 4999].tolist()) == set(range(len(made[4999])))
     assert 1 not in index.find(made[1])[1]
     assert index.size_bytes <= 4096 * 8 + 4096
 
