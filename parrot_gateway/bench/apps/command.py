@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -105,6 +106,15 @@ def apps_command(
             min=0.01, help="With --compare linking: so many times as fast do applications arrive."
         ),
     ] = 1.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="S",
+            help="With --compare linking: no round begins that would end so many seconds after "
+            "its application was begun; there is one at least.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="With --compare linking: of the texts.")] = 0,
     network_delay: Annotated[
         list[float] | None,
@@ -158,7 +168,8 @@ def apps_command(
         _check_alone(policy, network_delay, base_url)
         each = engines or (QUICK_ENGINES if quick else ENGINES)
         others = tuple(dict.fromkeys(policy or ()))
-        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, quick)
+        limit_s = time_limit or math.inf
+        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, quick, limit_s)
         gained = run_with_progress(
             lambda progress: asyncio.run(gain.compare_linking(gain_plan, progress))
         )

@@ -2,20 +2,20 @@
 
 Each arm is a gateway with engines of its own, whose KV holds a given share of what a run computes.
 All arms of an application stay up and run one after the other; the first in one round is the last
-in the next. The same seeds give the same prompts, arrivals and pauses to all arms. A first run of
-each arm is not timed: it lets linking see the application, and shows that all arms give the same
-texts, as all further rounds do.
+in the next. The same seeds give the same prompts, arrivals and pauses to all arms, which must give
+the same texts. A first run of each arm is not timed: it lets linking see the application.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +44,7 @@ _HEARTBEAT_S = 0.5
 #: Of an engine's KV.
 _BLOCK_TOKENS = 16
 #: An engine has room for so many of the longest calls.
-_LEAST_CALLS = 3
+_LEAST_CALLS = 2
 #: Divide the applications' counts and lengths for a rough answer; at least two of each.
 _QUICK, _QUICK_LENGTHS = 8, 2
 #: Characters of which the beginnings of prompts are compared.
@@ -63,6 +63,7 @@ class GainPlan:
         seed: of the texts.
         policies: further arms without linking.
         quick: fewer and shorter applications, where the plan gives no number or scale.
+        time_limit_s: of an application: a round that would take longer is not begun.
     """
 
     plan: Plan
@@ -72,6 +73,7 @@ class GainPlan:
     seed: int = 0
     policies: Sequence[str] = ()
     quick: bool = False
+    time_limit_s: float = math.inf
 
     def size(self, app: str) -> Size:
         recipe = RECIPES[app]
@@ -163,6 +165,7 @@ async def compare_linking(plan: GainPlan, progress: Callable[[str], None]) -> li
 
 async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) -> GainOutcome:
     recipe, rounds = RECIPES[app], plan.plan.rounds
+    ends_by = time.monotonic() + plan.time_limit_s
     compared = arms(app, plan.policies)
     check_memory(plan.engines * len(compared))
     size = plan.size(app)
@@ -172,7 +175,7 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
         for number in range(rounds + 1)
     ]
     distinct, longest = distinct_tokens(workloads[0], size.characters_per_token)
-    blocks = ceil(
+    blocks = math.ceil(
         max(plan.kv_share * distinct / plan.engines, _LEAST_CALLS * longest) / _BLOCK_TOKENS
     )
     async with AsyncExitStack() as stack:
@@ -192,11 +195,12 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
             lambda name, number: run(name, number + 1),
             progress,
             app,
+            ends_by=ends_by,
         )
         linking = {name: (await client.health())["linking"] for name, client in clients.items()}
     texts = [
-        {tuple(job.texts for job in each[number][0].jobs) for each in runs.values()}
-        for number in range(rounds)
+        {tuple(job.texts for job in run.jobs) for run, _ in round_}
+        for round_ in zip(*runs.values(), strict=True)
     ]
     workload = workloads[0]
     outcomes = [
@@ -211,7 +215,7 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
         load=plan.load,
         seed=plan.seed,
         engines=plan.engines,
-        rounds=rounds,
+        rounds=len(texts),
         jobs=len(workload.jobs),
         calls=len(workload.calls),
         tokens=workload.tokens,

@@ -7,7 +7,9 @@ that the ways give the same texts.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -195,10 +197,20 @@ async def alternate(
     run: Callable[[Name, int], Awaitable[T]],
     progress: Callable[[str], None],
     title: str,
+    *,
+    ends_by: float = math.inf,
 ) -> dict[Name, list[T]]:
-    """What `run(name, round)` gives, by name; the first in one round is the last in the next."""
+    """What `run(name, round)` gives, by name; the first in one round is the last in the next.
+
+    A further round is not begun where it would not end by `ends_by` (of `time.monotonic`) if it
+    took as long as those before.
+    """
     results: dict[Name, list[T]] = {name: [] for name in names}
+    began = time.monotonic()
     for number in range(rounds):
+        now = time.monotonic()
+        if number and now + (now - began) / number > ends_by:
+            break
         for name in names if number % 2 == 0 else reversed(names):
             progress(f"{title}, round {number + 1} of {rounds}, {name}")
             results[name].append(await run(name, number))

@@ -26,7 +26,7 @@ from parrot_gateway.bench.apps.workload import Call, Job, Message, Output, Size,
 
 #: Files of each program; seconds between programs, agents and sessions, scaled like the lengths.
 FILES = 4
-PROGRAM_GAP_S, AGENT_GAP_S, SESSION_GAP_S = 4.0, 2.5, 0.6
+PROGRAM_GAP_S, AGENT_GAP_S, SESSION_GAP_S = 4.0, 1.5, 0.6
 #: Share of the recorded number of turns; fewest turns; and tokens of the longest prompt.
 TURNS, TURNS_MIN, CONTEXT_TOKENS = 0.07, 2, 40_000
 #: Recorded pauses hold people too; tools alone take no longer than this.
@@ -119,7 +119,7 @@ def _agent(size: Size, salt: str, number: int, system: str, kind: str, gap_s: fl
 #: By the names of the command line.
 RECIPES = {
     "multi-agent": Recipe(multi_agent, 6, 0.2, "programs"),
-    "agents": Recipe(agents, 24, 0.04, "agents"),
+    "agents": Recipe(agents, 64, 0.04, "agents"),
     "mixed": Recipe(mixed, 40, 0.25, "chats"),
     "sessions": Recipe(sessions, 200, 0.04, "agents"),
 }
