@@ -269,11 +269,12 @@ def test_the_command(demo: GatewayProcess, tmp_path: Path) -> None:
         *("bench", "apps", "--app", "chain", "--count", "3", "--scale", "0.04"),
         *("--network-delay", "0", "--rounds", "1", "--json", str(path)),
         *("--base-url", demo.base_url, "--api-key", "env:DEMO_KEY"),
-        environment={"DEMO_KEY": API_KEY},
+        environment={"DEMO_KEY": API_KEY, "COLUMNS": "80"},
     )
     assert run.returncode == 0, run.stderr
     assert "chain" in run.stdout
     assert "3→1" in run.stdout
+    assert "…" not in run.stdout, "a table that is cut"
     assert "the same" in run.stdout
     written = path.read_bytes()
     assert API_KEY.encode() not in written
@@ -364,9 +365,11 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
     run = run_cli(
         *("bench", "apps", "--app", "gpts", "--engines", "2", "--count", "4", "--scale", "0.02"),
         *("--policy", "parrot", "--policy", "round-robin", "--rounds", "1", "--json", str(path)),
+        environment={"COLUMNS": "80"},
     )
     assert run.returncode == 0, run.stderr
     assert "round-robin" in run.stdout
+    assert "…" not in run.stdout, "a table that is cut"
     (app,) = msgspec.json.decode(path.read_bytes())["apps"]
     assert app["same_texts"]
     assert [each["policy"] for each in app["policies"]] == ["parrot", "round-robin"]
