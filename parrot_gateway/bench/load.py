@@ -10,6 +10,7 @@ is one `data:` event. A request fails by its status, by a broken connection, or 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 import time
@@ -23,12 +24,20 @@ import msgspec
 
 from parrot_gateway.bench.servers import loop_runner
 
+#: The end of a stream, which holds its usage.
+_TAIL_BYTES = 1024
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+
 
 class LoadPlan(msgspec.Struct, frozen=True):
     #: Base URL, ending in `/v1`.
     url: str
     body: str
     path: str = "/chat/completions"
+    #: Sent once each, in turn, in place of `body`; `requests` is their number.
+    bodies: list[str] = []
+    #: Pattern of the first event with text: what comes before it is no first token. Empty: any.
+    first_text: str = ""
     method: str = "POST"
     headers: dict[str, str] = {}
     concurrency: int = 1
@@ -70,7 +79,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     seconds: float
     requests_per_s: float
     latency_ms: Spread
-    #: To the first byte of the body.
+    #: To the first byte of the body, or to the first text.
     ttft_ms: Spread
     chunks: int
     chunks_per_s: float
@@ -82,14 +91,21 @@ class LoadResult(msgspec.Struct, frozen=True):
     bytes: int
     #: Processor time of the load generator: near `seconds`, it was the bottleneck.
     cpu_s: float
+    #: Of `bodies`: generated tokens, and a request's time behind its first token by each other one.
+    tokens: int = 0
+    token_ms: Spread = Spread()
     first_error: str = ""
 
 
 @dataclass(slots=True)
 class _Run:
     plan: LoadPlan
+    #: Of the plan's body, or of each of its bodies in turn.
+    requests: list[bytes]
     left: int
     ends_at: float = 0.0
+    tokens: int = 0
+    token_times: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -99,14 +115,14 @@ class _Run:
     bytes: int = 0
     first_error: str = ""
 
-    def take(self) -> bool:
-        """Whether another request shall be sent."""
+    def take(self) -> bytes | None:
+        """The request to send next; None: no more."""
         if self.ends_at:
-            return time.perf_counter() < self.ends_at
+            return self.requests[0] if time.perf_counter() < self.ends_at else None
         if self.left <= 0:
-            return False
+            return None
         self.left -= 1
-        return True
+        return self.requests[-1 - self.left] if len(self.requests) > 1 else self.requests[0]
 
     def fail(self, reason: str) -> None:
         self.errors += 1
@@ -114,9 +130,11 @@ class _Run:
 
 
 class _Client(asyncio.Protocol):
-    def __init__(self, run: _Run, request: bytes) -> None:
+    def __init__(self, run: _Run) -> None:
         self._run = run
-        self._request = request
+        first_text = run.plan.first_text
+        self._first_text = re.compile(first_text.encode()) if first_text else None
+        self._counts_tokens = bool(run.plan.bodies)
         self._transport: asyncio.Transport
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._busy = False
@@ -127,6 +145,7 @@ class _Client(asyncio.Protocol):
         self._stalled = False
         self._events = 0
         self._failed = ""
+        self._tail = b""
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,7 +171,8 @@ class _Client(asyncio.Protocol):
         self._transport.abort()
 
     def _next(self) -> None:
-        if not self._run.take():
+        request = self._run.take()
+        if request is None:
             self._busy = False
             self._finish()
             self._transport.close()
@@ -160,7 +180,7 @@ class _Client(asyncio.Protocol):
         self._busy = True
         self._reset()
         self._started = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         self._run.bytes += len(data)
@@ -174,7 +194,8 @@ class _Client(asyncio.Protocol):
         now = time.perf_counter()
         run = self._run
         if not self._first:
-            self._first = now
+            if self._first_text is None or self._first_text.search(body):
+                self._first = now
         elif now != self._last:
             gap = now - self._last
             run.gaps.append(gap)
@@ -182,6 +203,8 @@ class _Client(asyncio.Protocol):
                 self._stalled = True
         self._last = now
         self._events += body.count(b"data:")
+        if self._counts_tokens:
+            self._tail = (self._tail + body)[-_TAIL_BYTES:]
         if b'"error":' in body:
             self._failed = self._failed or body[:200].decode("utf-8", "replace")
 
@@ -191,11 +214,20 @@ class _Client(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= 400:
             self._failed = f"status {status}: {self._failed}"
+        usage = _COMPLETION_TOKENS.findall(self._tail) if self._counts_tokens else []
+        if self._counts_tokens and not usage and not self._failed:
+            self._failed = "no usage"
         if self._failed:
             run.fail(self._failed)
         else:
+            if usage:
+                tokens = int(usage[-1])
+                run.tokens += tokens
+                if tokens > 1 and self._first:
+                    run.token_times.append((now - self._first) / (tokens - 1))
             run.latencies.append(now - self._started)
-            run.ttfts.append(self._first - self._started)
+            # An answer without text has no first one.
+            run.ttfts.append((self._first or now) - self._started)
             run.chunks += self._events
             run.stalled_streams += self._stalled
         # NOTE: not from inside the parser's callback: a new parser replaces this one.
@@ -212,13 +244,13 @@ async def drive(plan: LoadPlan) -> LoadResult:
 
 async def _drive(plan: LoadPlan) -> LoadResult:
     loop = asyncio.get_running_loop()
-    run = _Run(plan, plan.requests)
+    requests = [_request_bytes(plan, body) for body in plan.bodies or [plan.body]]
+    run = _Run(plan, requests, len(plan.bodies) or plan.requests)
     parts = urlsplit(plan.url)
     address = parts.hostname or "127.0.0.1", parts.port or 80
-    request = _request_bytes(plan)
     clients = []
     for _ in range(plan.concurrency):
-        _, client = await loop.create_connection(lambda: _Client(run, request), *address)
+        _, client = await loop.create_connection(lambda: _Client(run), *address)
         clients.append(client)
     cpu = time.process_time()
     started = time.perf_counter()
@@ -247,13 +279,15 @@ async def _drive(plan: LoadPlan) -> LoadResult:
         stalled_streams=run.stalled_streams,
         bytes=run.bytes,
         cpu_s=time.process_time() - cpu,
+        tokens=run.tokens,
+        token_ms=Spread.of(run.token_times),
         first_error=run.first_error,
     )
 
 
-def _request_bytes(plan: LoadPlan) -> bytes:
+def _request_bytes(plan: LoadPlan, text: str) -> bytes:
     parts = urlsplit(plan.url)
-    body = plan.body.encode()
+    body = text.encode()
     # What an OpenAI client sends, in size and kind.
     headers = {
         "Host": parts.netloc,

@@ -29,6 +29,8 @@ JsonFile: TypeAlias = Annotated[
 
 #: Packages whose versions move the figures.
 PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
+#: Those of an engine.
+ENGINE_PACKAGES = ("torch", "triton", "llguidance", "vllm")
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,12 +77,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def machine() -> dict[str, Any]:
     """The machine and the software, as far as they can be found out."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+    versions = versions_of((*PACKAGES, *ENGINE_PACKAGES))
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_model(),
@@ -92,6 +89,17 @@ def machine() -> dict[str, Any]:
         "git": _git_revision(),
         "packages": versions,
     }
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """By package its version, or `not installed`."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
 
 
 def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:

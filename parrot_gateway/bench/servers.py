@@ -17,6 +17,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -26,7 +27,7 @@ import msgspec
 
 #: Time for a server to begin to answer.
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 30.0
 #: A question that takes longer may have been given up.
 _PATIENCE_S = 5.0
 #: The line in which a gateway, or the bare proxy, gives its base URL.
@@ -55,7 +56,12 @@ class Server:
 
     @classmethod
     async def start(
-        cls, name: str, command: Sequence[str], ready: str, env: Mapping[str, str] | None = None
+        cls,
+        name: str,
+        command: Sequence[str],
+        ready: str,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> Server:
         """Start `command` and wait for a line of output that matches `ready`.
 
@@ -64,6 +70,7 @@ class Server:
             command: program and arguments.
             ready: pattern whose first group is the base URL.
             env: environment of the process.
+            timeout_s: longest wait.
 
         Raises:
             BenchmarkError: it ended or did not get ready; with its last output.
@@ -75,7 +82,7 @@ class Server:
         output: list[str] = []
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while line := (await process.stdout.readline()).decode("utf-8", "replace"):
                     output.append(line.rstrip())
                     match = re.search(ready, line)
@@ -84,7 +91,7 @@ class Server:
                         server._drain = asyncio.create_task(_read_away(process.stdout))
                         return server
         except TimeoutError:
-            output.append(f"not ready after {START_TIMEOUT_S:g} s")
+            output.append(f"not ready after {timeout_s:g} s")
         except BaseException:
             process.kill()
             await process.wait()
@@ -174,11 +181,14 @@ async def start_fake_upstream(models: Sequence[str]) -> Server:
 
 
 async def start_gateway(
-    *arguments: str, name: str = "the gateway", env: Mapping[str, str] | None = None
+    *arguments: str,
+    name: str = "the gateway",
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> Server:
     """A gateway; `arguments` are those of `serve`, besides its port."""
     command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0", *arguments]
-    return await Server.start(name, command, _READY, env)
+    return await Server.start(name, command, _READY, env, timeout_s)
 
 
 async def start_bare_proxy(upstream_url: str) -> Server:
@@ -215,9 +225,7 @@ async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) 
     config = folder / "config.yaml"
     # JSON is YAML too.
     config.write_bytes(msgspec.json.encode({"model_list": entries}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--num_workers", "1"]
     env = {
@@ -230,6 +238,35 @@ async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) 
     server.url = f"http://127.0.0.1:{port}/v1"
     await asyncio.to_thread(_wait_for, f"http://127.0.0.1:{port}/health/liveliness")
     return server
+
+
+async def start_vllm(model: str, arguments: Sequence[str], timeout_s: float) -> Server:
+    """vLLM's OpenAI server on the GPU that the gateway has given back.
+
+    Args:
+        model: a folder or hub id.
+        arguments: more of its options.
+        timeout_s: to load the model and compile.
+
+    Raises:
+        BenchmarkError: it is not installed here, or did not start.
+    """
+    if find_spec("vllm") is None:
+        raise BenchmarkError("vLLM is not installed in this environment.")
+    port = _free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
+    ready = r"(Application startup complete)"
+    server = await Server.start("vLLM", command, ready, timeout_s=timeout_s)
+    server.url = f"http://127.0.0.1:{port}/v1"
+    return server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait_for(url: str) -> None:
