@@ -112,7 +112,7 @@ class _Run:
     stalled_streams: int = 0
     errors: int = 0
     chunks: int = 0
-    bytes: int = 0
+    num_bytes: int = 0
     first_error: str = ""
 
     def take(self) -> bytes | None:
@@ -183,7 +183,7 @@ class _Client(asyncio.Protocol):
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        self._run.bytes += len(data)
+        self._run.num_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -277,7 +277,7 @@ async def _drive(plan: LoadPlan) -> LoadResult:
         gap_ms=Spread.of(run.gaps),
         stalls=sum(gap > stall_s for gap in run.gaps),
         stalled_streams=run.stalled_streams,
-        bytes=run.bytes,
+        bytes=run.num_bytes,
         cpu_s=time.process_time() - cpu,
         tokens=run.tokens,
         token_ms=Spread.of(run.token_times),
