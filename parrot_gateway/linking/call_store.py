@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -149,6 +150,9 @@ class CallStore:
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.text_size = 0
+        #: When the outputs were written, by their numbers, from the number of the first one on.
+        self._times: list[float] = []
+        self._first_time = 1
         self._numbers = 0
         self._output_numbers = 0
 
@@ -236,6 +240,15 @@ class CallStore:
                         return [(call, length) for call in found]
         return []
 
+    def numbers(self, since: float, until: float | None) -> tuple[int, int]:
+        """The first number of an output that was written in a time, and the one after the last.
+
+        Args:
+            since, until: seconds; None for no end.
+        """
+        end = len(self._times) if until is None else bisect_right(self._times, until)
+        return self._first_time + bisect_left(self._times, since), self._first_time + end
+
     def _remember(
         self, call: StoredCall, text: str, is_argument: bool, known: Hashes | None
     ) -> None:
@@ -251,6 +264,7 @@ class CallStore:
         output = Output(self._output_numbers, call, text, is_argument, key, copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
+        self._times.append(call.ended or 0.0)
         self.text_size += len(text)
         self.file(call, self.wholes, key)
         self.index.add(hashes, output.number)
@@ -278,6 +292,10 @@ class CallStore:
                 del lengths[length]
             if not lengths:
                 del self._lengths[state]
+        gone = next(iter(self.outputs), self._output_numbers + 1) - self._first_time
+        if gone > len(self._times) // 2:
+            del self._times[:gone]
+            self._first_time += gone
         # The next call's chain would keep all its ancestors alive.
         call.parent = None
 

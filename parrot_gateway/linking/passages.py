@@ -9,9 +9,9 @@ the reader, or in the prompts of unrelated calls, proves nothing.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
@@ -151,25 +151,59 @@ def find_producers(
     store: CallStore, counts: PassageCounts, text: NewText, reader: Reader
 ) -> Explanation:
     """Who wrote what stands in a text."""
-    whole = [output for output in text.whole if _is_possible(output, text, reader, is_whole=True)]
-    rows, owners = _without_accidents(*store.index.find(text.hashes))
-    candidates: dict[Output, list[int]] = {output: [] for output in whole}
-    by_row: dict[int, list[Output]] = {}
-    for row, owner in zip(rows.tolist(), owners.tolist(), strict=True):
-        output = store.outputs.get(owner)
-        if output in candidates or (
-            output is not None and _is_possible(output, text, reader, is_whole=False)
-        ):
-            candidates.setdefault(output, []).append(row)
-            by_row.setdefault(row, []).append(output)
+    whole = [output for output in text.whole if _is_possible(output, text, reader)]
+    shared = _Shared(store, text, reader, whole)
+    candidates = shared.candidates()
     if not candidates:
         return Explanation([], text.hashes, False)
     common = counts.of(text.hashes) >= _COMMON
-    matcher = _Matcher(text, by_row, common, reader)
+    matcher = _Matcher(text, shared, common, reader)
     producers = matcher.match(candidates, set(whole))
     rest = text.hashes[~matcher.is_explained()]
     is_answer = bool(whole) or (bool(producers) and 2 * len(rest) <= len(text.hashes))
     return Explanation(producers, rest, is_answer)
+
+
+class _Shared:
+    """Which outputs share which fingerprints with a text. A long text shares some with thousands,
+    of which few are looked at."""
+
+    def __init__(
+        self, store: CallStore, text: NewText, reader: Reader, whole: list[Output]
+    ) -> None:
+        self._store = store
+        self._whole = whole
+        rows, owners = _without_accidents(*store.index.find(text.hashes))
+        first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
+        is_possible = (owners >= first) & (owners < end)
+        if whole:
+            is_possible |= np.isin(owners, [each.number for each in whole])
+        #: Pairs of row, ascending, and owner's number.
+        self._rows, self._owners = rows[is_possible], owners[is_possible]
+        self._lists: tuple[list[int], list[int]] | None = None
+
+    def candidates(self) -> dict[Output, list[int]]:
+        """Outputs that the text can come from, and the rows that they share: all that are equal to
+        it, and of the others those that share most, newest first."""
+        found = list(self._whole)
+        if len(self._rows):
+            numbers, counts = np.unique(self._owners, return_counts=True)
+            for number in numbers[np.lexsort((numbers, counts))[::-1]].tolist():
+                output = self._store.outputs.get(number)
+                if output is not None and output not in found:
+                    found.append(output)
+                    if len(found) >= len(self._whole) + _MAX_CANDIDATES:
+                        break
+        return {each: self._rows[self._owners == each.number].tolist() for each in found}
+
+    def sharing(self, row: int) -> list[Output]:
+        """The outputs that share a fingerprint."""
+        if self._lists is None:
+            self._lists = self._rows.tolist(), self._owners.tolist()
+        rows, owners = self._lists
+        numbers = owners[bisect_left(rows, row) : bisect_right(rows, row)]
+        found = (self._store.outputs.get(number) for number in numbers)
+        return [output for output in found if output is not None]
 
 
 def _without_accidents(rows: Positions, owners: Hashes) -> tuple[Positions, Hashes]:
@@ -179,55 +213,59 @@ def _without_accidents(rows: Positions, owners: Hashes) -> tuple[Positions, Hash
         return rows, owners
     places = np.unique(owners, return_inverse=True)[1]
     counts = np.bincount(places)[places]
-    kept = np.zeros(int(rows.max()) + 1, np.bool_)
+    kept = np.zeros(int(rows[-1]) + 1, np.bool_)
     kept[rows[counts > 1]] = True
     is_kept = kept[rows]
     return rows[is_kept], owners[is_kept]
 
 
-def _is_possible(output: Output, text: NewText, reader: Reader, *, is_whole: bool) -> bool:
-    """Whether a text can come from an output: one that prompts held before cannot, unless it is
-    the whole of it."""
+def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
+    """Whether a text can come from an output that is equal to it: prompts may not have held it
+    before, unless it is long or of the reader's session."""
     call = output.call
     if call.ended is None or reader.now - call.ended > reader.horizon_s:
         return False
     if text.first_seen is None or text.first_seen >= call.ended:
         return True
-    return is_whole and (reader.is_home(call) or len(text.normalised.content) >= _WHOLE_EQUAL)
+    return reader.is_home(call) or len(text.normalised.content) >= _WHOLE_EQUAL
 
 
 class _Matcher:
     """Credits the stretches of one text to the outputs that explain them."""
 
-    def __init__(
-        self, text: NewText, by_row: dict[int, list[Output]], common: np.ndarray, reader: Reader
-    ) -> None:
+    def __init__(self, text: NewText, shared: _Shared, common: np.ndarray, reader: Reader) -> None:
         self._text = text
-        self._by_row = by_row
+        self._shared = shared
         self._common = common
         self._reader = reader
         self._content = text.normalised.content.tobytes()
         #: Normalised bytes that have been credited.
-        self._covered = np.zeros(len(self._content), np.bool_)
+        self._covered = bytearray(len(self._content))
+        self._positions: list[int] = text.positions.tolist()
 
     def is_explained(self) -> np.ndarray:
         """Which fingerprints of the text start in a credited stretch; [m] bool."""
-        return self._covered[self._text.positions]
+        return np.frombuffer(self._covered, np.bool_)[self._text.positions]
 
     def match(self, candidates: dict[Output, list[int]], whole: set[Output]) -> list[Producer]:
         producers: list[Producer] = []
         reader = self._reader
 
-        # Equal answers of many calls are told apart by rank alone; others by what they explain.
-        kept = list(whole) + nlargest(
-            _MAX_CANDIDATES, candidates.keys() - whole, key=lambda each: len(candidates[each])
-        )
-        candidates = {each: candidates[each] for each in kept}
-        while candidates:
-            best = max(candidates, key=lambda each: self._rank(each, candidates[each], whole))
+        def ranked() -> list[Output]:
+            """The candidates, the best one last."""
+            by_rank = sorted(
+                candidates, key=lambda each: self._rank(each, candidates[each], whole), reverse=True
+            )
+            return by_rank[::-1]
+
+        order = ranked()
+        while order:
+            best = order.pop()
             rows = candidates.pop(best)
-            rows = [row for row in rows if not self._covered[self._text.positions[row]]]
-            if best in whole and not self._covered.any():
+            rows = [row for row in rows if not self._covered[self._positions[row]]]
+            if best not in whole and not self._can_join(best, rows):
+                continue
+            if best in whole and 1 not in self._covered:
                 spans = [_Span(0, len(self._content), 0)]
             elif rows:
                 spans = self._spans(best, rows)
@@ -240,11 +278,15 @@ class _Matcher:
             confidence = self._judge(best, spans, rows, whole, candidates)
             if confidence:
                 self._cover(spans)
-                reader.found.add(best.call.session.current)
                 producers.append(Producer(best, confidence, self._evidence(best, spans)))
+                is_home = reader.is_home(best.call)
+                reader.found.add(best.call.session.current)
+                if not is_home:
+                    order = ranked()
             elif best in whole:
                 # The others wrote the same, and are less likely.
                 candidates = {each: rows for each, rows in candidates.items() if each not in whole}
+                order = [each for each in order if each not in whole]
         return producers
 
     def _rank(
@@ -294,12 +336,7 @@ class _Matcher:
             if rows and all(int(self._text.hashes[row]) in output.copied for row in rows):
                 return 0.0
             return 0.8 if rivals else 0.95
-        own = [
-            row
-            for row in rows
-            if not self._common[row]
-            and all(each.call.session.current is session for each in self._by_row[row])
-        ]
+        own = self._own(output, rows)
         minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
         if output.copied:
             minted = [row for row in minted if self._is_inside(row, spans)]
@@ -315,7 +352,7 @@ class _Matcher:
             return 0.9
         # A stretch in which the output says nothing of its own proves nothing, and what other
         # sessions say too does not count.
-        positions = self._text.positions
+        positions = self._positions
         proof = 0.0
         for span in spans:
             within = [row for row in rows if span.start <= positions[row] < span.end]
@@ -326,10 +363,29 @@ class _Matcher:
             return 0.0
         return 0.85 if is_merge else 0.9
 
+    def _own(self, output: Output, rows: list[int]) -> list[int]:
+        """Of the rows that an output shares those that are not common and no other session has."""
+        session = output.call.session.current
+        return [
+            row
+            for row in rows
+            if not self._common[row]
+            and all(each.call.session.current is session for each in self._shared.sharing(row))
+        ]
+
+    def _can_join(self, output: Output, rows: list[int]) -> bool:
+        """Whether it is worth while to look where an output and the text are equal."""
+        if not rows:
+            return False
+        call = output.call
+        if self._reader.is_home(call) or call.is_ancestor_of(self._reader.parent):
+            return True
+        return len(self._own(output, rows)) >= max(1, _OWN * len(rows))
+
     def _is_inside(self, row: int, spans: list[_Span]) -> bool:
         """Whether a run stands off the ends of a stretch, where the fingerprints that are kept
         depend on what stands beyond."""
-        place = int(self._text.positions[row])
+        place = self._positions[row]
         return any(span.start + WINDOW <= place <= span.end - RUN - WINDOW for span in spans)
 
     def _num_words(self, spans: list[_Span]) -> int:
@@ -344,11 +400,11 @@ class _Matcher:
     def _spans(self, output: Output, rows: list[int]) -> list[_Span]:
         """The stretches that text and output share, around the fingerprints that they share."""
         source = output.normalised().content.tobytes()
-        content, positions = self._content, self._text.positions
+        content, positions = self._content, self._positions
         spans: list[_Span] = []
         end = 0
         for row in rows:
-            place = int(positions[row])
+            place = positions[row]
             if place < end:
                 continue
             found = source.find(content[place : place + RUN])
@@ -362,7 +418,7 @@ class _Matcher:
 
     def _cover(self, spans: list[_Span]) -> None:
         for span in spans:
-            self._covered[span.start : span.end] = True
+            self._covered[span.start : span.end] = b"\1" * (span.end - span.start)
 
     def _evidence(self, output: Output, spans: list[_Span]) -> Evidence:
         span = max(spans, key=lambda each: each.end - each.start)

@@ -18,6 +18,8 @@ from parrot_gateway.bench.linking.text import Text
 SIZES_KB = (1, 4, 16, 64, 250, 1000)
 ROUNDS = 7
 TENANT = "tenant"
+#: Between calls; short enough for all outputs to be recent.
+PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,21 @@ def measure(make: Callable[[], Linker], indexed: int = 10_000) -> Cost:
 
 def _fill(linker: Linker, prompts: Sequence[str], outputs: Sequence[str]) -> None:
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        linker.request(TENANT, f"call-{number}", _request(prompt), CHAT, float(number))
+        now = number * PAUSE_S
+        linker.request(TENANT, f"call-{number}", _request(prompt), CHAT, now)
         answer = msgspec.json.encode({"id": f"answer-{number}", **chat_answer(output)})
-        linker.answer(TENANT, f"call-{number}", answer, number + 0.5)
+        linker.answer(TENANT, f"call-{number}", answer, now + PAUSE_S / 2)
 
 
 def _time(linker: Linker, text: Text, size_kb: int, outputs: Sequence[str]) -> float:
     times = []
+    now = len(outputs) * PAUSE_S
     for number in range(ROUNDS):
         quoted = text.draw.choice(outputs)
         prompt = f"{text.prose(max(1, size_kb * 1000 - len(quoted)))}\n{quoted}"
         body = _request(prompt)
         began = time.thread_time()
-        linker.request(TENANT, f"size-{size_kb}-{number}", body, CHAT, 1e6 + number)
+        linker.request(TENANT, f"size-{size_kb}-{number}", body, CHAT, now + number)
         times.append(time.thread_time() - began)
     return 1e6 * median(times)
 
