@@ -30,6 +30,7 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     missing_parameter,
 )
+from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import (
     MAX_INLINE_BYTES,
     CallKind,
@@ -44,6 +45,7 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
+from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import (
     EngineTarget,
@@ -80,6 +82,7 @@ class CallRoutes:
         background: responses that are made while no client waits.
         server: bounds and deadlines.
         linking: infers edges and sessions.
+        inferred: what the scheduler gets to know of calls by that.
     """
 
     def __init__(
@@ -90,9 +93,11 @@ class CallRoutes:
         background: BackgroundTasks,
         server: ServerSettings,
         linking: LinkingService,
+        inferred: InferredMetadata,
     ) -> None:
         self._models = models
         self._linking = linking
+        self._inferred = inferred
         self._service = service
         self._server = server
         #: Names of headers seen so far that neither are ours nor may name a session.
@@ -105,7 +110,7 @@ class CallRoutes:
             answer_call=self._answer,
         )  # fmt: skip
         self._responses = ResponseRoutes(
-            models, store, background, server, self._recordings, linking
+            models, store, background, server, self._recordings, linking, inferred
         )
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
@@ -469,15 +474,18 @@ class CallRoutes:
         Raises:
             GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
         """
-        placer = self._models.placer(model, context.metadata)
         exchange.cancel_on_disconnect()
+        metadata = context.metadata
+        if metadata is ORDINARY_CALL and self._linking.is_running:
+            metadata = await self._inferred.of(exchange, request.body)
+        placer = self._models.placer(model, metadata)
         await self._turns.wait()
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
         if request.ignored:
             name_ignored(exchange, request.ignored)
-        generation_request = await call.generation_request(context.metadata.salt)
+        generation_request = await call.generation_request(metadata.salt)
         await answer_call(
             exchange,
             placer,

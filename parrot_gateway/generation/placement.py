@@ -47,6 +47,8 @@ class CallMetadata:
     priority: int = 0
     #: Calls on the longest chain that waits for it.
     successors: int = 0
+    #: Chance that a later call of its session goes on from it.
+    returns: float = 0.0
     #: Name of an engine that holds something of it already.
     prefers: str | None = None
     #: See `salt_of`.

@@ -6,7 +6,6 @@ Holds no text of prompts or answers.
 from __future__ import annotations
 
 import re
-import secrets
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from parrot_gateway.linking.conversation import (
     model_of,
 )
 from parrot_gateway.linking.linker import Linker, LinkerLimits
-from parrot_gateway.linking.links import Link, LinkedSession
+from parrot_gateway.linking.links import Link, LinkedSession, session_id_of
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 
 #: Sessions that one list holds, last used first.
@@ -96,7 +95,9 @@ class LinkJournal:
     def __init__(self, limits: LinkerLimits, max_tenants: int) -> None:
         self._limits = limits
         self._max_tenants = max_tenants
-        self._linker = Linker(lambda: "sess_" + secrets.token_hex(12), limits, max_tenants)
+        #: The call that is linked now: a session is called after its first one.
+        self._call = ""
+        self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._unreadable = 0
         self._linked = 0
@@ -110,6 +111,7 @@ class LinkJournal:
             conversation = Conversation(())
         tenant = self._tenant(seen.tenant)
         linker = self._linker.tenant(seen.tenant)
+        self._call = seen.call
         linked = linker.request(seen.call, conversation, seen.now, seen.session or None)
         session = linked.session
         record = CallRecord(
@@ -178,6 +180,11 @@ class LinkJournal:
         known = self._known(tenant)
         record = known.calls.get(name) or known.calls.get(known.aliases.get(name, ""))
         return None if record is None else _describe(record)
+
+    def session_of(self, tenant: str, call: str) -> str | None:
+        """The id of a call's session; None for a call that is not known."""
+        record = self._known(tenant).calls.get(call)
+        return None if record is None else record.session.current.id
 
     def describe_session(self, tenant: str, name: str) -> dict[str, Any] | None:
         """A session by any id that it had; None for one that is not known."""

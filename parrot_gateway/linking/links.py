@@ -41,6 +41,11 @@ class Link(NamedTuple):
     evidence: Evidence | None = None
 
 
+def session_id_of(call: str) -> str:
+    """The id of the session that a call begins."""
+    return "sess_" + call.rpartition("_")[2]
+
+
 class LinkedSession:
     """A set of connected calls; sets that turn out to be one are merged.
 

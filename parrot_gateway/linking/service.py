@@ -24,6 +24,7 @@ from parrot_gateway.exceptions import GatewayError, InvalidRequestError
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.forecast import Forecasts
 from parrot_gateway.linking.linker import LinkerLimits
+from parrot_gateway.linking.links import session_id_of
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
@@ -94,6 +95,11 @@ def wants_link(value: bytes) -> bool:
     return _SWITCHES[text.lower()]
 
 
+def call_id_of(exchange: Exchange) -> str:
+    """The id of a call that has no other: the request's own digits, as random ones cost more."""
+    return "call_" + exchange.request_id[-24:]
+
+
 def limits_of(settings: LinkingSettings) -> LinkerLimits:
     """The linker's bounds as they are set."""
     return LinkerLimits(
@@ -130,6 +136,9 @@ class LinkingService:
         self._sent = 0
         self._skipped = 0
         self._restarts = 0
+        #: Questions for sessions whose answer has not come in time: those without one yet, and all.
+        self._overdue = 0
+        self._late = 0
         self._forecasts_timer: asyncio.TimerHandle | None = None
         self.is_running = False
         self.forecasts = Forecasts()
@@ -166,22 +175,29 @@ class LinkingService:
         Raises:
             InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
         """
-        switch = exchange.headers.get(LINK_HEADER)
-        if switch is not None and not wants_link(switch):
-            return None
-        if exchange.tenant in self.settings.exclude_tenants:
+        if not self.is_linked(exchange):
             return None
         if len(body) > self.settings.max_body_bytes:
             self._skipped += 1
             body = b""
-        # The request's own digits: random ones cost more than all else here.
-        call = call or "call_" + exchange.request_id[-24:]
+        call = call or call_id_of(exchange)
         seen = RequestSeen(
             exchange.tenant, call, exchange.request_id, exchange.path, session, time.time(), body
         )
         if not self._send(seen):
             return None
         return ObservedCall(self, exchange, call)
+
+    def is_linked(self, exchange: Exchange) -> bool:
+        """Whether its client, and the settings for its tenant, let a call be linked.
+
+        Raises:
+            InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
+        """
+        switch = exchange.headers.get(LINK_HEADER)
+        if switch is not None and not wants_link(switch):
+            return False
+        return exchange.tenant not in self.settings.exclude_tenants
 
     def observe_response(self, exchange: Exchange, response_id: str) -> None:
         """Read the answer to a request for an earlier response, which was made meanwhile."""
@@ -203,6 +219,8 @@ class LinkingService:
         try:
             if self.settings.headers and not session:
                 await self.add_headers(exchange, observed.id)
+            if self.settings.session_header:
+                await self._name_session(exchange, session)
             result = await answer()
         except GatewayError as error:
             # What has not been answered yet is answered with the error, later.
@@ -250,6 +268,41 @@ class LinkingService:
         finally:
             self._waiting.pop(number, None)
 
+    async def session_of(self, exchange: Exchange, wait_s: float) -> str:
+        """The session of a call that was handed over; empty if that is not known in time.
+
+        Nobody waits while an answer is overdue: the process is behind then.
+        """
+        if wait_s <= 0 or self._overdue or not self.is_running:
+            return ""
+        number = next(self._numbers)
+        reply = asyncio.get_running_loop().create_future()
+        question = Query(number, exchange.tenant, "session_of", call_id_of(exchange))
+        if not self._send(question, is_bounded=False):
+            return ""
+        self._waiting[number] = reply
+        try:
+            async with asyncio.timeout(wait_s):
+                # What comes later still ends the time without waiting.
+                session: str | None = msgspec.json.decode(await asyncio.shield(reply))
+        except TimeoutError:
+            self._overdue += 1
+            self._late += 1
+            reply.add_done_callback(self._is_overdue_no_more)
+            return ""
+        return session or ""
+
+    def _is_overdue_no_more(self, _: asyncio.Future[bytes]) -> None:
+        self._overdue -= 1
+
+    async def _name_session(self, exchange: Exchange, session: str) -> None:
+        """Let a request that is passed on name its session, unless its client does."""
+        name = self.settings.session_header.lower().encode()
+        if name not in exchange.headers:
+            session = session or await self.session_of(exchange, self.settings.session_wait_s)
+            session = session or session_id_of(call_id_of(exchange))
+            exchange.scope["headers"].append((name, session.encode()))
+
     async def add_headers(self, exchange: Exchange, call: str) -> None:
         """Let the answer name the call and its session."""
         known = await self.ask(exchange.tenant, "call", call)
@@ -272,6 +325,7 @@ class LinkingService:
             "sent": self._sent,
             "skipped": self._skipped,
             "restarts": self._restarts,
+            "late": self._late,
             "running": self.is_running,
             "pid": None if self.process is None else self.process.pid,
         }

@@ -51,6 +51,8 @@ def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
 def _answer(journal: LinkJournal, query: Query) -> object:
     if query.what == "call":
         return journal.describe_call(query.tenant, query.name)
+    if query.what == "session_of":
+        return journal.session_of(query.tenant, query.name)
     if query.what == "session":
         return journal.describe_session(query.tenant, query.name)
     if query.what == "sessions":

@@ -492,6 +492,7 @@ def task_of(
         # The API's priority is larger for earlier, as OpenAI's peers have it.
         priority=-metadata.priority,
         successors=metadata.successors,
+        returns=metadata.returns,
         num_sequences=sequences,
         bound_to=bound_to,
         prefers=prefers,

@@ -58,8 +58,9 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
 
     settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
     routes = CallRoutes(
-        models, semantic, gateway.responses, gateway.background, settings.server, gateway.linking
-    )
+        models, semantic, gateway.responses, gateway.background, settings.server, gateway.linking,
+        gateway.inferred,
+    )  # fmt: skip
     own = RouteTable(VariableRoutes(semantic, server), SessionRoutes(semantic, gateway.linking))
     local = (gateway.batches, models, routes.passthrough, server.max_body_bytes)
     batches, files = RouteTable(BatchRoutes(*local)), RouteTable(FileRoutes(*local))

@@ -23,6 +23,7 @@ from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.dispatch import CallGate
+from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.model_directory import ModelDirectory
@@ -83,6 +84,7 @@ class Gateway:
             settings.batches, self.models, clock=time.time, on_ended=self._application_ended
         )
         self.linking = LinkingService(settings.linking)
+        self.inferred = InferredMetadata(self.linking, self._application_ended)
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,

@@ -278,6 +278,9 @@ SESSION_SOURCES = (
 _OWN_SOURCE = re.compile(r"header:[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+LinkUse: TypeAlias = Literal["lengths", "groups", "sessions"]
+
+
 class LinkingSettings(_Section):
     """Edges and sessions inferred from the texts of calls, in a process of its own."""
 
@@ -286,6 +289,16 @@ class LinkingSettings(_Section):
     #: Answers name the call and its session in `X-Parrot-Call` and `X-Parrot-Session`, for which
     #: each call waits for the linking process.
     headers: bool = False
+    #: What the scheduler uses of what is inferred, for calls to own engines. `lengths`: lengths of
+    #: answers by template. `groups`: calls whose answers are usually read together are throughput
+    #: work of a task group. `sessions`: calls of a session are one application.
+    use: tuple[LinkUse, ...] = ("lengths", "groups", "sessions")
+    #: A call to an own engine that shows that others precede it waits so long for its session; 0:
+    #: none waits, and only sessions foretold from their first call are known.
+    session_wait_s: float = Field(default=0.02, ge=0, le=1)
+    #: Header in which calls that are passed on name their session; empty: none. Each call whose
+    #: client does not send it then waits `session_wait_s` at most.
+    session_header: str = ""
     #: Tenants whose calls are not linked.
     exclude_tenants: tuple[str, ...] = ()
     #: Requests and answers longer than this are not looked at.

@@ -21,6 +21,7 @@ from parrot_gateway.generation.requests.call import CallRequest, IdentityFields,
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
@@ -50,6 +51,7 @@ class ResponseRoutes:
     server: ServerSettings
     recordings: Recordings
     linking: LinkingService
+    inferred: InferredMetadata
 
     async def answer(self, exchange: Exchange, body: bytes) -> bool:
         """Answer a request that is ours because of an id in it, or because there is no upstream.
@@ -143,6 +145,8 @@ class ResponseRoutes:
         metadata = exchange.metadata
         if recording is not None and metadata is ORDINARY_CALL:
             metadata = recording.call.metadata
+        if metadata is ORDINARY_CALL and path == RESPONSES:
+            metadata = await self.inferred.of(exchange, body)
         placer = self.models.placer(model, metadata)
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, self.store)

@@ -1,0 +1,106 @@
+"""What the scheduler gets to know of calls that declare nothing: by forecasts, inferred sessions.
+
+For calls to engines of our own. All of it may be wrong: that may cost time, within the scheduler's
+bounds for starvation, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from parrot_scheduler.foretold import ForetoldGroups, feeds_group
+from parrot_scheduler.task import THROUGHPUT
+
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.linking.links import session_id_of
+from parrot_gateway.linking.service import LinkingService, call_id_of
+
+#: What shows in a request that earlier calls precede it.
+_GOES_ON = re.compile(
+    rb'"role"\s*:\s*"(?:assistant|tool)"|"(?:previous_response_id|function_call_output)"'
+)
+#: Bytes in which that is looked for.
+_LOOKED_AT = 256 * 1024
+#: Calls of one kind that come within so many seconds of each other may belong together.
+_GROUP_GAP_S = 1.0
+#: A first call begins a session if calls of its kind go on with this chance.
+_RETURNS = 0.5
+#: A session is over for the scheduler after so many seconds without a call. It retains KV of a
+#: paused one for no longer.
+_SESSION_TIMEOUT_S = 600.0
+#: Sessions at most that the scheduler remembers.
+_MAX_SESSIONS = 10_000
+
+
+class InferredMetadata:
+    """Metadata of calls that declare nothing.
+
+    Args:
+        linking: foretells and infers.
+        end_application: called with a session that is over.
+        clock: seconds, never going backwards.
+    """
+
+    def __init__(
+        self,
+        linking: LinkingService,
+        end_application: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        use = linking.settings.use
+        self._linking = linking
+        self._end_application = end_application
+        self._clock = clock
+        self._lengths = "lengths" in use
+        self._groups = ForetoldGroups(_GROUP_GAP_S) if "groups" in use else None
+        self._sessions = "sessions" in use
+        #: When each was used last, in that order.
+        self._used: OrderedDict[str, float] = OrderedDict()
+
+    async def of(self, exchange: Exchange, body: bytes) -> CallMetadata:
+        """What is to be known of a call; an ordinary one where nothing is used of it.
+
+        Waits at most `linking.session_wait_s`, and only for calls that show that others precede
+        them.
+        """
+        linking = self._linking
+        if not linking.is_running or not linking.settings.use or not linking.is_linked(exchange):
+            return ORDINARY_CALL
+        metadata, returns, now = ORDINARY_CALL, 0.0, self._clock()
+        forecast = linking.forecasts.of(exchange.tenant, body)
+        if forecast is not None:
+            if self._lengths:
+                metadata = replace(metadata, template=forecast.template)
+            if self._groups is not None and feeds_group(
+                forecast.feeds_fan_in, forecast.weight, forecast.siblings
+            ):
+                kind = f"{exchange.tenant}/{forecast.template}"
+                group = self._groups.join(kind, forecast.siblings, now)
+                metadata = replace(metadata, objective=THROUGHPUT, groups=(group,))
+            returns = forecast.returns
+        if not self._sessions:
+            return metadata
+        session = ""
+        if _GOES_ON.search(body, 0, _LOOKED_AT):
+            session = await linking.session_of(exchange, linking.settings.session_wait_s)
+        elif returns >= _RETURNS:
+            session = session_id_of(call_id_of(exchange))
+        if session:
+            self._use(session, now)
+        if not session and not returns:
+            return metadata
+        return replace(metadata, application=session, returns=returns)
+
+    def _use(self, session: str, now: float) -> None:
+        self._used[session] = now
+        self._used.move_to_end(session)
+        oldest = next(iter(self._used))
+        while now - self._used[oldest] > _SESSION_TIMEOUT_S or len(self._used) > _MAX_SESSIONS:
+            del self._used[oldest]
+            self._end_application(oldest)
+            oldest = next(iter(self._used))

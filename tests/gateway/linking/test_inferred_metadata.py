@@ -1,0 +1,173 @@
+"""What the scheduler gets to know of calls that declare nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parrot_scheduler.task import LATENCY, THROUGHPUT
+
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.http.exchange import Exchange, Message
+from parrot_gateway.linking.forecast import Forecast, TemplateForecast
+from parrot_gateway.linking.inferred_metadata import InferredMetadata
+from parrot_gateway.linking.links import session_id_of
+from parrot_gateway.linking.service import LinkingService, call_id_of
+from parrot_gateway.linking.templates import Template, prompt_of, step_of
+from parrot_gateway.settings.model import LinkingSettings
+
+USER = {"role": "user", "content": "Summarise this page: herons."}
+ANSWER = {"role": "assistant", "content": "Herons wait."}
+
+
+class FakeLinking(LinkingService):
+    """A linking service whose process is taken to run, and to know one session."""
+
+    def __init__(self, session: str = "", **more: Any) -> None:
+        super().__init__(LinkingSettings.model_validate(more))
+        self.is_running = True
+        self.session = session
+        self.waits: list[float] = []
+
+    async def session_of(self, exchange: Exchange, wait_s: float) -> str:
+        self.waits.append(wait_s)
+        return self.session
+
+    def foretell(self, **figures: Any) -> None:
+        """Calls that begin as `USER` does do this."""
+        text = prompt_of(body(USER))[:30]
+        template = Template("t1", len(text), crc32(text), crc32(text[: step_of(len(text))]))
+        self.forecasts.update(
+            "default", [TemplateForecast(template, Forecast("t1", 16.0, **figures))]
+        )
+
+
+class Calls:
+    """Metadata of calls, and the sessions that ended meanwhile; the clock stands still."""
+
+    def __init__(self, linking: FakeLinking) -> None:
+        self.ended: list[str] = []
+        self.now = 0.0
+        self.inferred = InferredMetadata(linking, self.ended.append, lambda: self.now)
+
+    def of(self, *messages: dict[str, str], at: Exchange | None = None) -> CallMetadata:
+        return asyncio.run(self.inferred.of(at or exchange(), body(*messages)))
+
+
+def body(*messages: dict[str, str]) -> bytes:
+    return msgspec.json.encode({"model": "m", "messages": messages})
+
+
+def exchange(*headers: tuple[bytes, bytes]) -> Exchange:
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    scope = {"method": "POST", "path": "/v1/chat/completions", "headers": list(headers)}
+    return Exchange(scope, receive, send)
+
+
+def test_a_call_of_which_nothing_is_known_is_an_ordinary_one() -> None:
+    linking = FakeLinking()
+    assert Calls(linking).of(USER) is ORDINARY_CALL
+    assert linking.waits == [], "a first call waits for nothing"
+
+
+def test_calls_whose_answers_are_read_together_are_work_of_a_group() -> None:
+    linking = FakeLinking()
+    linking.foretell(feeds_fan_in=1.0, siblings=3.0)
+    calls = Calls(linking)
+    made = [calls.of(USER) for _ in range(4)]
+    assert [each.objective for each in made] == [THROUGHPUT] * 4
+    assert made[0].groups == made[2].groups != made[3].groups
+    assert made[0].groups[0].size == 3
+    assert made[0].template == "t1"
+    assert made[0].application == ""
+
+
+@pytest.mark.parametrize(
+    ("use", "template", "objective"),
+    [(["lengths"], "t1", LATENCY), (["groups"], "", THROUGHPUT), (["sessions"], "", LATENCY)],
+)
+def test_each_use_has_its_switch(use: list[str], template: str, objective: object) -> None:
+    linking = FakeLinking(use=use)
+    linking.foretell(feeds_fan_in=1.0, siblings=3.0, returns=1.0)
+    metadata = Calls(linking).of(USER)
+    assert (metadata.template, metadata.objective) == (template, objective)
+    assert bool(metadata.application) == bool(metadata.returns) == (use == ["sessions"])
+
+
+def test_a_first_call_that_others_usually_follow_begins_its_session() -> None:
+    linking = FakeLinking()
+    linking.foretell(returns=0.9)
+    first = exchange()
+    metadata = Calls(linking).of(USER, at=first)
+    assert metadata.application == session_id_of(call_id_of(first))
+    assert metadata.returns == 0.9
+    assert metadata.objective == LATENCY
+
+
+def test_a_call_that_goes_on_waits_for_its_session_as_long_as_is_set() -> None:
+    linking = FakeLinking("sess_1", session_wait_s=0.5)
+    assert Calls(linking).of(USER, ANSWER, USER).application == "sess_1"
+    assert linking.waits == [0.5]
+
+
+def test_calls_that_are_kept_out_are_ordinary() -> None:
+    linking = FakeLinking("sess_1")
+    linking.foretell(feeds_fan_in=1.0, siblings=3.0)
+    calls = Calls(linking)
+    off = exchange((b"x-parrot-link", b"off"))
+    assert calls.of(USER, ANSWER, USER, at=off) is ORDINARY_CALL
+    excluded = Calls(FakeLinking("sess_1", exclude_tenants=["default"]))
+    assert excluded.of(USER, ANSWER, USER) is ORDINARY_CALL
+    linking.is_running = False
+    assert calls.of(USER, ANSWER, USER) is ORDINARY_CALL
+
+
+@given(
+    calls=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 1.0, 400.0])), max_size=30)
+)
+@settings(max_examples=30, deadline=None)
+def test_a_session_ends_once_when_it_is_quiet_for_long(calls: list[tuple[int, float]]) -> None:
+    linking = FakeLinking()
+    made = Calls(linking)
+    used: dict[str, float] = {}
+    for number, pause in calls:
+        made.now += pause
+        linking.session = f"sess_{number}"
+        seen = len(made.ended)
+        made.of(USER, ANSWER, USER)
+        used[linking.session] = made.now
+        late = {name for name, last in used.items() if made.now - last > 600.0}
+        assert set(made.ended[seen:]) == late
+        for name in late:
+            del used[name]
+
+
+def test_a_process_that_is_behind_is_waited_for_once() -> None:
+    class Silent(LinkingService):
+        """One whose process takes questions and answers none."""
+
+        def _send(self, message: object, *, is_bounded: bool = True) -> bool:
+            return True
+
+    async def ask() -> None:
+        linking = Silent(LinkingSettings())
+        linking.is_running = True
+        assert await linking.session_of(exchange(), 0.01) == ""
+        # Not for an hour, while that answer is overdue.
+        assert await linking.session_of(exchange(), 3600.0) == ""
+        (overdue,) = linking._waiting.values()
+        overdue.set_result(b'"sess_1"')
+        await asyncio.sleep(0)
+        assert await linking.session_of(exchange(), 0.01) == ""
+
+    asyncio.run(ask())
