@@ -315,3 +315,8 @@ class Runner(ABC):
     def on_loss(self, callback: Callable[[], None]) -> None:
         """Call this, from any thread, when one is."""
         return
+
+    def share_prefixes(self, enabled: bool) -> bool:
+        """See `protocol.PrefixSharing`."""
+        del enabled
+        return False

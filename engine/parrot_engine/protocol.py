@@ -320,3 +320,15 @@ class BlockReporting(Protocol):
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
         """The changes since the last call; with `everything` all that it holds."""
         ...
+
+
+@runtime_checkable
+class PrefixSharing(Protocol):
+    """An engine whose attention may read what rows share once for all of them."""
+
+    def share_prefixes(self, enabled: bool) -> bool:
+        """Whether it does so from the next step on, as it does at the beginning.
+
+        For measuring: the outputs are the same within rounding. Returns whether it has the choice.
+        """
+        ...

@@ -80,6 +80,15 @@ class AttentionBackend(ABC, Generic[PlanT]):
         KV head `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
         """
 
+    def share_prefixes(self, enabled: bool) -> bool:
+        """Whether plans made from now on have rows read the keys that they share once for all.
+
+        They do from the beginning; otherwise the same kernels read every row's keys for itself,
+        which is for measuring. Returns whether this back end has that choice.
+        """
+        del enabled
+        return False
+
 
 class FusedAttention(AttentionBackend[PlanT]):
     """A back end that normalises and rotates heads on their way into the cache."""

@@ -109,8 +109,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
         `cuts` and `tile_cuts` decide where keys are cut (None: as measured to be best for the
-        kernel in use). `share_prefixes` False, other `tunings` and the `limits` of another
-        device are for measuring.
+        kernel in use). `share_prefixes` as in the method; other `tunings` and the `limits` of
+        another device are for measuring.
         """
         limits = limits or launch.device_limits(device)
         self._shape = shape
@@ -118,7 +118,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._device = device
         self._on_cuda = device.type == "cuda"
         self._num_sms = limits.num_sms
-        self._share = share_prefixes
+        self._shares_prefixes = share_prefixes
         self._tunings = tunings or launch.tunings(shape, dtype, limits, quantized=quantized)
         if tile_cuts is None:
             specialized = self._tunings.prefill.specialized
@@ -159,7 +159,11 @@ class TritonAttention(FusedAttention[TritonPlan]):
 
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
         """The CPU's half of `plan`; touches no device."""
-        return self._planner.lay_out(rows, share=self._share)
+        return self._planner.lay_out(rows, share=self._shares_prefixes)
+
+    def share_prefixes(self, enabled: bool) -> bool:
+        self._shares_prefixes = enabled
+        return True
 
     def send(self, host: HostPlan) -> TritonPlan:
         """A plan of exactly this size, in one asynchronous transfer."""

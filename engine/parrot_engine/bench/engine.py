@@ -183,7 +183,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     }
     with llm:
         bench = Bench(
-            ParrotSubject(llm, devices=devices),
+            ParrotSubject(llm),
             PromptSource(info.vocab_size, parsed.seed),
             _sizes(parsed),
             bounds_of(

@@ -64,10 +64,9 @@ class ParrotSubject:
     name = "parrot"
     draws = True
 
-    def __init__(self, llm: LLM, *, devices: int = 1) -> None:
-        """Take an LLM on so many devices, which it uses alone."""
+    def __init__(self, llm: LLM) -> None:
+        """Take an LLM, which it uses alone."""
         self.llm = llm
-        self._devices = devices
         info = llm.info
         self.vocab_size = info.vocab_size
         self.max_context_tokens: int | None = info.max_context_tokens
@@ -83,22 +82,16 @@ class ParrotSubject:
     @property
     def shares(self) -> bool:
         """Whether attention reads shared keys once, and that can be switched off."""
-        # With several devices each has a process with an attention of its own.
-        return self._devices == 1 and bool(getattr(self._attention(), "_share", False))
+        return self.llm.share_prefixes(True)
 
     @contextmanager
     def without_sharing(self) -> Iterator[None]:
         """Meanwhile every row reads all of its keys for itself, with the same kernels."""
-        attention = self._attention()
-        attention._share = False
+        self.llm.share_prefixes(False)
         try:
             yield
         finally:
-            attention._share = True
-
-    def _attention(self) -> Any:
-        # NOTE: no setting of the engine: there is no other reason to switch it off.
-        return getattr(getattr(self.llm._engine, "_runner", None), "_attention", None)
+            self.llm.share_prefixes(True)
 
 
 def is_installed(peer: str) -> bool:

@@ -82,6 +82,11 @@ class LeaderRunner(ModelRunner):
         step = super().launch(batch)
         return step if self.group is None else self.group.workers.watch(step)
 
+    def share_prefixes(self, enabled: bool) -> bool:
+        """Each rank has an attention of its own: there is no choice."""
+        del enabled
+        return False
+
     def check(self) -> None:
         if self.group is not None:
             self.group.workers.check()

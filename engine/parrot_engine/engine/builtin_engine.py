@@ -297,6 +297,9 @@ class BuiltinEngine:
         if self._runner is not None:
             self._runner.on_loss(callback)
 
+    def share_prefixes(self, enabled: bool) -> bool:
+        return self._runner is not None and self._runner.share_prefixes(enabled)
+
     def check_integrity(self) -> None:
         """Check all invariants of blocks and contexts; for tests, and for idle engines.
 

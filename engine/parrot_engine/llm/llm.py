@@ -10,7 +10,14 @@ from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, 
 from parrot_engine.llm.session import Session
 from parrot_engine.loading.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
 from parrot_engine.loading.hub import DEMO_MODEL
-from parrot_engine.protocol import Engine, EngineInfo, EngineStats, Fill, SamplingParams
+from parrot_engine.protocol import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    Fill,
+    PrefixSharing,
+    SamplingParams,
+)
 from parrot_engine.text import Tokenizer
 
 #: Called after each finished prompt with (finished, in all).
@@ -88,6 +95,18 @@ class LLM:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def share_prefixes(self, enabled: bool) -> bool:
+        """Have attention read what prompts share once for all of them, as it does, or for each.
+
+        For measuring what that gains: outputs are the same within rounding. Takes effect between
+        calls of `generate`.
+
+        Returns:
+            Whether this engine has the choice: the builtin one with Triton's kernels has, on one
+            device.
+        """
+        return isinstance(self._engine, PrefixSharing) and self._engine.share_prefixes(enabled)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -327,6 +327,9 @@ class ModelRunner(Runner):
             self._graphs.forget()
         self._graphs = None
 
+    def share_prefixes(self, enabled: bool) -> bool:
+        return self._attention.share_prefixes(enabled)
+
     def use_graphs(
         self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
     ) -> StepGraphs | None:

@@ -43,3 +43,13 @@ def test_sharing_is_off_for_one_case_only(tmp_path: Path, monkeypatch: pytest.Mo
     ratio = unshared.figure("step").median / shared.figure("step").median
     assert unshared.figure("gain_of_sharing").median == pytest.approx(ratio)
     assert unshared.output_tokens == shared.output_tokens == 4
+
+
+def test_without_these_kernels_there_is_no_choice(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", CONFIGS["llama"])
+    with LLM(
+        str(folder), skip_tokenizer=True, device="cpu", dtype="float32", num_blocks=32,
+        kernels="torch",
+    ) as llm:  # fmt: skip
+        assert not llm.share_prefixes(False)
+        assert not ParrotSubject(llm).shares
