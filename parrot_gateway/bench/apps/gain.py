@@ -13,7 +13,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +94,7 @@ class Arm:
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """Prompt tokens that an arm computed, against those of the first arm in the same rounds."""
+    """What an arm's engines did; tokens computed against those of the first in the same rounds."""
 
     arm: str
     #: Of a round, the medians.
@@ -106,6 +106,8 @@ class Saving(msgspec.Struct, frozen=True):
     ratio: float
     least: float
     largest: float
+    #: Share of the time of all rounds that engines spent in steps, all together.
+    busy: float
 
 
 class GainOutcome(msgspec.Struct, frozen=True):
@@ -225,7 +227,13 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
         same_texts=all(len(each) == 1 for each in texts),
         arms=outcomes,
         speed_ups=gains(outcomes),
-        savings=savings(outcomes),
+        savings=savings(
+            outcomes,
+            {
+                name: plan.engines * sum(_duration_s(run) for run, _ in each)
+                for name, each in runs.items()
+            },
+        ),
         linking=linking,
     )
 
@@ -299,8 +307,17 @@ def gains(outcomes: Sequence[PolicyOutcome]) -> list[SpeedUp]:
     ]
 
 
-def savings(outcomes: Sequence[PolicyOutcome]) -> list[Saving]:
-    """Prompt tokens that each computed, against the first, round by round."""
+def _duration_s(run: RunResult) -> float:
+    return max(done.job.arrives_s + done.seconds for done in run.jobs)
+
+
+def savings(outcomes: Sequence[PolicyOutcome], engine_s: Mapping[str, float]) -> list[Saving]:
+    """What each arm's engines did.
+
+    Args:
+        outcomes: the others are compared with the first, round by round.
+        engine_s: by arm, seconds that its engines had for all rounds, all together.
+    """
     found = []
     for each in outcomes:
         cached = [work.cached_tokens for work in each.work]
@@ -317,6 +334,7 @@ def savings(outcomes: Sequence[PolicyOutcome]) -> list[Saving]:
                 ratio=median(ratios),
                 least=min(ratios),
                 largest=max(ratios),
+                busy=sum(work.busy_s for work in each.work) / engine_s[each.policy],
             )
         )
     return found

@@ -102,7 +102,7 @@ def show_gain(outcomes: Sequence[GainOutcome]) -> None:
         )
         _show_rows(
             ("prompt tokens", ""),
-            ("computed", "cached", "hits", "fewer", "of rounds"),
+            ("computed", "cached", "hits", "fewer", "of rounds", "busy"),
             (
                 [
                     "",
@@ -112,6 +112,7 @@ def show_gain(outcomes: Sequence[GainOutcome]) -> None:
                     f"{each.hit_rate:.1%}",
                     f"{each.ratio:.2f}x",
                     f"{each.least:.2f}-{each.largest:.2f}",
+                    f"{each.busy:.0%}",
                 ]
                 for each in outcome.savings
             ),
@@ -132,8 +133,9 @@ def show_gain(outcomes: Sequence[GainOutcome]) -> None:
         "semantic variables, or where tools run in between with a session for each agent; other "
         "names are policies without linking. Faster, fewer: so many times less time in the mean, "
         "so many times fewer prompt tokens computed than off, the median of the rounds, and the "
-        "smallest and the largest of a round; where 1 lies between them, it may be noise. The "
-        "first run of each arm, which is not timed, is what linking has seen of an application. "
+        "smallest and the largest of a round; where 1 lies between them, it may be noise. Busy: "
+        "share of the time that engines spent in steps. The first run of each arm, which is not "
+        "timed, is what linking has seen of an application. "
         f"Load average of this machine: {load_average()}.",
         style="dim",
         highlight=False,
