@@ -30,6 +30,7 @@ test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 # Programs of others, in environments of their own; the table says which could not be installed.
 drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/bin/uv tests/drop_in/node/node_modules/.stamp
 	$(BIN)/python tests/drop_in/compatibility.py --uv $(abspath $(DROP_IN_VENV))/bin/uv --python $(abspath $(DROP_IN_VENV))/bin/python --write docs/compatibility.md
+	PARROT_AGENTS_PYTHON="$$($(DROP_IN_VENV)/bin/uv python find --script tests/drop_in/programs/p_openai_agents.py)" $(BIN)/python -m pytest tests/drop_in/test_linked_programs.py
 
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ LONG = (
     "test_deferred_apps.py",
     "test_bench_engine.py",
     "test_schemathesis.py",
+    "test_linked_programs.py",
     "test_drop_in.py",
     "test_fuzzed_bodies.py",
     "test_host_tier.py",

@@ -43,6 +43,21 @@ def client(relay: GatewayProcess) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def naming(upstream: ScriptedUpstream) -> Iterator[httpx.Client]:
+    """Of a gateway that names calls and sessions in its answers."""
+    upstreams = [
+        upstream_settings("scripted", upstream.base_url),
+        upstream_settings("claude", upstream.base_url, api="anthropic"),
+    ]
+    config = {"upstreams": upstreams, "linking": {"headers": True}}
+    with (
+        GatewayProcess(config=config) as gateway,
+        httpx.Client(base_url=gateway.base_url, timeout=60) as client,
+    ):
+        yield client
+
+
 def call_of(client: httpx.Client, name: str) -> dict[str, Any]:
     response = client.get(f"/calls/{name}")
     assert response.status_code == 200, response.text
@@ -160,6 +175,29 @@ def test_every_route(
     assert links_of(client, two) == [(source["id"], "output")]
     by_request = call_of(client, second.headers["x-request-id"])
     assert by_request == call_of(client, two) == call_of(client, by_request["id"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_headers_name_call_and_session(
+    naming: httpx.Client, upstream: ScriptedUpstream, route: str, stream: bool
+) -> None:
+    request, whole, events = ROUTES[route]
+    one, two = (f"{word}{route}-named-{stream}".replace("/", "-") for word in ("one", "two"))
+    story = story_of(one)
+    pairs = [(one, story), (two, "Fine.")]
+    if stream:
+        model = upstream.script(*(event_stream(*events(*pair)) for pair in pairs))
+    else:
+        model = upstream.script(*(document(whole(*pair)) for pair in pairs))
+    name = f"claude/{model}" if route == "/messages" else model
+    sessions = []
+    for id, text in [(one, "Tell of a duck."), (two, f"Check this: {story}")]:
+        answer = naming.post(route, json={"model": name, "stream": stream} | request(text))
+        assert call_of(naming, id)["id"] == answer.headers["x-parrot-call"]
+        assert call_of(naming, id)["session"] == answer.headers["x-parrot-session"]
+        sessions.append(answer.headers["x-parrot-session"])
+    assert sessions[0] == sessions[1]
 
 
 @pytest.mark.parametrize("route", ROUTES)
