@@ -30,6 +30,9 @@ _MAX_ARGUMENTS = 16
 MIN_BEGINNING = 32
 #: Known fingerprints up to which others are looked up in a table.
 _MAX_TABLED = 512
+#: Fingerprints of an output that has few, and outputs of which that is known; a power of two.
+_SHORT = 4
+_MAX_SHORT = 1 << 16
 #: Shorter normalised texts are in everybody's prompts.
 MIN_WHOLE = 3
 
@@ -42,6 +45,7 @@ class Output:
         number: its owner's number in the fingerprint index.
         is_argument: it stood in the arguments of a tool call.
         key: hash of its normalised text.
+        size: number of its fingerprints.
         copied: its fingerprints that its own prompt held.
         readers: calls that have read it.
     """
@@ -51,6 +55,7 @@ class Output:
     text: str
     is_argument: bool
     key: int
+    size: int
     copied: frozenset[int]
     readers: int = 0
 
@@ -137,6 +142,8 @@ class CallStore:
         self.calls: OrderedDict[int, StoredCall] = OrderedDict()
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
+        #: Whether an output has few fingerprints, by the last bits of its number.
+        self._is_short = np.zeros(_MAX_SHORT, np.bool_)
         #: Calls by the state after their answer, and by that of their prompt.
         self.ends: dict[object, list[int]] = {}
         self.prompts: dict[object, list[int]] = {}
@@ -190,6 +197,11 @@ class CallStore:
         """The outputs whose normalised text has this hash, newest first."""
         for call in self.find(self.wholes, key):
             yield from (output for output in call.outputs if output.key == key)
+
+    def are_short(self, numbers: Hashes) -> np.ndarray:
+        """Which of these outputs have few fingerprints; [n] bool."""
+        is_short: np.ndarray = self._is_short[numbers % np.uint32(_MAX_SHORT)]
+        return is_short
 
     def finish(self, call: StoredCall, choices: Iterable[Choice], now: float) -> None:
         """Take what a call has written."""
@@ -261,9 +273,10 @@ class CallStore:
         if known is not None and len(hashes):
             copied = frozenset(hashes[contains(known, hashes)].tolist())
         key = hash(normalised.content.tobytes())
-        output = Output(self._output_numbers, call, text, is_argument, key, copied)
+        output = Output(self._output_numbers, call, text, is_argument, key, len(hashes), copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
+        self._is_short[output.number % _MAX_SHORT] = len(hashes) <= _SHORT
         self._times.append(call.ended or 0.0)
         self.text_size += len(text)
         self.file(call, self.wholes, key)

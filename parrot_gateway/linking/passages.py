@@ -47,6 +47,11 @@ _OWN = 0.5
 #: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
 _MOST = 0.6
 _VERBATIM = 0.95
+#: Candidates that share such a part of what the best one shares are compared in full, so many.
+_NEARLY = 0.9
+_MAX_NEAR = 4
+#: Stretches that lie no farther apart, about as far in the text as in the answer, are one passage.
+_GAP = 160
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -173,7 +178,7 @@ class _Shared:
     ) -> None:
         self._store = store
         self._whole = whole
-        rows, owners = _without_accidents(*store.index.find(text.hashes))
+        rows, owners = _without_accidents(store, *store.index.find(text.hashes))
         first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
         is_possible = (owners >= first) & (owners < end)
         if whole:
@@ -206,15 +211,17 @@ class _Shared:
         return [output for output in found if output is not None]
 
 
-def _without_accidents(rows: Positions, owners: Hashes) -> tuple[Positions, Hashes]:
+def _without_accidents(
+    store: CallStore, rows: Positions, owners: Hashes
+) -> tuple[Positions, Hashes]:
     """Pairs of row and owner; of a text that resembles many outputs in one place each, only the
-    rows of those that it resembles in several."""
+    rows of those that it resembles in several, or that have few."""
     if len(owners) <= _MAX_SINGLE:
         return rows, owners
     places = np.unique(owners, return_inverse=True)[1]
     counts = np.bincount(places)[places]
     kept = np.zeros(int(rows[-1]) + 1, np.bool_)
-    kept[rows[counts > 1]] = True
+    kept[rows[(counts > 1) | store.are_short(owners)]] = True
     is_kept = kept[rows]
     return rows[is_kept], owners[is_kept]
 
@@ -249,6 +256,7 @@ class _Matcher:
 
     def match(self, candidates: dict[Output, list[int]], whole: set[Output]) -> list[Producer]:
         producers: list[Producer] = []
+        rejected: dict[Output, list[int]] = {}
         reader = self._reader
 
         def ranked() -> list[Output]:
@@ -260,10 +268,13 @@ class _Matcher:
 
         order = ranked()
         while order:
-            best = order.pop()
-            rows = candidates.pop(best)
-            rows = [row for row in rows if not self._covered[self._positions[row]]]
+            best = order[-1]
+            if best not in whole:
+                best = self._closest(best, order[: -_MAX_NEAR - 1 : -1], candidates)
+            order.remove(best)
+            rows = self._uncovered(candidates.pop(best))
             if best not in whole and not self._can_join(best, rows):
+                rejected[best] = rows
                 continue
             if best in whole and 1 not in self._covered:
                 spans = [_Span(0, len(self._content), 0)]
@@ -282,12 +293,48 @@ class _Matcher:
                 is_home = reader.is_home(best.call)
                 reader.found.add(best.call.session.current)
                 if not is_home:
+                    # Less is asked of others of this session.
+                    for each in [each for each in rejected if reader.is_home(each.call)]:
+                        candidates[each] = rejected.pop(each)
                     order = ranked()
-            elif best in whole:
+                continue
+            rejected[best] = rows
+            if best in whole:
                 # The others wrote the same, and are less likely.
                 candidates = {each: rows for each, rows in candidates.items() if each not in whole}
                 order = [each for each in order if each not in whole]
         return producers
+
+    def _closest(
+        self, best: Output, others: Iterable[Output], candidates: dict[Output, list[int]]
+    ) -> Output:
+        """Of candidates that are there about as fully as the best one, that which explains the
+        longest passage, then that of which most is there: a revised file is mostly the old one."""
+        reader = self._reader
+        if best.call.is_ancestor_of(reader.parent) or len(candidates[best]) < _MOST * best.size:
+            return best
+        is_home = reader.is_home(best.call)
+        rows = {best: self._uncovered(candidates[best])}
+        for each in others:
+            if (
+                len(candidates[each]) >= _MOST * each.size
+                and reader.is_home(each.call) is is_home
+                and len(left := self._uncovered(candidates[each])) >= _NEARLY * len(rows[best])
+            ):
+                rows[each] = left
+        if len(rows) == 1:
+            return best
+
+        def closeness(output: Output) -> tuple[int, float, bool]:
+            passages = _passages(self._spans(output, rows[output]))
+            longest = max((sum(s.end - s.start for s in each) for each in passages), default=0)
+            return longest, longest / len(output.normalised().content), output is best
+
+        return max(rows, key=closeness)
+
+    def _uncovered(self, rows: list[int]) -> list[int]:
+        """Rows that stand in what has not been credited."""
+        return [row for row in rows if not self._covered[self._positions[row]]]
 
     def _rank(
         self, output: Output, rows: list[int], whole: set[Output]
@@ -320,6 +367,7 @@ class _Matcher:
         is_home = reader.is_home(output.call)
         session = output.call.session.current
         is_merge = not is_home and reader.is_established
+        is_strange = not is_home and bool(reader.found) and session.calls > 1
         if output in whole:
             # One that nobody has read yet is likelier than those that have been.
             rivals = {
@@ -341,7 +389,7 @@ class _Matcher:
         if output.copied:
             minted = [row for row in minted if self._is_inside(row, spans)]
         credited = sum(span.end - span.start for span in spans)
-        share = credited / max(1, len(output.normalised().content))
+        share = _size_in_source(spans) / max(1, len(output.normalised().content))
         if self._text.is_system and credited < _MERGE:
             return 0.0
         if is_home:
@@ -354,10 +402,14 @@ class _Matcher:
         # sessions say too does not count.
         positions = self._positions
         proof = 0.0
-        for span in spans:
-            within = [row for row in rows if span.start <= positions[row] < span.end]
-            if not set(minted).isdisjoint(within):
-                proof += (span.end - span.start) * len(set(own) & set(within)) / len(within)
+        for passage in _passages(spans):
+            part = 0.0
+            for span in passage:
+                within = [row for row in rows if span.start <= positions[row] < span.end]
+                if not set(minted).isdisjoint(within):
+                    part += (span.end - span.start) * len(set(own) & set(within)) / len(within)
+            proof = max(proof, part)
+        is_merge = is_merge or (is_strange and share < _MOST)
         needed = _MERGE if is_merge else _JOIN if share >= _MOST else _JOIN_PART
         if proof < needed or (is_merge and share < 0.5) or self._num_words(spans) < _MIN_WORDS:
             return 0.0
@@ -426,6 +478,34 @@ class _Matcher:
         source_end = span.source_start + span.end - span.start
         source = output.normalised().character_span(span.source_start, source_end)
         return Evidence(self._text.message, start, end, *source)
+
+
+def _passages(spans: list[_Span]) -> list[list[_Span]]:
+    """Stretches grouped where they follow each other, but for a few signs, in text and answer."""
+    passages: list[list[_Span]] = []
+    for span in spans:
+        if passages:
+            before = passages[-1][-1]
+            gap = span.start - before.end
+            gap_in_source = span.source_start - before.source_start - before.end + before.start
+            if (
+                gap <= _GAP
+                and 0 <= gap_in_source <= _GAP
+                and abs(gap - gap_in_source) <= WINDOW + max(gap, gap_in_source) // 4
+            ):
+                passages[-1].append(span)
+                continue
+        passages.append([span])
+    return passages
+
+
+def _size_in_source(spans: list[_Span]) -> int:
+    """Normalised bytes of an answer that stretches show, each once."""
+    size = end = 0
+    for start, length in sorted((span.source_start, span.end - span.start) for span in spans):
+        size += max(0, start + length - max(start, end))
+        end = max(end, start + length)
+    return size
 
 
 def by_age(call: StoredCall, now: float) -> float:
