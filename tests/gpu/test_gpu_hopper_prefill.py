@@ -115,6 +115,15 @@ def test_parts_of_keys(parts: int, quantized: bool, seed: int, launched: list[in
         _check(LLAMA, contexts, seed, launched, quantized=quantized, tile_cuts=cuts)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_last_tiles_in_parts(quantized: bool, seed: int, launched: list[int]) -> None:
+    """35 tiles: two rounds of programs and some more, whose keys are cut."""
+    contexts = [Context(3000, 1100)]
+    case = PagedCase(LLAMA, contexts, dtype=BF16, device="cpu", seed=seed)
+    assert len(device_backend(LLAMA).lay_out(case.rows).lists[None].merges) > 0
+    _check(LLAMA, contexts, seed, launched, quantized=quantized)
+
+
 def test_large_scores(seed: int, launched: list[int]) -> None:
     """Rows of which one key has all the weight, and products that the format can just hold."""
     case = PagedCase(LLAMA, [Context(500, 200)], dtype=BF16, device="cuda", seed=seed)

@@ -25,6 +25,9 @@ class Cuts(NamedTuple):
 #: Partial results of attention that a step may have where graphs are to hold it: 135 MB with 32
 #: heads of 128.
 MAX_SLOTS = 8192
+#: Most tokens of a graph with prefill: larger steps keep the device busy for longer than it takes
+#: to launch them one by one (13 to 24 ms for 32 layers, by the host's CPU).
+MAX_MIXED_TOKENS = 1024
 
 
 class TileCuts(NamedTuple):
@@ -46,6 +49,9 @@ class TileCuts(NamedTuple):
     rounds: int = 1
     #: How much longer a key takes a program that shares its multiprocessor with others.
     crowded: float = 1.0
+    #: The numbers of parts to choose from for the last tiles of a step too large for a graph, by a
+    #: kernel of one program a multiprocessor; none: they are not cut.
+    last: tuple[int, ...] = ()
 
 
 class Policy(NamedTuple):
@@ -70,6 +76,9 @@ class Policy(NamedTuple):
     tile_round: int
     #: And of these, how many have multiprocessors for themselves.
     tiles_alone: int
+    #: Multiprocessors, and programs of a tile.
+    num_sms: int
+    num_kv_heads: int
     #: Prefill tiles are cut only as far as the step has no more partial results than this.
     max_slots: int
     #: Bytes of one key and its value, all KV heads of a layer.

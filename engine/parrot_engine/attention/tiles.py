@@ -11,6 +11,9 @@ sum allows. Which cut makes the larger of both, with what merging costs, the lea
 longer where programs share a multiprocessor. That looks at the tiles of the whole step: a row
 alone is cut further than one among many.
 
+Tiles that fill the device several times are left whole but for the last ones (`_cut_last`): half a
+round of long tiles leaves half of the device idle for as long as one takes.
+
 Plain numpy, no torch, no device.
 """
 
@@ -21,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parrot_engine.attention.policy import Policy
+from parrot_engine.attention.policy import MAX_MIXED_TOKENS, Policy
 from parrot_engine.attention.tables import Ints, Tables, as_table, first_keys, largest_first, spans
 
 
@@ -112,9 +115,11 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
     """The cuts of tiles of these keys and tokens; see the module's docstring."""
     cuts, room = policy.tile_cuts, policy.tile_round
     longest = int(lengths.max())
-    # The sum alone takes as long as the longest tile: no cut gains anything.
-    if longest < 2 * cuts.least or int(lengths.sum()) >= longest * room:
+    if longest < 2 * cuts.least:
         return _Cut(np.ones_like(lengths), lengths)
+    if int(lengths.sum()) >= longest * room:
+        # The sum alone takes as long as the longest tile.
+        return _cut_last(lengths, tokens, policy, free_slots)
     # One row a tile, one column a choice.
     target = np.maximum(-(-longest // np.array(cuts.parts, dtype=np.int32)), cuts.least)
     length = lengths[:, None]
@@ -136,3 +141,45 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
     if not fits[best]:
         return _Cut(np.ones_like(lengths), lengths)
     return _Cut(parts[:, best].astype(np.int32), keys[:, best].astype(np.int32))
+
+
+def _cut_last(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
+    """The cuts of tiles that fill the device: the last ones, where all programs end sooner by it.
+
+    As many are left whole as fill a number of rounds, the last whole round or the one before.
+    """
+    cuts = policy.tile_cuts
+    parts, keys = np.ones_like(lengths), lengths
+    # Graphs have no room for it.
+    if not cuts.last or int(tokens.sum()) <= MAX_MIXED_TOKENS:
+        return _Cut(parts, keys)
+    order = np.argsort(-lengths, kind="stable")
+    rounds = len(lengths) * policy.num_kv_heads // policy.num_sms
+    least = _busiest(lengths[order] + cuts.start, policy)
+    for whole in (rounds, rounds - 1):
+        last = order[max(0, whole) * policy.num_sms // policy.num_kv_heads :]
+        for count in cuts.last:
+            part = -(-lengths[last] // (count * policy.align)) * policy.align
+            made = -(-lengths[last] // part)
+            slots = int((made * tokens[last]).sum())
+            if not len(last) or int(part.min()) < cuts.least or slots > free_slots:
+                continue
+            # The last part of a tile is the shortest, and counted like the others.
+            work = np.concatenate([lengths[order[: -len(last)]], np.repeat(part, made)])
+            end = _busiest(np.sort(work)[::-1] + cuts.start, policy)
+            end += int(made.sum()) * cuts.merge // policy.tile_round
+            if end < least:
+                least = end
+                parts, keys = np.ones_like(lengths), lengths.copy()
+                parts[last], keys[last] = made, part
+    return _Cut(parts, keys)
+
+
+def _busiest(costs: Ints, policy: Policy) -> int:
+    """The cost of the program that has most to do, by what tiles cost a program, largest first.
+
+    They are dealt as `kernels.hopper_fetch.nth_work` does.
+    """
+    work = np.repeat(costs, policy.num_kv_heads)
+    work = np.pad(work, (0, -len(work) % policy.num_sms)).reshape(-1, policy.num_sms)
+    return int((work[::2].sum(axis=0) + work[1::2, ::-1].sum(axis=0)).max())

@@ -41,7 +41,9 @@ DEFAULT_TILE_CUTS = TileCuts(
     crowded=1.15,
 )
 #: The same for tiles that have a multiprocessor for themselves (docs/engine-log.md, 22).
-SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(least=512, rounds=1, crowded=1.0)
+SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(
+    least=512, rounds=1, crowded=1.0, last=(2, 3, 4, 5, 6)
+)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -140,6 +142,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
             tile_cuts=tile_cuts,
             tile_round=_round(self._tunings.prefill, limits.num_sms, shape.num_kv_heads),
             tiles_alone=limits.num_sms // shape.num_kv_heads,
+            num_sms=limits.num_sms,
+            num_kv_heads=shape.num_kv_heads,
             max_slots=MAX_SLOTS,
             token_bytes=token_bytes(shape.num_kv_heads, shape.head_dim, dtype, quantized=quantized),
             split_tokens=_SPLIT_TOKENS,

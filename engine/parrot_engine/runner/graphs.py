@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout, aligned
-from parrot_engine.attention.policy import MAX_SLOTS
+from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.logits import find_largest
@@ -33,10 +33,8 @@ from parrot_engine.runner.step_inputs import Ints, StepTokens
 
 _log = logging.getLogger(__name__)
 
-#: Most tokens of a graph without prefill, and of one with: larger steps keep the device busy for
-#: longer than it takes to launch them one by one (13 to 24 ms for 32 layers, by the host's CPU).
+#: Most tokens of a graph without prefill; see `MAX_MIXED_TOKENS`.
 _MAX_DECODE_TOKENS = 256
-_MAX_MIXED_TOKENS = 1024
 #: The output head is part of graphs without prefill of up to so many tokens; behind others it is
 #: launched for the rows that need it.
 _MAX_HEAD_TOKENS = 256
@@ -309,7 +307,7 @@ def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
     in which no row's keys are cut.
     """
     decode = _up_to(min(max_tokens, _MAX_DECODE_TOKENS), _decode_buckets())
-    mixed = _up_to(min(max_tokens, _MAX_MIXED_TOKENS), _mixed_buckets())
+    mixed = _up_to(min(max_tokens, MAX_MIXED_TOKENS), _mixed_buckets())
     whole = [count for count in decode if count >= _MIN_WHOLE_TOKENS]
     keys = [
         Key(count, parts)
@@ -331,7 +329,7 @@ def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes
     `step_bytes` is what the largest step, of `max_tokens` tokens, takes besides the cache, and
     `slot_bytes` one partial result of attention.
     """
-    activations = int(step_bytes * min(1.0, _MAX_MIXED_TOKENS / max_tokens))
+    activations = int(step_bytes * min(1.0, MAX_MIXED_TOKENS / max_tokens))
     # Where all graphs leave them, and of some models in the model's dtype before.
     logits = 2 * _MAX_HEAD_TOKENS * vocab_size * 4
     num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())

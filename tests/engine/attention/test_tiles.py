@@ -15,13 +15,19 @@ pytest.importorskip("triton", reason="tile sizes are the kernels'")
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.launch import DeviceLimits
 from parrot_engine.attention.policy import MAX_SLOTS, TileCuts
-from parrot_engine.attention.triton_backend import DEFAULT_TILE_CUTS, HostPlan, TritonAttention
+from parrot_engine.attention.triton_backend import (
+    DEFAULT_TILE_CUTS,
+    SPECIALIZED_TILE_CUTS,
+    HostPlan,
+    TritonAttention,
+)
 from parrot_engine.attention.work_list import WorkList
 from parrot_engine.batch import BatchRow
 
 SHAPE = AttentionShape(32, 8, 128, 64)
 #: Those of an H200: 132 multiprocessors hold 264 tiles, 33 of them with a program a KV head.
 LIMITS = DeviceLimits(132, 227 * 1024, copy_engine=True)
+HOPPER = LIMITS._replace(hopper=True)
 ROUND = 33
 MAX_ROWS = 256
 #: Fixed here, so that measuring others changes no test.
@@ -36,8 +42,7 @@ def _backend(window: int | None = None, shape: AttentionShape = SHAPE, **kw: Any
         windows=[window],
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
-        limits=LIMITS,
-        **kw,
+        **{"limits": LIMITS, **kw},
     )
 
 
@@ -138,6 +143,55 @@ def test_a_step_has_no_more_partial_results_than_graphs_hold() -> None:
     few, many = _rows(row, (100, 1, 32_000)), _rows(row, (129, 1, 32_000))
     assert MAX_SLOTS >= _list(few).num_slots > _list(few, tile_cuts=WHOLE).num_slots
     assert _list(many).num_slots == _list(many, tile_cuts=WHOLE).num_slots <= MAX_SLOTS
+
+
+def _busiest(work: WorkList) -> int:
+    """Keys of the program that has most, 132 being dealt the tiles of 8 heads; 128 for a start."""
+    programs = [0] * 132
+    for index, keys in enumerate(np.repeat(work.tiles[:, 2] - work.tiles[:, 1] + 128, 8)):
+        turn, place = divmod(index, 132)
+        programs[place if turn % 2 == 0 else -1 - place] += int(keys)
+    return max(programs)
+
+
+LAST = SPECIALIZED_TILE_CUTS._replace(least=512, start=128, merge=512, last=(2, 3, 4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "before", "after"),
+    [
+        ([(1, 8192, 90_112)], 1.030, 1.006),  # fifteen and a half rounds
+        ([(1, 1696, 98_304)], 1.242, 1.013),  # three and a fifth
+        ([(4, 2048, 30_000)], 1.030, 1.007),
+        ([(1, 8192, 0)], 1.003, 1.003),  # short tiles even it out
+        ([(1, 1024, 50_000)], 1.031, 1.031),  # of a graph
+    ],
+)
+def test_the_last_tiles_of_a_large_step_are_cut_so_that_all_programs_end_together(
+    kinds: list[tuple[int, int, int]], before: float, after: float
+) -> None:
+    rows = _rows(*kinds)
+    cut, whole = (
+        _list(rows, tile_cuts=cuts, limits=HOPPER) for cuts in (LAST, LAST._replace(last=()))
+    )
+    even = float((whole.tiles[:, 2] - whole.tiles[:, 1] + 128).sum() * 8 / 132)
+    assert len(whole.merges) == 0
+    assert _busiest(whole) / even == pytest.approx(before, abs=2e-3)
+    assert _busiest(cut) / even == pytest.approx(after, abs=2e-3)
+    assert (len(cut.merges) > 0) == (after < before)
+    # All keys are read once.
+    ends = {tuple(tile[3:6].tolist()): tile[2] for tile in whole.tiles}
+    keys = dict.fromkeys(ends, 0)
+    for tile in cut.tiles:
+        keys[tuple(tile[3:6].tolist())] += int(tile[2] - tile[1])
+    assert keys == ends
+
+
+def test_last_tiles_have_no_more_partial_results_than_there_is_room_for() -> None:
+    for count, has_room in ((60, True), (66, False)):
+        work = _list(_rows((1, 1696, 98_304), (count, 1, 63_000)), tile_cuts=LAST, limits=HOPPER)
+        assert bool((work.merges[:, 0] < 1696).any()) is has_room
+        assert work.num_slots <= MAX_SLOTS or not has_room
 
 
 @st.composite

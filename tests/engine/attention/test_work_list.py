@@ -28,6 +28,8 @@ POLICY = Policy(
     tile_cuts=TileCuts((1,), least=BLOCK, start=1, merge=1),
     tile_round=6,
     tiles_alone=6,
+    num_sms=12,
+    num_kv_heads=2,
     max_slots=MAX_SLOTS,
     token_bytes=1,
     split_tokens=3,
