@@ -103,13 +103,12 @@ MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
         _streamed(64, 64, 4, 3),
         _streamed(64, 64, 4, 3),
     ),
-    # One of two ranks; measured with 1 and 64 tokens, the others as they are above.
     (True, 7168, 4096): (
         Vector(1, 8, 1),
-        *(4 * (_streamed(64, 128, 4, 3),)),
-        _streamed(128, 128, 4, 3),
+        *(4 * (_streamed(64, 128, 8, 4),)),
+        _streamed(64, 128, 4, 5),
         _streamed(64, 128, 4, 4),
-        _streamed(64, 64, 4, 3),
+        _streamed(64, 64, 4, 5),
     ),
     (False, 4096, 14336): (
         Vector(8, 2, 3),
