@@ -181,5 +181,5 @@ def _busiest(costs: Ints, policy: Policy) -> int:
     They are dealt as `kernels.hopper_fetch.nth_work` does.
     """
     work = np.repeat(costs, policy.num_kv_heads)
-    work = np.pad(work, (0, -len(work) % policy.num_sms)).reshape(-1, policy.num_sms)
-    return int((work[::2].sum(axis=0) + work[1::2, ::-1].sum(axis=0)).max())
+    rounds = np.pad(work, (0, -len(work) % policy.num_sms)).reshape(-1, policy.num_sms)
+    return int((rounds[::2].sum(axis=0) + rounds[1::2, ::-1].sum(axis=0)).max())
