@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import re
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
+from hashlib import sha1
+from math import inf
+from operator import itemgetter
 from zlib import crc32
 
 import msgspec
+
+from parrot_gateway.linking.links import LinkedSession
 
 #: Bytes of a prompt that are looked at.
 MAX_PREFIX = 16_384
@@ -25,6 +31,36 @@ _FIRST_ROLE = 64
 _STEPS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Different lengths of templates behind one beginning, each of which costs every prompt a hash.
 _MAX_LENGTHS = 32
+
+#: Seconds after which another session counts as another: calls of one that nothing has linked yet
+#: come together.
+_APART_S = 1.0
+#: So often a beginning was seen in different sessions before it is a template.
+_MIN_OCCASIONS = 4
+#: Ways in which prompts go on behind a template, at least, or prompts that end there and are equal.
+_MIN_CONTINUATIONS = 2
+_MIN_EQUAL = 8
+#: Share of prompts that go on in one way from which on that way is constant.
+_CONSTANT = 0.9
+#: Of a template: the square of the bytes that it adds to the next shorter one, times its share in
+#: the prompts of that: few prompts have 30 bytes in common by accident, many begin with "What is".
+#: Once it is one, half is enough.
+_MIN_SCORE = 16.0
+#: The same behind a template that holds more than a form: what comes there is mostly variable.
+_MIN_SCORE_BEHIND = 200.0
+_FORM = 80
+#: A template that ends within a text has longer ones only if so many of its last prompts go on in
+#: constant ways: roles behind one preamble do, stock phrases in what varies do not.
+_MIN_CONSTANT = 0.8
+_CONSTANT_RATE = 1 / 16
+#: How a template ends where a text begins; and bytes of such a text that are too few to be a
+#: template's, so that it ends before them.
+_OPENINGS = (b'":"', b'": "')
+_MIN_TEXT = 12
+#: Bytes of a text that is new to the tree; when it comes again, twice as much is taken.
+_MIN_EDGE = 256
+#: Prompts after which all counts are halved.
+_MAX_COUNT = 8192.0
 
 
 def prompt_of(body: bytes) -> bytes:
@@ -144,3 +180,256 @@ class TemplateTable:
                 if template is not None:
                     found.append(template)
         return found
+
+
+def template_of(prefix: bytes) -> Template:
+    """The template whose text is `prefix`."""
+    key = sha1(prefix, usedforsecurity=False).digest()[:8].hex()
+    return Template(key, len(prefix), crc32(prefix), crc32(prefix[: step_of(len(prefix))]))
+
+
+class _Node:
+    """A beginning that several prompts share, or that only one had so far.
+
+    Attributes:
+        edge: what it adds to its parent's text.
+        depth: length of all its text.
+        children: by their first byte.
+        count: prompts with this beginning; halved now and then.
+        known: those of them whose continuation is known: a child, or that they end here.
+        ends: those that end here.
+        most: the highest count of a child, or `ends`.
+        occasions: times at which it was seen in another session than before.
+        last: when and in which session that was.
+        constant: of a template, share of its last prompts that may have a longer one.
+        touched: number of the last prompt with it.
+    """
+
+    __slots__ = ("children", "constant", "count", "depth", "edge", "ends", "known", "last",
+                 "last_session", "most", "occasions", "template", "touched")  # fmt: skip
+
+    def __init__(self, edge: bytes, depth: int) -> None:
+        self.edge = edge
+        self.depth = depth
+        self.children: dict[int, _Node] = {}
+        self.count = 0.0
+        self.known = 0.0
+        self.ends = 0.0
+        self.most = 0.0
+        self.occasions = 0
+        self.constant = 1.0
+        self.last = -inf
+        self.last_session: LinkedSession | None = None
+        self.touched = 0
+        self.template: Template | None = None
+
+    def see(self, session: LinkedSession, now: float, number: int) -> None:
+        """A prompt of a session begins so."""
+        self.count += 1.0
+        self.touched = number
+        if now - self.last >= _APART_S:
+            last = self.last_session
+            if last is None or last.current is not session.current:
+                self.occasions += 1
+                self.last, self.last_session = now, session
+
+    def fade(self) -> None:
+        self.count /= 2
+        self.known /= 2
+        self.ends /= 2
+        self.most /= 2
+
+    def split(self, size: int) -> _Node:
+        """A new node of the first `size` bytes of the edge, above this one."""
+        upper = _Node(self.edge[:size], self.depth - len(self.edge) + size)
+        self.edge = self.edge[size:]
+        upper.children[self.edge[0]] = self
+        upper.count = upper.known = upper.most = self.count
+        upper.occasions, upper.last = self.occasions, self.last
+        upper.last_session, upper.touched = self.last_session, self.touched
+        return upper
+
+    def leads_on(self, child: _Node) -> bool:
+        """Whether what comes next is constant, but for accidents."""
+        return child.occasions >= _MIN_OCCASIONS and child.count >= _CONSTANT * self.known
+
+    def is_open(self) -> bool:
+        """Whether here begins what varies, or prompts end that are equal."""
+        if self.known < _MIN_OCCASIONS:
+            return False
+        if self.ends >= _CONSTANT * self.known:
+            return self.ends >= _MIN_EQUAL
+        if self.template is None and len(self.children) + (self.ends > 0.0) < _MIN_CONTINUATIONS:
+            return False
+        if self.most < _CONSTANT * self.known:
+            return True
+        return not any(self.leads_on(child) for child in self.children.values())
+
+
+class TemplateLearner:
+    """Learns the templates of one tenant from a stream of prompts.
+
+    A radix tree of their beginnings holds what was seen lately. A template is a beginning that ends
+    where prompts of several sessions go on in different ways, if the bytes that it adds to the
+    next shorter template are many, or shared by many: few prompts have 30 bytes in common by
+    accident, but many begin with "What is". Prompts with the same beginning in one session (parts
+    of a document, questions about one text) make no template.
+
+    Args:
+        max_nodes: of the tree; those seen longest ago make room.
+        max_bytes: of its texts.
+
+    Attributes:
+        table: the templates.
+    """
+
+    def __init__(self, max_nodes: int = 4096, max_bytes: int = 2_000_000) -> None:
+        self.table = TemplateTable()
+        self._max_nodes = max_nodes
+        self._max_bytes = max_bytes
+        self._root = _Node(b"", 0)
+        #: Nodes that stand for a template, by its key.
+        self._owners: Counter[str] = Counter()
+        self._nodes = 1
+        self._bytes = 0
+        self._prompts = 0
+
+    def learn(self, prompt: bytes, session: LinkedSession, now: float) -> list[tuple[str, str]]:
+        """Take the prompt of a call with which a conversation begins.
+
+        Args:
+            prompt: as `prompt_of` gives it.
+            session: of the call, as far as it is known.
+            now: seconds.
+
+        Returns:
+            Keys of templates that are none any more, each with the key of the one in whose place
+            it stood; empty for none.
+        """
+        self._prompts += 1
+        removed = self._review(self._insert(prompt, session, now), prompt)
+        if (
+            self._nodes > self._max_nodes
+            or self._bytes > self._max_bytes
+            or self._root.count > _MAX_COUNT
+        ):
+            self._sweep()
+        return removed
+
+    @property
+    def size_bytes(self) -> int:
+        """What the tree takes, about."""
+        return self._bytes + 400 * self._nodes
+
+    def _insert(self, prompt: bytes, session: LinkedSession, now: float) -> list[_Node]:
+        """The nodes on the way of a prompt, from the root on."""
+        node, at, size, number = self._root, 0, len(prompt), self._prompts
+        path = [node]
+        node.see(session, now, number)
+        while at < size:
+            first = prompt[at]
+            child = node.children.get(first)
+            is_new = child is None
+            if child is None:
+                child = self._new(prompt[at : at + max(_MIN_EDGE, at)], at)
+                node.children[first] = child
+            elif not prompt.startswith(child.edge, at):
+                child = child.split(_common(child.edge, prompt, at))
+                node.children[first] = child
+                self._nodes += 1
+            child.see(session, now, number)
+            node.known += 1.0
+            node.most = max(node.most, child.count)
+            path.append(child)
+            node, at = child, child.depth
+            if is_new:
+                break
+        if at == size:
+            node.known += 1.0
+            node.ends += 1.0
+            node.most = max(node.most, node.ends)
+        return path
+
+    def _new(self, edge: bytes, at: int) -> _Node:
+        self._nodes += 1
+        self._bytes += len(edge)
+        return _Node(edge, at + len(edge))
+
+    def _review(self, path: list[_Node], prompt: bytes) -> list[tuple[str, str]]:
+        """Decide which of the nodes on one way are templates."""
+        removed: list[tuple[str, str]] = []
+        above, length = path[0], 0
+        least, in_text, goes_on = _MIN_SCORE, False, False
+        for node in path[1:]:
+            run = node.depth - length
+            score = run * run * node.count / above.count
+            is_candidate = (
+                node.occasions >= _MIN_OCCASIONS
+                and score >= (least if node.template is None else least / 2)
+                and node.is_open()
+            )
+            goes_on = goes_on or is_candidate
+            if is_candidate and (not in_text or above.constant >= _MIN_CONSTANT):
+                template = self._promote(node, prompt)
+                if template is not None:
+                    above.constant += (1.0 - above.constant) * _CONSTANT_RATE
+                    above, length = node, template.length
+                    in_text = not prompt.endswith(_OPENINGS, 0, length)
+                    least = _MIN_SCORE if length <= _FORM else _MIN_SCORE_BEHIND
+                    goes_on = False
+            elif node.template is not None:
+                key = node.template.key
+                node.template = None
+                self._owners[key] -= 1
+                if not self._owners[key]:
+                    del self._owners[key]
+                    self.table.remove(key)
+                    removed.append((key, above.template.key if above.template else ""))
+        above.constant += (goes_on - above.constant) * _CONSTANT_RATE
+        return removed
+
+    def _promote(self, node: _Node, prompt: bytes) -> Template | None:
+        """The template of a node, from now on if it had none; None where there is no room."""
+        template = node.template
+        if template is None:
+            start, end = node.depth - _MIN_TEXT, node.depth
+            for opening in _OPENINGS:
+                at = prompt.rfind(opening, start, end)
+                if at >= 0:
+                    end = at + len(opening)
+            template = template_of(prompt[:end])
+        if not self.table.add(template):
+            return None
+        if node.template is None:
+            node.template = template
+            self._owners[template.key] += 1
+        return template
+
+    def _sweep(self) -> None:
+        """Let counts fade; where there is too much, drop the leaves that were seen longest ago."""
+        leaves: list[tuple[int, _Node, int]] = []
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
+            node.fade()
+            for first, child in node.children.items():
+                pending.append(child)
+                if not child.children:
+                    leaves.append((child.touched, node, first))
+        leaves.sort(key=itemgetter(0))
+        excess = self._nodes > self._max_nodes or self._bytes > self._max_bytes
+        for _, parent, first in leaves[: len(leaves) // 2 + 1] if excess else ():
+            self._bytes -= len(parent.children.pop(first).edge)
+            self._nodes -= 1
+
+
+def _common(edge: bytes, prompt: bytes, at: int) -> int:
+    """Bytes of `edge` that stand in `prompt` from `at` on; fewer than all of them."""
+    low, high = 0, min(len(edge), len(prompt) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if prompt.startswith(edge[low:middle], at + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

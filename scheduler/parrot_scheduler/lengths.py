@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 
 #: Bins of a histogram for each doubling: a quantile is right within a factor of 2 ** (1 / 4).
 _PER_OCTAVE = 4
 #: Outputs up to 2 ** 24 tokens.
-_NUM_BINS = 24 * _PER_OCTAVE + 1
+MAX_BIN = 24 * _PER_OCTAVE
 #: Past this weight of samples all are halved, so that old ones fade.
 _MAX_WEIGHT = 256.0
 #: Samples before a template's own histogram is used, and before the one of all calls is.
@@ -18,18 +19,29 @@ _RATIO_BINS = 20
 
 
 class FadingHistogram:
-    """A histogram with bins of equal ratio, whose old samples fade."""
+    """A histogram with bins of equal ratio, whose old samples fade.
+
+    Args:
+        bins: samples by bin, as `bins` gives them.
+
+    Attributes:
+        weight: samples, faded ones counted less.
+    """
 
     __slots__ = ("_bins", "weight")
 
-    def __init__(self) -> None:
-        self._bins: dict[int, float] = {}
-        #: Samples, faded ones counted less.
-        self.weight = 0.0
+    def __init__(self, bins: Mapping[int, float] | None = None) -> None:
+        self._bins: dict[int, float] = dict(bins or {})
+        self.weight = sum(self._bins.values())
+
+    @property
+    def bins(self) -> Mapping[int, float]:
+        """Samples by bin, whose numbers are from 0 to `MAX_BIN`."""
+        return self._bins
 
     def add(self, value: float) -> None:
         """One sample, at least 0."""
-        index = 0 if value < 1 else 1 + min(int(math.log2(value) * _PER_OCTAVE), _NUM_BINS - 2)
+        index = 0 if value < 1 else 1 + min(int(math.log2(value) * _PER_OCTAVE), MAX_BIN - 1)
         self._bins[index] = self._bins.get(index, 0.0) + 1.0
         self.weight += 1.0
         if self.weight > _MAX_WEIGHT:

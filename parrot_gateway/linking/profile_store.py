@@ -1,0 +1,202 @@
+"""Profiles of all tenants: bounded, told to the gateway as they change, kept in a file.
+
+The file holds hashes, counts and the names of tenants; no text of prompts or answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from parrot_scheduler.lengths import MAX_BIN, FadingHistogram
+
+from parrot_gateway.linking.profiles import Profile, TenantProfiles
+from parrot_gateway.linking.templates import MAX_PREFIX, Template
+from parrot_gateway.linking.wire import ForecastsChanged
+
+logger = logging.getLogger(__name__)
+
+#: Templates that are told at once, of all tenants; the others follow.
+_MAX_TOLD = 1000
+#: Templates of all tenants; those of the tenant that was quiet longest make room.
+_MAX_PROFILES = 50_000
+#: How often the file is written.
+_SAVE_EVERY_S = 60.0
+#: A file that is longer is none of ours.
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+
+_Count = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Bins = dict[Annotated[int, msgspec.Meta(ge=0, le=MAX_BIN)], _Count]
+
+
+class _SavedProfile(msgspec.Struct, array_like=True):
+    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    length: Annotated[int, msgspec.Meta(ge=1, le=MAX_PREFIX)]
+    hash: int
+    head: int
+    lengths: _Bins
+    gaps: _Bins
+    calls: _Count
+    returned: _Count
+    in_fan_in: _Count
+    fan_in: _Count
+    siblings: _Count
+    successors: dict[str, tuple[_Count, _Count]]
+
+
+class _SavedTenant(msgspec.Struct, array_like=True):
+    """Profiles of one tenant, used longest ago first."""
+
+    name: str
+    profiles: list[_SavedProfile]
+
+
+class _Saved(msgspec.Struct):
+    """The file."""
+
+    format: Literal["parrot-gateway profiles"]
+    version: Literal[1]
+    tenants: list[_SavedTenant]
+
+
+_decoder = msgspec.msgpack.Decoder(_Saved)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ProfileStore:
+    """Learns the profiles of all tenants, each for itself.
+
+    Args:
+        max_tenants: remembered; the one that was quiet longest makes room.
+        max_templates: of one tenant.
+        file: that keeps them over a restart; None keeps nothing.
+    """
+
+    def __init__(self, max_tenants: int, max_templates: int, file: Path | None = None) -> None:
+        self._max_tenants = max_tenants
+        self._max_templates = max_templates
+        self._file = file
+        self._tenants: OrderedDict[str, TenantProfiles] = OrderedDict()
+        #: Keys that are still to be told as forgotten, of tenants that are.
+        self._forgotten: dict[str, list[str]] = {}
+        self._saved_at: float | None = None
+        if file is not None:
+            self._load(file)
+
+    def tenant(self, name: str) -> TenantProfiles:
+        """The profiles of a tenant."""
+        known = self._tenants.get(name)
+        if known is None:
+            known = self._tenants[name] = TenantProfiles(self._max_templates)
+            if len(self._tenants) > self._max_tenants:
+                self._forget_oldest()
+        else:
+            self._tenants.move_to_end(name)
+        return known
+
+    def __len__(self) -> int:
+        """Templates of all tenants."""
+        return sum(len(each) for each in self._tenants.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take, about."""
+        return sum(each.size_bytes for each in self._tenants.values())
+
+    def changes(self) -> Iterator[ForecastsChanged]:
+        """What has changed since it was last asked for; a large change comes in parts."""
+        while len(self._tenants) > 1 and len(self) > _MAX_PROFILES:
+            self._forget_oldest()
+        for name, keys in self._forgotten.items():
+            yield ForecastsChanged(name, [], keys)
+        self._forgotten = {}
+        busy = {name: known for name, known in self._tenants.items() if known.has_changed}
+        for name, known in busy.items():
+            changed, removed = known.changes(max(1, _MAX_TOLD // len(busy)))
+            yield ForecastsChanged(name, changed, removed)
+
+    def save(self, now: float, *, is_last: bool = False) -> None:
+        """Write the file, if there is one and it is time to.
+
+        Args:
+            now: seconds.
+            is_last: it is time.
+        """
+        if self._file is None:
+            return
+        if self._saved_at is None:
+            self._saved_at = now
+        if not is_last and now - self._saved_at < _SAVE_EVERY_S:
+            return
+        self._saved_at = now
+        tenants = [
+            _SavedTenant(name, [_saved(each) for each in known.profiles()])
+            for name, known in self._tenants.items()
+        ]
+        new = self._file.with_name(f"{self._file.name}.{os.getpid()}.tmp")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            new.touch(mode=0o600)
+            new.write_bytes(_encoder.encode(_Saved("parrot-gateway profiles", 1, tenants)))
+            new.replace(self._file)
+        except OSError as error:
+            logger.warning("profiles cannot be written to %s: %s", self._file, error)
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+
+    def _load(self, file: Path) -> None:
+        try:
+            if file.stat().st_size > _MAX_FILE_BYTES:
+                raise ValueError(f"it is longer than {_MAX_FILE_BYTES} bytes")
+            saved = _decoder.decode(file.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            logger.warning("profiles in %s are not read: %s", file, error)
+            return
+        for tenant in saved.tenants:
+            known = self.tenant(tenant.name)
+            for profile in tenant.profiles:
+                known.restore(_restored(profile))
+
+    def _forget_oldest(self) -> None:
+        name, known = self._tenants.popitem(last=False)
+        self._forgotten[name] = [each.template.key for each in known.profiles()]
+
+
+def _saved(profile: Profile) -> _SavedProfile:
+    template = profile.template
+    return _SavedProfile(
+        template.key,
+        template.length,
+        template.hash,
+        template.head,
+        dict(profile.lengths.bins),
+        dict(profile.gaps.bins),
+        profile.calls,
+        profile.returned,
+        profile.in_fan_in,
+        profile.fan_in,
+        profile.siblings,
+        profile.successors,
+    )
+
+
+def _restored(saved: _SavedProfile) -> Profile:
+    return Profile(
+        Template(saved.key, saved.length, saved.hash, saved.head),
+        FadingHistogram(saved.lengths),
+        FadingHistogram(saved.gaps),
+        saved.calls,
+        saved.returned,
+        saved.in_fan_in,
+        saved.fan_in,
+        saved.siblings,
+        saved.successors,
+    )

@@ -1,0 +1,342 @@
+"""What the calls of each template do: learned from links and answers, forgotten slowly.
+
+Lengths of answers, whether and when they are used again, by calls of which templates, and whether
+several of them are read together. Holds no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from parrot_scheduler.lengths import FadingHistogram
+
+from parrot_gateway.linking.forecast import ENOUGH, Forecast, TemplateForecast
+from parrot_gateway.linking.links import Link, LinkedSession
+from parrot_gateway.linking.templates import Template, TemplateLearner, prompt_of
+
+#: Calls of a tenant whose answers may still be used.
+_MAX_CALLS = 10_000
+#: An answer that nobody has used for so long counts as not used; later uses still count.
+_UNUSED_S = 300.0
+#: A call without an answer for so long is over.
+_LOST_S = 3600.0
+#: Past this number of calls all shares are halved, so that old ones fade.
+_MAX_WEIGHT = 256.0
+#: Templates that one template's successors are of; of a call those that are told apart.
+_MAX_SUCCESSORS = 16
+_MAX_TOLD = 8
+#: Bytes at either end of an answer in which its usage is searched.
+_USAGE_BYTES = 2048
+_USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)":\s*(\d{1,9})\b')
+#: Characters of a token, where the answer does not say how many it has.
+_CHARACTERS_A_TOKEN = 4
+
+
+def output_tokens(body: bytes, characters: int, choices: int = 1) -> float:
+    """Tokens of one choice of an answer: by its usage, else estimated.
+
+    Args:
+        body: the answer as sent, JSON or server-sent events.
+        characters: of all choices.
+    """
+    found = _USAGE.findall(body[-_USAGE_BYTES:]) or _USAGE.findall(body[:_USAGE_BYTES])
+    tokens = int(found[-1]) if found else characters / _CHARACTERS_A_TOKEN
+    return tokens / max(1, choices)
+
+
+@dataclass(slots=True, eq=False)
+class Profile:
+    """What the calls of one template did; counts of old ones fade.
+
+    Attributes:
+        lengths: of answers, in tokens.
+        gaps: from an answer to the first call that uses it, in milliseconds.
+        calls: whose answer was used, or will not be.
+        returned: of these, continued by another call.
+        in_fan_in: of these, read together with the answers of calls that ran at the same time.
+        fan_in: answers that the readers of these have read, summed; of this template, `siblings`.
+        successors: by template of the calls that use answers: calls that have one, and how many
+            these are.
+    """
+
+    template: Template
+    lengths: FadingHistogram = field(default_factory=FadingHistogram)
+    gaps: FadingHistogram = field(default_factory=FadingHistogram)
+    calls: float = 0.0
+    returned: float = 0.0
+    in_fan_in: float = 0.0
+    fan_in: float = 0.0
+    siblings: float = 0.0
+    successors: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """Count a call whose fate is known."""
+        self.calls += 1.0
+        if self.calls > _MAX_WEIGHT:
+            self.calls /= 2
+            self.returned /= 2
+            self.in_fan_in /= 2
+            self.fan_in /= 2
+            self.siblings /= 2
+            self.successors = {
+                key: (calls / 2, total / 2)
+                for key, (calls, total) in self.successors.items()
+                if calls >= 0.5
+            }
+
+    def succeed(self, key: str, is_first: bool) -> None:
+        """Count a call that uses an answer; `is_first` of its template to do so."""
+        calls, total = self.successors.get(key, (0.0, 0.0))
+        if key not in self.successors and len(self.successors) >= _MAX_SUCCESSORS:
+            del self.successors[min(self.successors, key=lambda each: self.successors[each])]
+        self.successors[key] = calls + is_first, total + 1.0
+
+    def forecast(self) -> Forecast:
+        lengths, gaps, calls = self.lengths, self.gaps, max(self.calls, 1.0)
+        successors = sorted(
+            (
+                (key, min(1.0, having / calls), total / having)
+                for key, (having, total) in self.successors.items()
+                if having
+            ),
+            key=lambda each: -each[1],
+        )
+        return Forecast(
+            self.template.key,
+            lengths.weight,
+            (lengths.quantile(0.5), lengths.quantile(0.9)),
+            min(1.0, self.in_fan_in / calls),
+            self.fan_in / self.in_fan_in if self.in_fan_in else 0.0,
+            self.siblings / self.in_fan_in if self.in_fan_in else 0.0,
+            min(1.0, self.returned / calls),
+            (gaps.quantile(0.5) / 1000, gaps.quantile(0.9) / 1000),
+            tuple(successors[:8]),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call whose answer may still be used.
+
+    Attributes:
+        profiles: of its templates that learn from it, the longest first.
+        told: how many calls of a template have used its answer.
+    """
+
+    id: str
+    profiles: Sequence[Profile]
+    started: float
+    ended: float | None = None
+    is_settled: bool = False
+    has_returned: bool = False
+    in_fan_in: bool = False
+    told: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The template that counts: the longest that is known well, else the longest."""
+        return self.profiles[-1 if self.profiles[-1].lengths.weight >= ENOUGH else 0].template.key
+
+
+class TenantProfiles:
+    """Learns the templates of one tenant and what their calls do.
+
+    Args:
+        max_templates: remembered; those used longest ago make room.
+    """
+
+    def __init__(self, max_templates: int) -> None:
+        self._max_templates = max_templates
+        self._learner = TemplateLearner()
+        self._profiles: OrderedDict[str, Profile] = OrderedDict()
+        self._calls: OrderedDict[str, _Call] = OrderedDict()
+        #: Calls in order, some of them settled.
+        self._open: deque[_Call] = deque()
+        self._changed: dict[str, None] = {}
+        self._removed: dict[str, None] = {}
+
+    def request(
+        self, call: str, body: bytes, links: Iterable[Link], session: LinkedSession, now: float
+    ) -> None:
+        """Take the request of a call.
+
+        Args:
+            call: its id.
+            links: to earlier calls.
+            session: of the call, as far as it is known.
+            now: seconds; never goes back.
+        """
+        prompt = prompt_of(body)
+        links = list(links)
+        if prompt and all(link.kind not in ("continues", "tool") for link in links):
+            for key, instead in self._learner.learn(prompt, session, now):
+                self._replace(key, instead)
+        self._settle_old(now)
+        seen = _Call(call, self._of(prompt), now)
+        if seen.profiles:
+            self._calls[call] = seen
+            self._open.append(seen)
+            if len(self._calls) > _MAX_CALLS:
+                self._calls.popitem(last=False)
+        self._use(links, seen, now)
+
+    def answer(self, call: str, tokens: float, now: float) -> None:
+        """Take the complete answer of a call, of `tokens` in each choice."""
+        seen = self._calls.get(call)
+        if seen is not None and seen.ended is None:
+            seen.ended = now
+            for profile in seen.profiles:
+                profile.lengths.add(tokens)
+                self._changed[profile.template.key] = None
+
+    def drop(self, call: str) -> None:
+        """Forget a call that has failed."""
+        seen = self._calls.pop(call, None)
+        if seen is not None:
+            seen.is_settled = True
+
+    def template_of(self, call: str) -> str:
+        """The template of a call; empty where there is none, or the call is forgotten."""
+        seen = self._calls.get(call)
+        return "" if seen is None else seen.key
+
+    def profiles(self) -> Iterator[Profile]:
+        """Of all templates, those used longest ago first."""
+        return iter(self._profiles.values())
+
+    def restore(self, profile: Profile) -> None:
+        """Take a profile that was learned before, if there is room."""
+        key = profile.template.key
+        if len(self._profiles) < self._max_templates and self._learner.table.add(profile.template):
+            self._profiles[key] = profile
+            self._changed[key] = None
+
+    def __len__(self) -> int:
+        """Templates."""
+        return len(self._profiles)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take, about."""
+        return self._learner.size_bytes + 2000 * len(self._profiles) + 400 * len(self._calls)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there are changes."""
+        return bool(self._changed or self._removed)
+
+    def changes(self, most: int) -> tuple[list[TemplateForecast], list[str]]:
+        """What has changed since it was last asked for; at most that many templates, and the keys
+        of those forgotten."""
+        changed: list[TemplateForecast] = []
+        while self._changed and len(changed) < most:
+            key = next(iter(self._changed))
+            del self._changed[key]
+            profile = self._profiles.get(key)
+            if profile is not None:
+                changed.append(TemplateForecast(profile.template, profile.forecast()))
+        removed, self._removed = list(self._removed), {}
+        return changed, removed
+
+    def _of(self, prompt: bytes) -> Sequence[Profile]:
+        """The profiles that learn from a prompt: the longest template's, and the next shorter ones'
+        up to the first that is known well."""
+        found: list[Profile] = []
+        for template in reversed(self._learner.table.find(prompt)) if prompt else ():
+            profile = self._profiles.get(template.key)
+            if profile is None:
+                profile = self._profiles[template.key] = Profile(template)
+                self._removed.pop(template.key, None)
+                if len(self._profiles) > self._max_templates:
+                    self._forget(next(iter(self._profiles)))
+            else:
+                self._profiles.move_to_end(template.key)
+            found.append(profile)
+            if profile.lengths.weight >= ENOUGH:
+                break
+        return found
+
+    def _forget(self, key: str) -> None:
+        if self._profiles.pop(key, None) is not None:
+            self._learner.table.remove(key)
+            self._changed.pop(key, None)
+            self._removed[key] = None
+
+    def _replace(self, key: str, instead: str) -> None:
+        """A template is none any more; what is known of it goes to the one in its place, if that
+        knows less."""
+        profile = self._profiles.get(key)
+        other = self._profiles.get(instead)
+        if profile is not None and other is not None:
+            if profile.lengths.weight > other.lengths.weight:
+                profile.template = other.template
+                self._profiles[instead] = profile
+            self._changed[instead] = None
+        self._forget(key)
+
+    def _use(self, links: Sequence[Link], reader: _Call, now: float) -> None:
+        """Count a call for those whose answers it uses."""
+        read: list[_Call] = []
+        key = reader.key if reader.profiles else ""
+        for link in links:
+            source = self._calls.get(link.source)
+            if source is None:
+                continue
+            is_return = link.kind in ("continues", "tool")
+            if link.kind == "output":
+                read.append(source)
+            for profile in source.profiles:
+                self._changed[profile.template.key] = None
+                if not source.is_settled:
+                    profile.settle()
+                if not source.told and source.ended is not None:
+                    profile.gaps.add(1000 * max(0.0, now - source.ended))
+                if is_return and not source.has_returned:
+                    profile.returned += 1.0
+                if key:
+                    profile.succeed(key, key not in source.told)
+            source.is_settled = True
+            source.has_returned = source.has_returned or is_return
+            if key in source.told or len(source.told) < _MAX_TOLD:
+                source.told[key] = source.told.get(key, 0) + 1
+        if len(read) > 1:
+            self._fan_in(read)
+
+    def _fan_in(self, read: list[_Call]) -> None:
+        """Count answers that one call reads; of calls that ran at the same time, one group."""
+        group: list[_Call] = []
+        until = 0.0
+        for call in [*sorted(read, key=attrgetter("started")), None]:
+            if call is not None and group and call.started < until:
+                group.append(call)
+                until = max(until, call.ended or until)
+                continue
+            if len(group) > 1:
+                keys = [each.key for each in group]
+                for each, key in zip(group, keys, strict=True):
+                    if not each.in_fan_in:
+                        each.in_fan_in = True
+                        for profile in each.profiles:
+                            profile.in_fan_in += 1.0
+                            profile.fan_in += len(group)
+                            profile.siblings += keys.count(key)
+            if call is not None:
+                group, until = [call], call.ended or call.started
+
+    def _settle_old(self, now: float) -> None:
+        """Count the calls that nobody has used."""
+        while self._open:
+            call = self._open[0]
+            if not call.is_settled:
+                is_over = call.ended is not None and now - call.ended >= _UNUSED_S
+                if not (is_over or now - call.started >= _LOST_S or len(self._open) > _MAX_CALLS):
+                    return
+                call.is_settled = True
+                for profile in call.profiles if call.ended is not None else ():
+                    profile.settle()
+                    self._changed[profile.template.key] = None
+            self._open.popleft()
