@@ -20,6 +20,8 @@ from parrot_gateway.linking.conversation import (
 )
 from parrot_gateway.linking.linker import Linker, LinkerLimits
 from parrot_gateway.linking.links import Link, LinkedSession, session_id_of
+from parrot_gateway.linking.profile_store import ProfileStore
+from parrot_gateway.linking.profiles import Profile, output_tokens
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 
 #: Sessions that one list holds, last used first.
@@ -90,9 +92,14 @@ class LinkJournal:
     Args:
         limits: for one tenant; as many calls are remembered as can be linked to.
         max_tenants: kept; the one that was quiet longest makes room.
+        profiles: that learn from what is linked.
+
+    Attributes:
+        profiles: of the templates of calls.
     """
 
-    def __init__(self, limits: LinkerLimits, max_tenants: int) -> None:
+    def __init__(self, limits: LinkerLimits, max_tenants: int, profiles: ProfileStore) -> None:
+        self.profiles = profiles
         self._limits = limits
         self._max_tenants = max_tenants
         #: The call that is linked now: a session is called after its first one.
@@ -122,6 +129,9 @@ class LinkJournal:
             session,
             seen.now,
             sorted(linked.links, key=lambda each: -each.confidence)[:_MAX_LINKS],
+        )
+        self.profiles.tenant(seen.tenant).request(
+            seen.call, seen.body, linked.links, session, seen.now
         )
         self._linked += 1
         self._edges += len(record.links)
@@ -153,6 +163,7 @@ class LinkJournal:
         record.error = seen.status if seen.status >= 400 else 0
         if record.error:
             record.state = "failed"
+            self.profiles.tenant(seen.tenant).drop(record.id)
             return
         body = _unpacked(seen.body)
         answer = answer_of(record.path, body)
@@ -174,6 +185,11 @@ class LinkJournal:
         if answer is not None:
             record.tools = _tools_of(answer)
             self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)
+            profiles = self.profiles.tenant(seen.tenant)
+            if record.state == "done":
+                profiles.answer(record.id, output_tokens(body, answer), seen.now)
+            else:
+                profiles.drop(record.id)
 
     def describe_call(self, tenant: str, name: str) -> dict[str, Any] | None:
         """A call by its id, or that of its request or response; None for one that is not known."""
@@ -216,6 +232,11 @@ class LinkJournal:
             "calls": [_describe(record) for record in _records(known, session)],
         }
 
+    def describe_profiles(self, tenant: str) -> dict[str, Any]:
+        """The templates of a tenant and what their calls do, those used last first."""
+        profiles = reversed(list(self.profiles.tenant(tenant).profiles()))
+        return {"object": "list", "data": [_describe_profile(each) for each in profiles]}
+
     def statistics(self) -> dict[str, Any]:
         """Counters since the start, and sizes."""
         return {
@@ -224,7 +245,8 @@ class LinkJournal:
             "unreadable": self._unreadable,
             "tenants": len(self._tenants),
             "calls": sum(len(each.calls) for each in self._tenants.values()),
-            "bytes": self._linker.size_bytes,
+            "templates": len(self.profiles),
+            "bytes": self._linker.size_bytes + self.profiles.size_bytes,
         }
 
     def _tenant(self, name: str) -> _Tenant:
@@ -304,6 +326,30 @@ def _records(tenant: _Tenant, session: LinkedSession) -> list[CallRecord]:
     """The calls of a session in order, which those of merged sessions come out of."""
     records = (tenant.calls[each] for each in tenant.members.get(session, ()))
     return sorted(records, key=lambda record: record.submitted)
+
+
+def _describe_profile(profile: Profile) -> dict[str, Any]:
+    forecast = profile.forecast()
+    return {
+        "template": forecast.template,
+        "object": "profile",
+        "prefix_bytes": profile.template.length,
+        "calls": forecast.weight,
+        "output_tokens": _quantiles(forecast.output_tokens),
+        "gap_s": _quantiles(forecast.gap_s),
+        "returns": forecast.returns,
+        "feeds_fan_in": forecast.feeds_fan_in,
+        "fan_in": forecast.fan_in,
+        "siblings": forecast.siblings,
+        "successors": [
+            {"template": key, "probability": probability, "fan_out": fan_out}
+            for key, probability, fan_out in forecast.successors
+        ],
+    }
+
+
+def _quantiles(values: tuple[float, float]) -> dict[str, float]:
+    return {"p50": values[0], "p90": values[1]}
 
 
 def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None:

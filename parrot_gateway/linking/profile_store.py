@@ -109,6 +109,11 @@ class ProfileStore:
         """What they take, about."""
         return sum(each.size_bytes for each in self._tenants.values())
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether there are changes."""
+        return bool(self._forgotten) or any(each.has_changed for each in self._tenants.values())
+
     def changes(self) -> Iterator[ForecastsChanged]:
         """What has changed since it was last asked for; a large change comes in parts."""
         while len(self._tenants) > 1 and len(self) > _MAX_PROFILES:

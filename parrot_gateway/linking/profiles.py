@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from parrot_scheduler.lengths import FadingHistogram
 
+from parrot_gateway.linking.conversation import Answer
 from parrot_gateway.linking.forecast import ENOUGH, Forecast, TemplateForecast
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.templates import Template, TemplateLearner, prompt_of
@@ -36,16 +37,21 @@ _USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)":\s*(\d{1,9})\b')
 _CHARACTERS_A_TOKEN = 4
 
 
-def output_tokens(body: bytes, characters: int, choices: int = 1) -> float:
-    """Tokens of one choice of an answer: by its usage, else estimated.
+def output_tokens(body: bytes, answer: Answer) -> float:
+    """Tokens of one choice of an answer: by its usage, else estimated from its text.
 
     Args:
         body: the answer as sent, JSON or server-sent events.
-        characters: of all choices.
+        answer: what it says.
     """
     found = _USAGE.findall(body[-_USAGE_BYTES:]) or _USAGE.findall(body[:_USAGE_BYTES])
-    tokens = int(found[-1]) if found else characters / _CHARACTERS_A_TOKEN
-    return tokens / max(1, choices)
+    if found:
+        tokens = float(found[-1])
+    else:
+        texts = [choice.text for choice in answer.choices]
+        texts += [call.arguments for choice in answer.choices for call in choice.tool_calls]
+        tokens = sum(map(len, texts)) / _CHARACTERS_A_TOKEN
+    return tokens / max(1, len(answer.choices))
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +130,7 @@ class _Call:
 
     Attributes:
         profiles: of its templates that learn from it, the longest first.
-        told: how many calls of a template have used its answer.
+        told: templates of the calls that have used its answer.
     """
 
     id: str
@@ -134,12 +140,12 @@ class _Call:
     is_settled: bool = False
     has_returned: bool = False
     in_fan_in: bool = False
-    told: dict[str, int] = field(default_factory=dict)
+    told: dict[str, None] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """The template that counts: the longest that is known well, else the longest."""
-        return self.profiles[-1 if self.profiles[-1].lengths.weight >= ENOUGH else 0].template.key
+        """The longest template."""
+        return self.profiles[0].template.key
 
 
 class TenantProfiles:
@@ -278,31 +284,33 @@ class TenantProfiles:
             self._changed[instead] = None
         self._forget(key)
 
-    def _use(self, links: Sequence[Link], reader: _Call, now: float) -> None:
+    def _use(self, links: Iterable[Link], reader: _Call, now: float) -> None:
         """Count a call for those whose answers it uses."""
+        kinds: dict[str, bool] = {}
+        for link in links:
+            kinds[link.source] = link.kind in ("continues", "tool") or kinds.get(link.source, False)
         read: list[_Call] = []
         key = reader.key if reader.profiles else ""
-        for link in links:
-            source = self._calls.get(link.source)
+        for name, is_return in kinds.items():
+            source = self._calls.get(name)
             if source is None:
                 continue
-            is_return = link.kind in ("continues", "tool")
-            if link.kind == "output":
+            if not is_return:
                 read.append(source)
             for profile in source.profiles:
                 self._changed[profile.template.key] = None
                 if not source.is_settled:
                     profile.settle()
-                if not source.told and source.ended is not None:
-                    profile.gaps.add(1000 * max(0.0, now - source.ended))
+                    if source.ended is not None:
+                        profile.gaps.add(1000 * max(0.0, now - source.ended))
                 if is_return and not source.has_returned:
                     profile.returned += 1.0
                 if key:
                     profile.succeed(key, key not in source.told)
             source.is_settled = True
             source.has_returned = source.has_returned or is_return
-            if key in source.told or len(source.told) < _MAX_TOLD:
-                source.told[key] = source.told.get(key, 0) + 1
+            if key and len(source.told) < _MAX_TOLD:
+                source.told[key] = None
         if len(read) > 1:
             self._fan_in(read)
 

@@ -392,7 +392,12 @@ class LinkingService:
             started: set once there is a process.
         """
         limits = limits_of(self.settings)
-        arguments = msgspec.json.encode((limits, self.settings.max_tenants)).decode()
+        settings = self.settings
+        file = settings.profiles_file
+        path = None if file is None else str(file.expanduser().absolute())
+        arguments = msgspec.json.encode(
+            (limits, settings.max_tenants, settings.max_templates, path)
+        ).decode()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -24,6 +24,8 @@ MAX_PREFIX = 16_384
 #: Bytes of a body in which the keys are searched.
 _MAX_SEARCHED = 65_536
 _FIRST_KEY = re.compile(rb'"(?:messages|prompt|input|system|instructions)":')
+#: Keys of instructions that stand apart, by the key of the messages.
+_APART = {b'"messages":': b'"system":', b'"input":': b'"instructions":'}
 #: Bytes behind the first key in which a first message shows that it is the system's.
 _FIRST_ROLE = 64
 #: Lengths of the beginnings by which templates are found; that of a template is the longest which
@@ -72,15 +74,11 @@ def prompt_of(body: bytes) -> bytes:
     if match is None:
         return b""
     at, end = match.span()
-    if (
-        match[0] in (b'"messages":', b'"input":')
-        and b'"system"' not in body[end : end + _FIRST_ROLE]
-    ):
-        for key in (b'"system":', b'"instructions":'):
-            later = body.find(key, end, end + _MAX_SEARCHED)
-            if later >= 0:
-                at = later
-                break
+    apart = _APART.get(match[0])
+    if apart is not None and b'"system"' not in body[end : end + _FIRST_ROLE]:
+        later = body.find(apart, end, end + _MAX_SEARCHED)
+        if later >= 0:
+            at = later
     return body[at : at + MAX_PREFIX]
 
 

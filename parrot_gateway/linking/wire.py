@@ -49,7 +49,8 @@ class Query(msgspec.Struct, tag="query", array_like=True):
     """A question; the answer is a `Reply` of the same number.
 
     Attributes:
-        what: `call`, `session_of` (a call), `session`, `sessions`, `graph` or `statistics`.
+        what: `call`, `session_of` (a call), `session`, `sessions`, `graph`, `profiles` or
+            `statistics`.
         name: id of a call, a request, a response or a session.
     """
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from parrot_gateway.linking.journal import LinkJournal
 from parrot_gateway.linking.linker import LinkerLimits
+from parrot_gateway.linking.profile_store import ProfileStore
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
@@ -33,6 +36,8 @@ _NICENESS = 15
 
 def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
     """Serve until `source` ends."""
+    while journal.profiles.has_changed:
+        _tell_forecasts(sink, journal)
     while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
         message = decode_to_worker(source.read(length_of(prefix)))
         if isinstance(message, RequestSeen):
@@ -40,12 +45,20 @@ def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
         elif isinstance(message, AnswerSeen):
             journal.answer(message)
         elif isinstance(message, ForecastsWanted):
-            pass
+            _tell_forecasts(sink, journal)
+            journal.profiles.save(message.now)
         else:
             sink.write(
                 encode(Reply(message.number, msgspec.json.encode(_answer(journal, message))))
             )
             sink.flush()
+    journal.profiles.save(time.time(), is_last=True)
+
+
+def _tell_forecasts(sink: BinaryIO, journal: LinkJournal) -> None:
+    for change in journal.profiles.changes():
+        sink.write(encode(change))
+    sink.flush()
 
 
 def _answer(journal: LinkJournal, query: Query) -> object:
@@ -59,18 +72,24 @@ def _answer(journal: LinkJournal, query: Query) -> object:
         return journal.describe_sessions(query.tenant)
     if query.what == "graph":
         return journal.describe_graph(query.tenant, query.name)
+    if query.what == "profiles":
+        return journal.describe_profiles(query.tenant)
     return journal.statistics()
 
 
 def main() -> None:
     """Serve the gateway that is at the other end of standard input and output.
 
-    Arguments are the fields of `LinkerLimits` and the number of tenants, as JSON.
+    Its argument is JSON: the fields of `LinkerLimits`, the numbers of tenants and of templates of
+    each, and the file of profiles or null.
     """
     with suppress(OSError):
         os.nice(_NICENESS)
-    limits, max_tenants = msgspec.json.decode(sys.argv[1], type=tuple[LinkerLimits, int])
-    run(sys.stdin.buffer, sys.stdout.buffer, LinkJournal(limits, max_tenants))
+    limits, max_tenants, max_templates, file = msgspec.json.decode(
+        sys.argv[1], type=tuple[LinkerLimits, int, int, str | None]
+    )
+    profiles = ProfileStore(max_tenants, max_templates, Path(file) if file else None)
+    run(sys.stdin.buffer, sys.stdout.buffer, LinkJournal(limits, max_tenants, profiles))
 
 
 if __name__ == "__main__":

@@ -314,6 +314,10 @@ class LinkingSettings(_Section):
     max_prompt_text: int = Field(default=400_000, gt=0)
     #: An answer older than this is linked to by prompts that go on from it, not by passages.
     horizon_s: Seconds = 3600.0
+    #: Templates of one tenant whose calls are profiled; those used longest ago make room.
+    max_templates: int = Field(default=1000, gt=0)
+    #: A file that keeps profiles over a restart, of one gateway at a time; no text of prompts.
+    profiles_file: Path | None = None
 
 
 class SessionSettings(_Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -188,3 +190,39 @@ def test_the_process_ends_with_the_gateway(upstream: ScriptedUpstream) -> None:
         wait_until(lambda: health(gateway)["running"], "the linking process")
         pid = health(gateway)["pid"]
     wait_until(lambda: not is_alive(pid), "the end of the linking process")
+
+
+def test_profiles_are_learned_and_outlive_a_restart(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    config = {
+        "upstreams": [upstream_settings("scripted", upstream.base_url)],
+        "linking": {"profiles_file": str(tmp_path / "profiles")},
+    }
+    with GatewayProcess(config=config) as gateway:
+        wait_until(lambda: health(gateway)["running"], "the linking process")
+        client, numbers = client_of(gateway), count()
+        model = upstream.script(*[answer("There are three.")] * 1000)
+
+        def ask() -> list[dict[str, Any]]:
+            question = f"{next(numbers) * 7919 % 97} herons?"
+            client.chat.completions.create(
+                model=model,
+                messages=[
+                    {"role": "system", "content": STORY},
+                    {"role": "user", "content": question},
+                ],
+            )
+            return profiles(gateway)
+
+        # Calls of one moment may be one session's: they teach nothing of templates.
+        wait_until(ask, "a profile")
+        learned = wait_until(lambda: ask()[0]["calls"] and profiles(gateway), "an answer")
+        assert STORY[:20] not in str(learned)
+    with GatewayProcess(config=config) as gateway:
+        wait_until(lambda: profiles(gateway) == learned, "the profiles of before")
+    assert STORY[:20].encode() not in (tmp_path / "profiles").read_bytes()
+
+
+def profiles(gateway: GatewayProcess) -> list[dict[str, Any]]:
+    return list(get(gateway, "/linking/profiles").json()["data"])

@@ -131,6 +131,13 @@ class SessionRoutes:
             return
         await exchange.respond_json((linked or _NOT_LINKED) | _describe_call(node))
 
+    @route("GET", "/v1/linking/profiles")
+    async def list_profiles(self, exchange: Exchange) -> None:
+        """List templates of prompts with what their calls do, those used last first."""
+        Query(exchange)
+        found = await self.linking.ask(exchange.tenant, "profiles")
+        await exchange.respond_json(found or {"object": "list", "data": []})
+
     @route("DELETE", "/v1/calls/{id}")
     async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
         """Cancel a call; what depends on it fails."""
