@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness.processes import run_cli
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
 from parrot_gateway.bench.apps import command, gain, policies
-from parrot_gateway.bench.apps.runner import JobResult, RunResult
+from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_gateway.bench.apps.undeclared import RECIPES
-from parrot_gateway.bench.apps.workload import SEMANTIC, Call, Job, Output, Size, Workload
+from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Call, Job, Output, Size, Workload
 from parrot_gateway.bench.servers import BenchmarkError
 
 SALT = "Copy 000000000001."
@@ -156,29 +156,40 @@ def test_gains_are_against_the_first_arm_round_by_round() -> None:
 def test_the_command_compares_linking(tmp_path: Path) -> None:
     path = tmp_path / "gain.json"
     run = run_cli(
-        *("bench", "apps", "--compare", "linking", "--app", "agents", "--app", "mixed"),
-        *("--count", "3", "--scale", "0.01", "--engines", "1", "--rounds", "1"),
+        *("bench", "apps", "--compare", "linking", "--app", "mixed"),
+        *("--count", "2", "--scale", "0.01", "--engines", "1", "--rounds", "1"),
         *("--kv-share", "0.5", "--json", str(path)),
         environment={"COLUMNS": "80"},
+        deadline_s=200.0,
     )
     assert run.returncode == 0, run.stderr
-    for word in ("agents s", "chat ms/token", "map-reduce s", "linking", "declared", "computed"):
+    for word in ("chat ms/token", "map-reduce s", "linking", "declared", "computed"):
         assert word in run.stdout
     assert "…" not in run.stdout, "a table that is cut"
     content = msgspec.json.decode(path.read_bytes())
     assert content["machine"]["cores"] >= 1
-    agents, mixed = content["apps"]
-    for app in (agents, mixed):
-        assert app["same_texts"]
-        assert [arm["policy"] for arm in app["arms"]] == ["off", "linking", "declared"]
-        assert [saving["arm"] for saving in app["savings"]] == ["off", "linking", "declared"]
-        for arm in app["arms"]:
-            (work,) = arm["work"]
-            assert work["generated_tokens"] == app["tokens"]
-        assert app["linking"]["off"]["sent"] == 0
-        # Two runs, a request and an answer of each call.
-        assert app["linking"]["linking"]["sent"] >= 4 * app["calls"]
-    assert {times["kind"] for times in mixed["arms"][0]["times"]} == {"chat", "map-reduce"}
+    (app,) = content["apps"]
+    assert app["same_texts"]
+    assert [arm["policy"] for arm in app["arms"]] == ["off", "linking", "declared"]
+    assert [saving["arm"] for saving in app["savings"]] == ["off", "linking", "declared"]
+    for arm in app["arms"]:
+        (work,) = arm["work"]
+        assert work["generated_tokens"] == app["tokens"]
+        assert {times["kind"] for times in arm["times"]} == {"chat", "map-reduce"}
+    assert app["linking"]["off"]["sent"] == 0
+    # Two runs, a request and an answer of each call.
+    assert app["linking"]["linking"]["sent"] >= 4 * app["calls"]
+
+
+async def test_agents_run_with_a_session_and_without(demo: GatewayProcess) -> None:
+    async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
+        workload = build("agents", count=2, scale=0.005)
+        plain = await run_workload(client, workload, "parallel", "")
+        named = await run_workload(client, workload, NAMED, "bench-agents", session_per_job=True)
+    assert [job.texts for job in plain.jobs] == [job.texts for job in named.jobs]
+    assert plain.requests == named.requests == len(workload.calls)
+    for done, job in zip(plain.jobs, workload.jobs, strict=True):
+        assert done.seconds > job.pauses_s > 0
 
 
 @pytest.mark.parametrize(
