@@ -26,6 +26,8 @@ DELAYS_MS = (0.0, 50.0, 250.0)
 QUICK_DELAYS_MS = (0.0, 250.0)
 #: Names of `undeclared.RECIPES`, which takes long to import.
 UNDECLARED = ("multi-agent", "agents", "mixed", "sessions")
+#: Of `linking.use`.
+USES = ("lengths", "groups", "sessions")
 #: Of `--compare linking`, and with `--quick`.
 KV_SHARE, QUICK_ENGINES = 0.5, 2
 
@@ -90,6 +92,14 @@ def apps_command(
             help="Steps, chunks, branches, chats or calls; programs, agents or chats with "
             "--compare linking.",
             show_default="the paper's; 40 calls of gpts, 200 agents of sessions",
+        ),
+    ] = None,
+    use: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"With --compare linking: also with this use alone, of {', '.join(USES)}; "
+            "repeatable.",
         ),
     ] = None,
     kv_share: Annotated[
@@ -167,9 +177,10 @@ def apps_command(
 
         _check_alone(policy, network_delay, base_url)
         each = engines or (QUICK_ENGINES if quick else ENGINES)
-        others = tuple(dict.fromkeys(policy or ()))
+        _check_names("--use", use or (), USES)
+        others, uses = tuple(dict.fromkeys(policy or ())), tuple(dict.fromkeys(use or ()))
         limit_s = time_limit or math.inf
-        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, quick, limit_s)
+        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, uses, quick, limit_s)
         gained = run_with_progress(
             lambda progress: asyncio.run(gain.compare_linking(gain_plan, progress))
         )

@@ -62,6 +62,7 @@ class GainPlan:
         load: how many times as fast as by themselves applications arrive.
         seed: of the texts.
         policies: further arms without linking.
+        uses: further arms with linking, of which each uses one of these alone.
         quick: fewer and shorter applications, where the plan gives no number or scale.
         time_limit_s: of an application: a round that would take longer is not begun.
     """
@@ -72,6 +73,7 @@ class GainPlan:
     load: float = 1.0
     seed: int = 0
     policies: Sequence[str] = ()
+    uses: Sequence[str] = ()
     quick: bool = False
     time_limit_s: float = math.inf
 
@@ -138,7 +140,7 @@ class GainOutcome(msgspec.Struct, frozen=True):
     linking: dict[str, dict[str, Any]]
 
 
-def arms(app: str, policies: Sequence[str]) -> list[Arm]:
+def arms(app: str, policies: Sequence[str], uses: Sequence[str] = ()) -> list[Arm]:
     """All arms of an application; the others are compared with the first."""
     unlinked = {"linking": {"enabled": False}}
     # A graph cannot be declared ahead where tools run between the calls.
@@ -147,6 +149,7 @@ def arms(app: str, policies: Sequence[str]) -> list[Arm]:
     return [
         Arm("off", "parallel", unlinked),
         Arm("linking", "parallel", {"linking": {"enabled": True}}),
+        *(Arm(use, "parallel", {"linking": {"enabled": True, "use": [use]}}) for use in uses),
         Arm("declared", declared, unlinked),
         *(Arm(name, "parallel", unlinked, name) for name in names),
     ]
@@ -168,7 +171,7 @@ async def compare_linking(plan: GainPlan, progress: Callable[[str], None]) -> li
 async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) -> GainOutcome:
     recipe, rounds = RECIPES[app], plan.plan.rounds
     ends_by = time.monotonic() + plan.time_limit_s
-    compared = arms(app, plan.policies)
+    compared = arms(app, plan.policies, plan.uses)
     check_memory(plan.engines * len(compared))
     size = plan.size(app)
     # The first is not timed.

@@ -131,9 +131,10 @@ def show_gain(outcomes: Sequence[GainOutcome]) -> None:
         "Times from a job's start until its client has what it reads, tools included, of the jobs "
         "of all rounds. Off: plain calls, no linking; linking: the same calls; declared: with "
         "semantic variables, or where tools run in between with a session for each agent; other "
-        "names are policies without linking. Faster, fewer: so many times less time in the mean, "
-        "so many times fewer prompt tokens computed than off, the median of the rounds, and the "
-        "smallest and the largest of a round; where 1 lies between them, it may be noise. Busy: "
+        "names are one use of linking alone, or policies without linking. Faster, fewer: so many "
+        "times less time in the mean, so many times fewer prompt tokens computed than off, the "
+        "median of the rounds, and the smallest and the largest of a round; where 1 lies between "
+        "them, it may be noise. Busy: "
         "share of the time that engines spent in steps. The first run of each arm, which is not "
         "timed, is what linking has seen of an application. "
         f"Load average of this machine: {load_average()}.",

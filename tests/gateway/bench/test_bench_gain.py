@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult
 from parrot_gateway.bench.apps.undeclared import RECIPES
 from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Call, Job, Output, Size, Workload
 from parrot_gateway.bench.servers import BenchmarkError
+from parrot_gateway.settings.model import LinkUse
 
 SALT = "Copy 000000000001."
 OTHER = "Copy 000000000002."
@@ -37,6 +39,7 @@ def sent(workload: Workload) -> list[str]:
 
 def test_the_command_knows_their_names() -> None:
     assert tuple(RECIPES) == command.UNDECLARED
+    assert get_args(LinkUse) == command.USES
 
 
 @pytest.mark.parametrize("app", RECIPES)
@@ -117,6 +120,8 @@ def test_arms_differ_by_linking_alone() -> None:
     assert not declared.settings["linking"]["enabled"]
     names = [arm.name for arm in gain.arms("sessions", ())]
     assert names == ["off", "linking", "declared", "lmetric", "prefix-linear"]
+    _, _, alone, _ = gain.arms("mixed", (), ("groups",))
+    assert (alone.name, alone.settings["linking"]["use"]) == ("groups", ["groups"])
     *_, last = gain.arms("sessions", ("round-robin",))
     assert (last.policy, last.settings) == ("round-robin", off.settings)
 
@@ -200,6 +205,7 @@ async def test_agents_run_with_a_session_and_without(demo: GatewayProcess) -> No
         (("--network-delay", "5"), "network"),
         (("--base-url", "http://127.0.0.1:1/v1"), "--base-url"),
         (("--kv-share", "0"), "--kv-share"),
+        (("--use", "magic"), "magic"),
     ],
 )
 def test_what_a_comparison_of_linking_refuses(arguments: tuple[str, ...], why: str) -> None:
