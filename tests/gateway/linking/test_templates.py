@@ -199,6 +199,6 @@ def test_a_table_finds_by_hashes_what_it_holds(
     if removed < len(held):
         table.remove(held.pop(removed).key)
     assert table.find(prompt) == held
-    assert table.find(b"\x00" + prompt) == []
+    assert table.find(bytes([prompt[0] ^ 1]) + prompt[1:]) == []
     short = prompt[: max(prefixes) // 2]
     assert table.find(short) == [each for each in held if each.length <= len(short)]
