@@ -1,0 +1,125 @@
+"""What is kept of linked calls, for questions about them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from parrot_gateway.linking.journal import LinkJournal
+from parrot_gateway.linking.service import limits_of
+from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
+from parrot_gateway.settings.model import LinkingSettings
+
+PATH = "/v1/chat/completions"
+
+
+class Play:
+    """Hands calls to a journal, a second apart."""
+
+    def __init__(self, **settings: int) -> None:
+        chosen = LinkingSettings(**settings)
+        self.journal = LinkJournal(limits_of(chosen), chosen.max_tenants)
+        self.now = 0.0
+
+    def start(self, call: str, text: str, tenant: str = "t", session: str = "") -> None:
+        self.now += 1.0
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+        self.send(call, body, tenant, session)
+
+    def send(self, call: str, body: bytes, tenant: str = "t", session: str = "") -> None:
+        self.journal.request(
+            RequestSeen(tenant, call, f"req-{call}", PATH, session, self.now, body)
+        )
+
+    def end(self, call: str, id: str = "", tenant: str = "t", **message: Any) -> None:
+        body = {"id": id, "choices": [{"message": {"role": "assistant", **message}}]}
+        self.finish(call, 200, json.dumps(body).encode(), tenant)
+
+    def finish(self, call: str, status: int, body: bytes, tenant: str = "t") -> None:
+        self.now += 1.0
+        self.journal.answer(AnswerSeen(tenant, call, status, self.now, body))
+
+    def call(self, name: str, tenant: str = "t") -> dict[str, Any]:
+        found = self.journal.describe_call(tenant, name)
+        assert found is not None
+        return found
+
+
+def test_the_newest_call_of_an_id_keeps_it_when_older_ones_go() -> None:
+    play = Play(max_calls=3)
+    for number in range(6):
+        play.start(f"c{number}", f"Question {number}?")
+        play.end(f"c{number}", "always-the-same", content="Yes.")
+        assert play.call("always-the-same")["id"] == f"c{number}"
+    assert play.journal.describe_call("t", "c1") is None
+    assert play.journal.describe_call("t", "req-c1") is None
+    assert play.call("req-c4")["id"] == "c4"
+
+
+def test_a_call_is_found_by_its_own_id_whatever_responses_are_called() -> None:
+    play = Play()
+    for call in ("c1", "c2"):
+        play.start(call, f"Question of {call}?")
+    play.end("c2", "c1", content="Yes.")
+    assert play.call("c1")["id"] == "c1"
+
+
+def test_errors_are_shown_and_unanswered_calls_are_cancelled() -> None:
+    play = Play()
+    for call, status in (("c1", 503), ("c2", 0), ("c3", 200)):
+        play.start(call, f"Question of {call}?")
+        play.finish(call, status, b"")
+    states = [(play.call(call)["state"], play.call(call)["error"]) for call in ("c1", "c2", "c3")]
+    assert states == [("failed", 503), ("cancelled", None), ("done", None)]
+
+
+def test_names_of_tools_are_kept_and_no_arguments() -> None:
+    play = Play()
+    play.start("c1", "How is Paris?")
+    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    play.end("c1", "r1", content=None, tool_calls=[{"id": "x", "function": function}] * 2)
+    assert play.call("r1")["tools"] == ["get_weather"]
+    assert "Paris" not in json.dumps(play.call("r1"))
+
+
+def test_requests_that_cannot_be_read_are_known_and_counted() -> None:
+    play = Play()
+    play.send("c1", b"\xff{")
+    play.finish("c1", 200, b'{"id": "r1", "choices": [')
+    assert play.call("r1")["links"] == []
+    assert play.journal.statistics()["unreadable"] == 1
+    assert play.journal.statistics()["linked"] == 1
+
+
+def test_sessions_are_bounded_as_calls_are() -> None:
+    play = Play(max_calls=5)
+    for number in range(12):
+        play.start(f"c{number}", f"Question {number}?", session=f"s{number}")
+    assert play.journal.describe_session("t", "s0") is None
+    assert play.journal.describe_session("t", "s11") is not None
+    assert play.journal.statistics()["calls"] == 5
+
+
+def test_questions_make_no_tenants() -> None:
+    play = Play(max_tenants=1)
+    play.start("c1", "Question?")
+    for number in range(3):
+        assert play.journal.describe_call(f"t{number}", "c1") is None
+        assert play.journal.describe_sessions(f"t{number}")["data"] == []
+    assert play.journal.statistics()["tenants"] == 1
+    assert play.call("c1")["id"] == "c1"
+
+
+def test_calls_of_merged_sessions_are_in_order() -> None:
+    play = Play()
+    texts = [" ".join(f"word{number}x{index}" for index in range(30)) for number in range(3)]
+    for number, text in enumerate(texts):
+        play.start(f"c{number}", f"Question {number}?")
+        play.end(f"c{number}", content=text)
+    play.start("all", "\n\n".join(reversed(texts)))
+    graph = play.journal.describe_graph("t", play.call("all")["session"])
+    assert graph is not None
+    assert [call["id"] for call in graph["calls"]] == ["c0", "c1", "c2", "all"]
+    summary = play.journal.describe_session("t", graph["session"])
+    assert summary is not None
+    assert (summary["models"], summary["calls"]) == (["m"], {"unfinished": 1, "finished": 3})
