@@ -223,6 +223,12 @@ def field_at_fault(path: str, response: Response, body: dict[str, Any]) -> str:
     raise AssertionError(f"no field of {sorted(body)} is named: {error}")
 
 
+#: Examples that do not change from run to run, however long they take.
+_ALWAYS_THE_SAME = settings(
+    derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     config = {
@@ -241,13 +247,7 @@ def test_nothing_breaks(gateway: GatewayProcess, path: str, body: dict[str, Any]
         response = connection.ask("POST", path, body)
         assert response.status == 200, response.body
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(_ALWAYS_THE_SAME, max_examples=EXAMPLES)
         @given(st.lists(change, min_size=1, max_size=2))
         def ask(changes: list[tuple[int, Any]]) -> None:
             encoded = json.dumps(spoiled(body, changes)).encode()
@@ -280,13 +280,7 @@ def test_what_is_refused_is_named(gateway: GatewayProcess, path: str, stream: bo
         line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
         uploaded = upload(connection, json.dumps(line).encode(), purpose="batch").json["id"]
 
-        @settings(
-            max_examples=TYPED_EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(_ALWAYS_THE_SAME, max_examples=TYPED_EXAMPLES)
         @given(values(typed))
         def ask(body: dict[str, Any]) -> None:
             nonlocal taken
@@ -337,13 +331,7 @@ def test_files_of_any_lines(gateway: GatewayProcess) -> None:
     taken = 0
     with RawConnection(gateway.port) as connection:
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(_ALWAYS_THE_SAME, max_examples=EXAMPLES)
         @given(
             LINES,
             st.sampled_from(["batch", "batch", "fine-tune", ""]),

@@ -38,6 +38,18 @@ def get_weather(city: str) -> str:
     return REPORT
 
 
+def results_of(message: Any) -> list[dict[str, Any]]:
+    """What the tool says to the calls of an answer, as messages of OpenAI's API."""
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": get_weather(**json.loads(call.function.arguments)),
+        }
+        for call in message.tool_calls
+    ]
+
+
 def report(package: str, text: object, structured: Any) -> None:
     """Tell what was seen: the answer of the agent, None where there is none, and the structured one
     as a mapping."""

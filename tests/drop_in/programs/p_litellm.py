@@ -10,11 +10,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import litellm
-from common import BASE_URL, MODEL, ONLY_STRUCTURED, QUESTION, TOOL, get_weather, report
+from common import BASE_URL, MODEL, ONLY_STRUCTURED, QUESTION, TOOL, report, results_of
 from weather import Weather
 
 
@@ -29,9 +28,7 @@ def main() -> None:
         text = message.content
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            result = get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        messages += results_of(message)
     messages = messages[:1]
     form: Any = litellm.completion(messages=messages, response_format=Weather, **options)
     report("litellm", text, Weather.model_validate_json(form.choices[0].message.content))

@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
-from common import MODEL, ONLY_STRUCTURED, QUESTION, TOOL, get_weather, report
+from common import MODEL, ONLY_STRUCTURED, QUESTION, TOOL, report, results_of
 from weather import Weather
 
 
@@ -26,9 +25,7 @@ def main() -> None:
         text = message.content
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            result = get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        messages += results_of(message)
     parsed = client.chat.completions.parse(
         model=MODEL, messages=[{"role": "user", "content": QUESTION}], response_format=Weather
     )
