@@ -235,17 +235,8 @@ class ChatAnswer(ChunkedAnswer):
             logprobs = None
             if self._wants_logprobs:
                 logprobs = chat_logprobs(self._tokenizer, candidate.tokens, as_ids=self._as_ids)
-            choice: dict[str, Any] = {
-                "index": index,
-                "message": self._message(candidate),
-                "logprobs": logprobs,
-                "finish_reason": candidate.finish_reason,
-            }
-            if candidate.is_closed:
-                choice |= CLOSED
-            if self._wants_ids:
-                choice["token_ids"] = candidate.token_ids
-            choices.append(choice)
+            content = {"message": self._message(candidate)}
+            choices.append(_choice(index, content, logprobs, candidate, with_ids=self._wants_ids))
         if not self._wants_ids:
             return {"choices": choices}
         token_ids = self._generation_request.prompts[0].token_ids
@@ -364,19 +355,31 @@ class CompletionAnswer(ChunkedAnswer):
                     )
                     if self._generation_request.echoes is not None and entry.filled is not None:
                         logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
-                choice: dict[str, Any] = {
-                    "index": len(choices),
-                    "text": echo + candidate.text,
-                    "logprobs": logprobs,
-                    "finish_reason": candidate.finish_reason,
-                }
-                if candidate.is_closed:
-                    choice |= CLOSED
+                content = {"text": echo + candidate.text}
+                choice = _choice(
+                    len(choices), content, logprobs, candidate, with_ids=self._wants_ids
+                )
                 if self._wants_ids:
-                    choice["token_ids"] = candidate.token_ids
                     choice["prompt_token_ids"] = self._generation_request.prompts[prompt].token_ids
                 choices.append(choice)
         return {"choices": choices}
+
+
+def _choice(
+    index: int, content: dict[str, Any], logprobs: Any, candidate: Candidate, *, with_ids: bool
+) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    choice = {
+        "index": index,
+        **content,
+        "logprobs": logprobs,
+        "finish_reason": candidate.finish_reason,
+    }
+    if candidate.is_closed:
+        choice |= CLOSED
+    if with_ids:
+        choice["token_ids"] = candidate.token_ids
+    return choice
 
 
 def _delta_of(piece: ToolPiece) -> dict[str, Any]:

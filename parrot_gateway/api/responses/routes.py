@@ -12,6 +12,9 @@ from functools import partial
 
 import msgspec
 
+from parrot_gateway.api.responses.compact import handle_compact
+from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
+from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.semantic.recording import Recording, Recordings
 from parrot_gateway.api.upstream.passthrough import model_of
@@ -66,9 +69,6 @@ class ResponseRoutes:
         Raises:
             GatewayError: it is ours and cannot be honoured.
         """
-        # Imported here as in `calls`.
-        from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
-
         path, method = exchange.path, exchange.method
         stored = StoredResponseRoutes(self.store, self.server.keep_alive_s)
         if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
@@ -140,8 +140,6 @@ class ResponseRoutes:
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS, COMPACT):
             return False
         self._refuse_semantics(exchange, body)
-        from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
-
         metadata = exchange.metadata
         if recording is not None and metadata is ORDINARY_CALL:
             metadata = recording.call.metadata
@@ -152,8 +150,6 @@ class ResponseRoutes:
             await handle_input_tokens(exchange, placer, body, self.store)
             return True
         if path == COMPACT:
-            from parrot_gateway.api.responses.compact import handle_compact
-
             await handle_compact(exchange, placer, body, self.server, self.store)
             return True
         await handle_responses(
