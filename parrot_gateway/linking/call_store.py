@@ -12,6 +12,7 @@ import numpy as np
 
 from parrot_gateway.linking.conversation import Choice, Message, ToolCall, argument_texts
 from parrot_gateway.linking.fingerprints import (
+    FingerprintCache,
     FingerprintIndex,
     Hashes,
     NormalisedText,
@@ -22,6 +23,8 @@ from parrot_gateway.linking.links import LinkedSession
 
 #: Calls kept under one key; more say nothing that these do not.
 _MAX_EQUAL = 512
+#: Fingerprints kept of the prompts of calls that run; 4 bytes each.
+_MAX_RUNNING = 1 << 21
 #: Last messages of a prompt by which windows of one conversation are told apart.
 _KEPT_MESSAGES = 12
 #: Arguments of tool calls that are remembered, of one answer.
@@ -76,6 +79,7 @@ class StoredCall:
         peer: its client's address, as far as it is known.
         message_keys: hashes of its last messages.
         passages: fingerprints of its prompt, while it runs.
+        is_alone: it has no links.
         continuations: calls that go on where it ended.
     """
 
@@ -90,6 +94,7 @@ class StoredCall:
     parent: StoredCall | None = None
     root: int = 0
     ended: float | None = None
+    is_alone: bool = False
     passages: Hashes | None = None
     continuations: int = 0
     #: Of a completion its prompt, while it runs.
@@ -154,9 +159,14 @@ class CallStore:
         #: length behind the same last boundary.
         self.texts: dict[object, list[int]] = {}
         self._lengths: dict[int, Counter[int]] = {}
+        self._last: tuple[str, int, list[tuple[int, int]]] | None = None
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.text_size = 0
+        #: Calls that run, with the fingerprints of their prompts, and how many those are.
+        self._running: OrderedDict[int, StoredCall] = OrderedDict()
+        self._running_size = 0
+        self.fingerprints = FingerprintCache()
         #: When the outputs were written, by their numbers, from the number of the first one on.
         self._times: list[float] = []
         self._first_time = 1
@@ -170,6 +180,33 @@ class CallStore:
         self.file(call, self.prompts, call.state)
         while len(self.calls) > self.max_calls:
             self._drop_oldest()
+
+    @property
+    def running_bytes(self) -> int:
+        """What is kept of the prompts of calls that run."""
+        return 4 * self._running_size
+
+    def is_flooded(self, state: int) -> bool:
+        """Whether there are many equal prompts, of which the last has no links."""
+        numbers = self.prompts.get(state)
+        if numbers is None or len(numbers) < _MAX_EQUAL:
+            return False
+        call = self.calls.get(numbers[-1])
+        return call is not None and call.is_alone
+
+    def run(self, call: StoredCall, passages: Hashes) -> None:
+        """Keep the fingerprints of a call's prompt while it runs; the oldest ones make room."""
+        call.passages = passages
+        self._running[call.number] = call
+        self._running_size += len(passages)
+        while self._running_size > _MAX_RUNNING:
+            self.stop(next(iter(self._running.values())))
+
+    def stop(self, call: StoredCall) -> None:
+        """Forget what is needed of a prompt while its call runs."""
+        if self._running.pop(call.number, None) is not None and call.passages is not None:
+            self._running_size -= len(call.passages)
+        call.passages = call.prompt = None
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -206,10 +243,10 @@ class CallStore:
     def finish(self, call: StoredCall, choices: Iterable[Choice], now: float) -> None:
         """Take what a call has written."""
         call.ended = now
-        known, call.passages = call.passages, None
+        known = call.passages
         for choice in choices:
             self._take(call, choice, known)
-        call.prompt = None
+        self.stop(call)
         while self.text_size > self.max_text and len(self.calls) > 1:
             self._drop_oldest()
 
@@ -237,20 +274,29 @@ class CallStore:
             seed: of what stands before it.
         """
         if len(text) >= MIN_BEGINNING:
-            start, state = _boundaries(text, seed)[-1]
+            start, state = self._boundaries(text, seed)[-1]
             call.beginnings.append((state, len(text)))
-            self._lengths.setdefault(state, Counter())[len(text)] += 1
+            lengths = self._lengths.get(state)
+            if lengths is None:
+                lengths = self._lengths[state] = Counter()
+            lengths[len(text)] += 1
             self.file(call, self.texts, (state, len(text), hash(text[start:])))
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""
-        for start, state in reversed(_boundaries(text, seed)):
+        for start, state in reversed(self._boundaries(text, seed)):
             for length in sorted(self._lengths.get(state, ()), reverse=True):
                 if length < len(text):
                     found = list(self.find(self.texts, (state, length, hash(text[start:length]))))
                     if found:
                         return [(call, length) for call in found]
         return []
+
+    def _boundaries(self, text: str, seed: int) -> list[tuple[int, int]]:
+        """As the function; a text is searched and then filed."""
+        if self._last is None or self._last[0] is not text or self._last[1] != seed:
+            self._last = text, seed, _boundaries(text, seed)
+        return self._last[2]
 
     def numbers(self, since: float, until: float | None) -> tuple[int, int]:
         """The first number of an output that was written in a time, and the one after the last.
@@ -267,12 +313,16 @@ class CallStore:
         normalised = normalise(text)
         if len(normalised.content) < MIN_WHOLE:
             return
+        key = hash(normalised.content.tobytes())
+        if call.is_alone and len(self.wholes.get(key, ())) >= _MAX_EQUAL:
+            return
         self._output_numbers += 1
         hashes = np.unique(fingerprint(normalised.content)[0])
+        # The next prompt will hold it.
+        self.fingerprints.keep(hash(text), hashes)
         copied: frozenset[int] = frozenset()
         if known is not None and len(hashes):
             copied = frozenset(hashes[contains(known, hashes)].tolist())
-        key = hash(normalised.content.tobytes())
         output = Output(self._output_numbers, call, text, is_argument, key, len(hashes), copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
@@ -284,6 +334,7 @@ class CallStore:
 
     def _drop_oldest(self) -> None:
         number, call = self.calls.popitem(last=False)
+        self.stop(call)
         if self.by_id.get(call.id) is call:
             del self.by_id[call.id]
         for table, key in call.keys:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import OrderedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +166,38 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     older_windows = windows[older]
     places[older] = older_windows + hashes[older_windows[:, None] + np.arange(size)].argmin(1)
     return found, places
+
+
+class FingerprintCache:
+    """Fingerprints of messages that later prompts will repeat; the oldest ones go first."""
+
+    _MAX_BYTES = 1 << 22
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, Hashes] = OrderedDict()
+        self.size_bytes = 0
+
+    def of(self, text: str, key: int) -> Hashes:
+        """Those of a text that is probably known.
+
+        Args:
+            key: hash of the text.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            found = fingerprint(normalise(text).content)[0]
+            self.keep(key, found)
+        else:
+            self._kept.move_to_end(key)
+        return found
+
+    def keep(self, key: int, hashes: Hashes) -> None:
+        """Remember the fingerprints of a text."""
+        if key not in self._kept:
+            self._kept[key] = hashes
+            self.size_bytes += hashes.nbytes + 128
+            while self.size_bytes > self._MAX_BYTES:
+                self.size_bytes -= self._kept.popitem(last=False)[1].nbytes + 128
 
 
 class FingerprintIndex:

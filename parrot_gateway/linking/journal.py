@@ -164,6 +164,7 @@ class LinkJournal:
         if record.error:
             record.state = "failed"
             self.profiles.tenant(seen.tenant).drop(record.id)
+            self._linker.tenant(seen.tenant).failed(record.id)
             return
         body = _unpacked(seen.body)
         answer = answer_of(record.path, body)
@@ -181,7 +182,9 @@ class LinkJournal:
         if seen.status == 0:
             record.state = "cancelled"
         else:
-            record.state = "failed" if _FAILED.search(body) else "done"
+            # The expression takes ten times as long as to see that there is nothing to find.
+            may_have_failed = b"error" in body or b"response.failed" in body
+            record.state = "failed" if may_have_failed and _FAILED.search(body) else "done"
         if answer is not None:
             record.tools = _tools_of(answer)
             self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)

@@ -52,8 +52,6 @@ class LinkedCall(NamedTuple):
     merged: list[LinkedSession]
 
 
-#: Fingerprints kept of messages that later prompts will repeat; 4 bytes each.
-_MAX_CACHED = 1 << 20
 #: Messages whose first occurrence is remembered.
 _MAX_SEEN = 60_000
 _NO_HASHES = np.zeros(0, np.uint32)
@@ -75,9 +73,6 @@ class TenantLinker:
         self._explicit: dict[str, LinkedSession] = {}
         #: When a message was first seen in any prompt, by its text.
         self._seen: OrderedDict[int, float] = OrderedDict()
-        #: Fingerprints of messages by the hash of their text.
-        self._cache: OrderedDict[int, Hashes] = OrderedDict()
-        self._cached_size = 0
 
     def request(
         self,
@@ -97,6 +92,9 @@ class TenantLinker:
         """
         prompt = Prompt(self._newest(conversation.messages))
         own = self._explicit_session(session, now) if session else None
+        if not conversation.previous and self._store.is_flooded(prompt.states[-1]):
+            # One of hundreds of equal prompts that come from nowhere: nothing tells it apart.
+            return self._take(call_id, prompt, now, peer, own, None, [])
         parent = find_parent(self._store, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
         reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s)
@@ -107,6 +105,21 @@ class TenantLinker:
             reader.found.add(parent.call.session.current)
         found, passages = self._passages(prompt, parent, reader)
         links += found
+        taken = self._take(call_id, prompt, now, peer, own, parent, links)
+        self._store.run(self._store.by_id[call_id], passages)
+        return taken
+
+    def _take(
+        self,
+        call_id: str,
+        prompt: Prompt,
+        now: float,
+        peer: str,
+        own: LinkedSession | None,
+        parent: Parent | None,
+        links: list[Link],
+    ) -> LinkedCall:
+        """Remember a call."""
         call = StoredCall(
             self._store.next_number(),
             call_id,
@@ -117,9 +130,9 @@ class TenantLinker:
             prompt.keys[-1] if prompt.keys else 0,
             peer,
             parent=parent.call if parent else None,
+            is_alone=not links,
         )
         call.root = call.parent.root if call.parent else call.number
-        call.passages = passages
         if prompt.is_completion:
             if len(prompt.messages) == 1:
                 call.prompt = prompt.messages[0].text
@@ -140,6 +153,12 @@ class TenantLinker:
             if answer.response_id:
                 self._store.file(call, self._store.responses, answer.response_id)
 
+    def failed(self, call_id: str) -> None:
+        """A call has ended without an answer; it can be linked to by its prompt."""
+        call = self._store.by_id.get(call_id)
+        if call is not None:
+            self._store.stop(call)
+
     def session_of(self, call_id: str) -> LinkedSession | None:
         """The session of a call now; None for one that is forgotten."""
         call = self._store.by_id.get(call_id)
@@ -149,7 +168,8 @@ class TenantLinker:
     def size_bytes(self) -> int:
         """What its tables and texts take, about."""
         tables = self._store.index.size_bytes + self._counts.size_bytes
-        return tables + self._store.text_size + 4 * self._cached_size
+        kept = self._store.fingerprints.size_bytes + self._store.running_bytes
+        return tables + self._store.text_size + kept
 
     def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
         """The messages that are looked at: the first and, within the limit, the last ones."""
@@ -173,23 +193,6 @@ class TenantLinker:
                 del self._explicit[next(iter(self._explicit))]
         return session
 
-    def _cached(self, text: str, key: int) -> Hashes:
-        """The fingerprints of a text that is probably known."""
-        found = self._cache.get(key)
-        if found is None:
-            found = fingerprint(normalise(text).content)[0]
-            self._keep(key, found)
-        else:
-            self._cache.move_to_end(key)
-        return found
-
-    def _keep(self, key: int, hashes: Hashes) -> None:
-        if key not in self._cache:
-            self._cache[key] = hashes
-            self._cached_size += len(hashes) + 32
-            while self._cached_size > _MAX_CACHED:
-                self._cached_size -= len(self._cache.popitem(last=False)[1]) + 32
-
     def _passages(
         self, prompt: Prompt, parent: Parent | None, reader: Reader
     ) -> tuple[list[Link], Hashes]:
@@ -201,7 +204,7 @@ class TenantLinker:
             for index, text in enumerate(texts)
         ]
         history = _joined(
-            self._cached(each.text, text)
+            self._store.fingerprints.of(each.text, text)
             for each, text, new in zip(messages, texts, is_new, strict=True)
             if not new
         )
@@ -224,7 +227,7 @@ class TenantLinker:
             )
             new_texts.append(text)
             passages.append(hashes)
-            self._keep(texts[index], hashes)
+            self._store.fingerprints.keep(texts[index], hashes)
         best: dict[str, Link] = {}
         unexplained: list[Hashes] = []
         # Messages that one session alone has written tell to which session the others belong.

@@ -239,3 +239,36 @@ def test_a_group_chat_of_equal_openings_stays_with_those_who_wrote_its_messages(
     _, linked = play.start(expert, task, user(f"A plan. {STORY[::-1]}"))
     assert edges(linked) == {(mine, "output")}
     assert play.session(mine) != play.session(other)
+
+
+def test_one_of_many_equal_prompts_is_still_read_and_continued() -> None:
+    play = Play()
+    for _ in range(600):
+        play.run(SYSTEM, user("Tell a story."), text=OTHER)
+    last, linked = play.run(SYSTEM, user("Tell a story."), text=STORY)
+    assert not linked.links
+    _, linked = play.start(user(f"Translate this:\n\n{STORY}"))
+    assert edges(linked) == {(last, "output")}
+    _, linked = play.start(SYSTEM, user("Tell a story."), said(STORY), user("Go on."))
+    assert edges(linked) == {(last, "continues")}
+
+
+def test_prompts_of_calls_that_run_are_bounded() -> None:
+    play = Play()
+    text = " ".join(str(number * 7919) for number in range(50_000))
+    for number in range(150):
+        play.start(user(f"{number} {text}"))
+    assert play.linker.size_bytes < 32_000_000
+
+
+def test_a_call_that_failed_keeps_nothing_of_its_prompt() -> None:
+    play = Play()
+    linker = play.linker.tenant("t")
+    play.run(user("Begin."), text="Begun.")
+    before = linker.size_bytes
+    for _ in range(3):
+        call, _ = play.start(user(STORY))
+        linker.failed(call)
+    failed = linker.size_bytes - before
+    play.start(user(STORY))
+    assert linker.size_bytes - before > failed
