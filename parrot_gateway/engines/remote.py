@@ -121,7 +121,8 @@ class RemoteEngine:
         self.id = engine_id
         self.name = registration.name
         self.info: EngineInfo = registration.info
-        self.text: TextAssets = registration.text
+        #: Engines of one model share it: a large vocabulary's is 10 MB.
+        self.text: TextAssets = registration.text if tokenizer is None else tokenizer.assets
         self.stats = EngineStats()
         self._stats_at = time.monotonic()
         self.joined_at = time.time()
