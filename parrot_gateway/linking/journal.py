@@ -185,7 +185,9 @@ class LinkJournal:
             # The expression takes ten times as long as to see that there is nothing to find.
             may_have_failed = b"error" in body or b"response.failed" in body
             record.state = "failed" if may_have_failed and _FAILED.search(body) else "done"
-        if answer is not None:
+        if answer is None:
+            self._linker.tenant(seen.tenant).failed(record.id)
+        else:
             record.tools = _tools_of(answer)
             self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)
             profiles = self.profiles.tenant(seen.tenant)
@@ -250,6 +252,7 @@ class LinkJournal:
             "calls": sum(len(each.calls) for each in self._tenants.values()),
             "templates": len(self.profiles),
             "bytes": self._linker.size_bytes + self.profiles.size_bytes,
+            "largest_tenant_bytes": self._linker.largest_bytes,
         }
 
     def _tenant(self, name: str) -> _Tenant:

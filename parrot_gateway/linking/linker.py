@@ -323,3 +323,8 @@ class Linker:
     def size_bytes(self) -> int:
         """What tables and texts of all tenants take, about."""
         return sum(each.size_bytes for each in self._tenants.values())
+
+    @property
+    def largest_bytes(self) -> int:
+        """The same of the tenant that takes most."""
+        return max((each.size_bytes for each in self._tenants.values()), default=0)

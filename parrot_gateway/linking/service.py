@@ -48,9 +48,9 @@ LINK_HEADER = b"x-parrot-link"
 _SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
              "off": False, "false": False, "0": False, "no": False}  # fmt: skip
 #: Bytes on their way to the process, above which calls are skipped.
-_MAX_WAITING_BYTES = 16 * 1024 * 1024
+_MAX_WAITING_BYTES = 8 * 1024 * 1024
 #: How long messages are gathered before they are written.
-_GATHER_S = 0.005
+_GATHER_S = 0.02
 #: How often forecasts are asked for, while there are calls.
 _FORECASTS_EVERY_S = 1.0
 #: How long a question waits for its answer.
@@ -317,7 +317,7 @@ class LinkingService:
     async def describe(self) -> dict[str, Any]:
         """Counters since the start, for `/health`; the process's own while it is not too busy."""
         counters = await self.ask("", "statistics", timeout_s=_STATISTICS_TIMEOUT_S)
-        return self._statistics() | (counters or {})
+        return _added(self._statistics(), counters or {})
 
     def _statistics(self) -> dict[str, Any]:
         return {
@@ -337,7 +337,10 @@ class LinkingService:
         waiting = process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
         if is_bounded and waiting > _MAX_WAITING_BYTES:
             self._skipped += 1
-            return False
+            if not isinstance(message, AnswerSeen):
+                return False
+            # That the call has ended is known even so.
+            message.body = b""
         data = encode(message)
         self._gathered.append(data)
         self._gathered_bytes += len(data)
@@ -489,6 +492,11 @@ class ObservedCall:
         self._exchange.copy_answer(None)
         body = b"".join(self._pieces)
         self._service.answered(self._exchange, self.id, status, body, self._process)
+
+
+def _added(counters: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Counters of both processes; what both have skipped is added up."""
+    return counters | others | {"skipped": counters["skipped"] + others.get("skipped", 0)}
 
 
 def _environment() -> dict[str, str]:

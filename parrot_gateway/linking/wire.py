@@ -103,12 +103,12 @@ def encode(message: ToWorker | FromWorker) -> bytes:
     return len(data).to_bytes(PREFIX_BYTES, "big") + data
 
 
-def length_of(prefix: bytes) -> int:
+def length_of(prefix: bytes | memoryview) -> int:
     """Bytes that follow a prefix of `PREFIX_BYTES`."""
     return int.from_bytes(prefix, "big")
 
 
-def decode_to_worker(data: bytes) -> ToWorker:
+def decode_to_worker(data: bytes | memoryview) -> ToWorker:
     """A message for the worker, without its length."""
     return _to_worker.decode(data)
 

@@ -15,31 +15,28 @@ from typing import BinaryIO
 
 import msgspec
 
+from parrot_gateway.linking.inbox import Inbox
 from parrot_gateway.linking.journal import LinkJournal
 from parrot_gateway.linking.linker import LinkerLimits
 from parrot_gateway.linking.profile_store import ProfileStore
 from parrot_gateway.linking.wire import (
-    PREFIX_BYTES,
     AnswerSeen,
     ForecastsWanted,
     Query,
     Reply,
     RequestSeen,
-    decode_to_worker,
     encode,
-    length_of,
 )
 
 #: How much less urgent than the gateway.
 _NICENESS = 15
 
 
-def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
-    """Serve until `source` ends."""
+def run(inbox: Inbox, sink: BinaryIO, journal: LinkJournal) -> None:
+    """Serve until the other end closes."""
     while journal.profiles.has_changed:
         _tell_forecasts(sink, journal)
-    while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
-        message = decode_to_worker(source.read(length_of(prefix)))
+    while (message := inbox.next()) is not None:
         if isinstance(message, RequestSeen):
             journal.request(message)
         elif isinstance(message, AnswerSeen):
@@ -48,9 +45,8 @@ def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
             _tell_forecasts(sink, journal)
             journal.profiles.save(message.now)
         else:
-            sink.write(
-                encode(Reply(message.number, msgspec.json.encode(_answer(journal, message))))
-            )
+            answer = _answer(journal, inbox, message)
+            sink.write(encode(Reply(message.number, msgspec.json.encode(answer))))
             sink.flush()
     journal.profiles.save(time.time(), is_last=True)
 
@@ -61,7 +57,7 @@ def _tell_forecasts(sink: BinaryIO, journal: LinkJournal) -> None:
     sink.flush()
 
 
-def _answer(journal: LinkJournal, query: Query) -> object:
+def _answer(journal: LinkJournal, inbox: Inbox, query: Query) -> object:
     if query.what == "call":
         return journal.describe_call(query.tenant, query.name)
     if query.what == "session_of":
@@ -74,7 +70,7 @@ def _answer(journal: LinkJournal, query: Query) -> object:
         return journal.describe_graph(query.tenant, query.name)
     if query.what == "profiles":
         return journal.describe_profiles(query.tenant)
-    return journal.statistics()
+    return journal.statistics() | inbox.describe()
 
 
 def main() -> None:
@@ -89,7 +85,7 @@ def main() -> None:
         sys.argv[1], type=tuple[LinkerLimits, int, int, str | None]
     )
     profiles = ProfileStore(max_tenants, max_templates, Path(file) if file else None)
-    run(sys.stdin.buffer, sys.stdout.buffer, LinkJournal(limits, max_tenants, profiles))
+    run(Inbox(sys.stdin.fileno()), sys.stdout.buffer, LinkJournal(limits, max_tenants, profiles))
 
 
 if __name__ == "__main__":

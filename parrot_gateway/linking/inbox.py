@@ -1,0 +1,170 @@
+"""What the gateway has sent to the linking process and is not worked off yet.
+
+Messages are read as they come, so that the gateway need not keep them. Those of one tenant stay in
+order; tenants take turns, so that one that floods delays no other. What is too much or too old is
+skipped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import OrderedDict, deque
+
+import msgspec
+
+from parrot_gateway.linking.wire import (
+    PREFIX_BYTES,
+    AnswerSeen,
+    ForecastsWanted,
+    RequestSeen,
+    ToWorker,
+    decode_to_worker,
+    length_of,
+)
+
+#: Bytes of messages that wait, above which tenants get no more than an equal part of it.
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+#: A request that has waited longer is skipped: questions wait as long.
+MAX_WAIT_S = 5.0
+#: Bytes of one read, and reads at a time.
+_READ_BYTES = 1 << 18
+_MAX_READS = 16
+#: How long messages are worked off before it is looked for further ones.
+_READ_EVERY_S = 0.001
+#: Time for what waits when the gateway has gone.
+_LAST_S = 1.0
+
+
+class _Waiting:
+    """Messages of one tenant, with their sizes."""
+
+    __slots__ = ("messages", "num_bytes")
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[ToWorker, int]] = deque()
+        self.num_bytes = 0
+
+
+class Inbox:
+    """The messages from a pipe or socket, one after the other.
+
+    Attributes:
+        skipped: requests and answers that were not worked off.
+
+    Args:
+        source: file descriptor; is made non-blocking.
+        max_bytes: of messages that wait.
+    """
+
+    def __init__(self, source: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        os.set_blocking(source, False)
+        self._source = source
+        self._max_bytes = max_bytes
+        self._tenants: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting_bytes = 0
+        self._unread = bytearray()
+        self._read_at = 0.0
+        #: When to stop, once the other end is closed.
+        self._ends_at: float | None = None
+        self.skipped = 0
+
+    def next(self) -> ToWorker | None:
+        """The next message, when there is one; None when the other end is closed."""
+        while True:
+            now = time.monotonic()
+            if self._ends_at is not None:
+                if not self._tenants or now > self._ends_at:
+                    return None
+            elif not self._tenants:
+                select.select([self._source], [], [])
+                self._read()
+            elif now - self._read_at > _READ_EVERY_S:
+                self._read()
+            message = self._take()
+            if message is not None:
+                return message
+
+    def describe(self) -> dict[str, float]:
+        """Gauges: what waits, and since when."""
+        oldest = min(
+            (
+                message.now
+                for waiting in self._tenants.values()
+                for message, _ in list(waiting.messages)[:1]
+                if isinstance(message, RequestSeen | AnswerSeen)
+            ),
+            default=None,
+        )
+        return {
+            "waiting": sum(len(each.messages) for each in self._tenants.values()),
+            "waiting_bytes": self._waiting_bytes,
+            "behind_s": 0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
+            "skipped": self.skipped,
+        }
+
+    def _take(self) -> ToWorker | None:
+        if not self._tenants:
+            return None
+        tenant, waiting = next(iter(self._tenants.items()))
+        message, size = waiting.messages.popleft()
+        waiting.num_bytes -= size
+        self._waiting_bytes -= size
+        if waiting.messages:
+            self._tenants.move_to_end(tenant)
+        else:
+            del self._tenants[tenant]
+        if isinstance(message, RequestSeen) and time.time() - message.now > MAX_WAIT_S:
+            self.skipped += 1
+            return None
+        return message
+
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        for _ in range(_MAX_READS):
+            try:
+                data = os.read(self._source, _READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                self._ends_at = time.monotonic() + _LAST_S
+                break
+            self._unread += data
+            if len(data) < _READ_BYTES:
+                break
+        self._split()
+
+    def _split(self) -> None:
+        """Take the messages out of what was read."""
+        view, at = memoryview(self._unread), 0
+        while at + PREFIX_BYTES <= len(view):
+            begin = at + PREFIX_BYTES
+            end = begin + length_of(view[at:begin])
+            if end > len(view):
+                break
+            self._add(decode_to_worker(view[begin:end]), end - begin)
+            at = end
+        view.release()
+        del self._unread[:at]
+
+    def _add(self, message: ToWorker, size: int) -> None:
+        tenant = "" if isinstance(message, ForecastsWanted) else message.tenant
+        waiting = self._tenants.get(tenant)
+        if waiting is None:
+            waiting = self._tenants[tenant] = _Waiting()
+        share = self._max_bytes / len(self._tenants)
+        if self._waiting_bytes + size > self._max_bytes and waiting.num_bytes + size > share:
+            if isinstance(message, RequestSeen):
+                self.skipped += 1
+                if not waiting.messages:
+                    del self._tenants[tenant]
+                return
+            if isinstance(message, AnswerSeen):
+                # That the call has ended is known even so.
+                self.skipped += 1
+                message = msgspec.structs.replace(message, body=b"")
+                size = 0
+        waiting.messages.append((message, size))
+        waiting.num_bytes += size
+        self._waiting_bytes += size
