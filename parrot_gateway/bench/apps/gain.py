@@ -189,7 +189,7 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
 
         async def run(name: str, number: int) -> tuple[RunResult, Work]:
             way = next(arm.way for arm in compared if arm.name == name)
-            return await run_counted(clients[name], workloads[number], way)
+            return await run_counted(clients[name], workloads[number], way, forget_jobs=True)
 
         for arm in compared:
             progress(f"{app}: a first run, {arm.name}")

@@ -193,9 +193,11 @@ async def _compare(
 
 
 async def run_counted(
-    client: GatewayClient, workload: Workload, way: Way
+    client: GatewayClient, workload: Workload, way: Way, *, forget_jobs: bool = False
 ) -> tuple[RunResult, Work]:
     """Run a workload, a session for each job where the way has sessions, and count the work.
+
+    Sessions are deleted at the end of the run, with `forget_jobs` each at the end of its job.
 
     Raises:
         BenchmarkError: a call failed, or the engines send no counters.
@@ -203,9 +205,11 @@ async def run_counted(
     session = f"bench-{secrets.token_hex(8)}"
     before = await _counters(client)
     try:
-        result = await run_workload(client, workload, way, session, session_per_job=True)
+        result = await run_workload(
+            client, workload, way, session, session_per_job=True, forget_jobs=forget_jobs
+        )
     finally:
-        if way in (SEMANTIC, NAMED):
+        if way in (SEMANTIC, NAMED) and not forget_jobs:
             names = (session_of(session, job) for job in workload.jobs)
             await asyncio.gather(*(client.forget(name) for name in names))
     after = await _counters(client)

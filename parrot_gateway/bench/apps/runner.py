@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from parrot_gateway.bench.apps.workload import NAMED, Call, Job, Way, Workload
+from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Call, Job, Way, Workload
 from parrot_gateway.bench.servers import BenchmarkError
 
 #: Longest time for one answer, calls that it waits for included.
@@ -165,6 +165,7 @@ async def run_workload(
     session: str,
     *,
     session_per_job: bool = False,
+    forget_jobs: bool = False,
 ) -> RunResult:
     """Run all jobs, each from its arrival on.
 
@@ -174,6 +175,7 @@ async def run_workload(
         way: the same for all jobs.
         session: name of an unused session, for semantic variables.
         session_per_job: each job has its own session: see `session_of`.
+        forget_jobs: each job's session is deleted when its client has what it reads.
 
     Raises:
         BenchmarkError: any call failed; the others are cancelled.
@@ -185,7 +187,8 @@ async def run_workload(
             tasks = []
             for job in workload.jobs:
                 name = session_of(session, job) if session_per_job else session
-                tasks.append(group.create_task(_run_job(client, job, way, name, start)))
+                running = _run_job(client, job, way, name, start, forget=forget_jobs)
+                tasks.append(group.create_task(running))
     except* BenchmarkError as failures:
         raise _first(failures) from None
     return RunResult(tuple(task.result() for task in tasks), client.requests - before)
@@ -197,7 +200,7 @@ def session_of(session: str, job: Job) -> str:
 
 
 async def _run_job(
-    client: GatewayClient, job: Job, way: Way, session: str, start: float
+    client: GatewayClient, job: Job, way: Way, session: str, start: float, *, forget: bool
 ) -> JobResult:
     await asyncio.sleep(max(0.0, start + job.arrives_s - time.perf_counter()))
     began = time.perf_counter()
@@ -210,6 +213,8 @@ async def _run_job(
     else:
         texts = await _semantic(client, job, session)
     seconds = time.perf_counter() - began
+    if forget and way in (NAMED, SEMANTIC):
+        await client.forget(session)
     return JobResult(job, seconds, tuple(texts[name] for name in job.finals))
 
 

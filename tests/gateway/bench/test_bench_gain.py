@@ -190,7 +190,9 @@ async def test_agents_run_with_a_session_and_without(demo: GatewayProcess) -> No
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
         workload = build("agents", count=2, scale=0.005)
         plain = await run_workload(client, workload, "parallel", "")
-        named = await run_workload(client, workload, NAMED, "bench-agents", session_per_job=True)
+        named = await run_workload(
+            client, workload, NAMED, "bench-agents", session_per_job=True, forget_jobs=True
+        )
     assert [job.texts for job in plain.jobs] == [job.texts for job in named.jobs]
     assert plain.requests == named.requests == len(workload.calls)
     for done, job in zip(plain.jobs, workload.jobs, strict=True):
