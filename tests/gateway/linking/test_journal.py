@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from parrot_gateway.linking.journal import LinkJournal
+from parrot_gateway.linking.profile_store import ProfileStore
 from parrot_gateway.linking.service import limits_of
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 from parrot_gateway.settings.model import LinkingSettings
@@ -18,7 +19,8 @@ class Play:
 
     def __init__(self, **settings: int) -> None:
         chosen = LinkingSettings(**settings)
-        self.journal = LinkJournal(limits_of(chosen), chosen.max_tenants)
+        profiles = ProfileStore(chosen.max_tenants, chosen.max_templates)
+        self.journal = LinkJournal(limits_of(chosen), chosen.max_tenants, profiles)
         self.now = 0.0
 
     def start(self, call: str, text: str, tenant: str = "t", session: str = "") -> None:
