@@ -194,18 +194,18 @@ class CallStore:
         call = self.calls.get(numbers[-1])
         return call is not None and call.is_alone
 
-    def run(self, call: StoredCall, passages: Hashes) -> None:
-        """Keep the fingerprints of a call's prompt while it runs; the oldest ones make room."""
+    def run(self, call: StoredCall, passages: Hashes | None) -> None:
+        """Keep what is needed of a call's prompt while it runs; the oldest ones make room."""
         call.passages = passages
         self._running[call.number] = call
-        self._running_size += len(passages)
+        self._running_size += _running_size(call)
         while self._running_size > _MAX_RUNNING:
             self.stop(next(iter(self._running.values())))
 
     def stop(self, call: StoredCall) -> None:
         """Forget what is needed of a prompt while its call runs."""
-        if self._running.pop(call.number, None) is not None and call.passages is not None:
-            self._running_size -= len(call.passages)
+        if self._running.pop(call.number, None) is not None:
+            self._running_size -= _running_size(call)
         call.passages = call.prompt = None
 
     def next_number(self) -> int:
@@ -362,6 +362,12 @@ class CallStore:
             self._first_time += gone
         # The next call's chain would keep all its ancestors alive.
         call.parent = None
+
+
+def _running_size(call: StoredCall) -> int:
+    """What is kept of the prompt of a call that runs, in units of 4 bytes."""
+    passages = 0 if call.passages is None else len(call.passages)
+    return 16 + passages + len(call.prompt or "") // 4
 
 
 def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:

@@ -94,7 +94,7 @@ class TenantLinker:
         own = self._explicit_session(session, now) if session else None
         if not conversation.previous and self._store.is_flooded(prompt.states[-1]):
             # One of hundreds of equal prompts that come from nowhere: nothing tells it apart.
-            return self._take(call_id, prompt, now, peer, own, None, [])
+            return self._take(call_id, prompt, now, peer, own, None, [], None)
         parent = find_parent(self._store, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
         reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s)
@@ -105,9 +105,7 @@ class TenantLinker:
             reader.found.add(parent.call.session.current)
         found, passages = self._passages(prompt, parent, reader)
         links += found
-        taken = self._take(call_id, prompt, now, peer, own, parent, links)
-        self._store.run(self._store.by_id[call_id], passages)
-        return taken
+        return self._take(call_id, prompt, now, peer, own, parent, links, passages)
 
     def _take(
         self,
@@ -118,8 +116,15 @@ class TenantLinker:
         own: LinkedSession | None,
         parent: Parent | None,
         links: list[Link],
+        passages: Hashes | None,
     ) -> LinkedCall:
-        """Remember a call."""
+        """Remember a call.
+
+        Args:
+            passages: fingerprints of its prompt; None for one of many equal ones, which is found by
+                its answer alone.
+        """
+        is_flooded = passages is None
         call = StoredCall(
             self._store.next_number(),
             call_id,
@@ -136,13 +141,15 @@ class TenantLinker:
         if prompt.is_completion:
             if len(prompt.messages) == 1:
                 call.prompt = prompt.messages[0].text
-                self._store.file_text(call, call.prompt)
-        elif prompt.messages:
+                if not is_flooded:
+                    self._store.file_text(call, call.prompt)
+        elif prompt.messages and not is_flooded:
             self._store.file_text(call, prompt.messages[-1].text, prompt.text_seed)
         session_of_call, merged = self._join(own, links, now)
         call.session = session_of_call
         session_of_call.calls += 1
         self._store.add(call)
+        self._store.run(call, passages)
         return LinkedCall(session_of_call, links, merged)
 
     def answer(self, call_id: str, answer: Answer, now: float) -> None:

@@ -186,6 +186,7 @@ class _Shared:
         #: Pairs of row, ascending, and owner's number.
         self._rows, self._owners = rows[is_possible], owners[is_possible]
         self._lists: tuple[list[int], list[int]] | None = None
+        self._writers: dict[int, LinkedSession | None] = {}
 
     def candidates(self) -> dict[Output, list[int]]:
         """Outputs that the text can come from, and the rows that they share: all that are equal to
@@ -201,14 +202,17 @@ class _Shared:
                         break
         return {each: self._rows[self._owners == each.number].tolist() for each in found}
 
-    def sharing(self, row: int) -> list[Output]:
-        """The outputs that share a fingerprint."""
-        if self._lists is None:
-            self._lists = self._rows.tolist(), self._owners.tolist()
-        rows, owners = self._lists
-        numbers = owners[bisect_left(rows, row) : bisect_right(rows, row)]
-        found = (self._store.outputs.get(number) for number in numbers)
-        return [output for output in found if output is not None]
+    def writer(self, row: int) -> LinkedSession | None:
+        """The session of all outputs that share a fingerprint; None for those of several."""
+        if row not in self._writers:
+            if self._lists is None:
+                self._lists = self._rows.tolist(), self._owners.tolist()
+            rows, owners = self._lists
+            numbers = owners[bisect_left(rows, row) : bisect_right(rows, row)]
+            found = (self._store.outputs.get(number) for number in numbers)
+            sessions = {each.call.session.current for each in found if each is not None}
+            self._writers[row] = sessions.pop() if len(sessions) == 1 else None
+        return self._writers[row]
 
 
 def _without_accidents(
@@ -243,7 +247,8 @@ class _Matcher:
     def __init__(self, text: NewText, shared: _Shared, common: np.ndarray, reader: Reader) -> None:
         self._text = text
         self._shared = shared
-        self._common = common
+        #: Which fingerprints are; a byte each, as single bits of arrays are slow to read.
+        self._common = common.tobytes()
         self._reader = reader
         self._content = text.normalised.content.tobytes()
         #: Normalised bytes that have been credited.
@@ -419,10 +424,7 @@ class _Matcher:
         """Of the rows that an output shares those that are not common and no other session has."""
         session = output.call.session.current
         return [
-            row
-            for row in rows
-            if not self._common[row]
-            and all(each.call.session.current is session for each in self._shared.sharing(row))
+            row for row in rows if not self._common[row] and self._shared.writer(row) is session
         ]
 
     def _can_join(self, output: Output, rows: list[int]) -> bool:
