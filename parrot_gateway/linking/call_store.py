@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,8 @@ _MAX_TABLED = 512
 #: Fingerprints of an output that has few, and outputs of which that is known; a power of two.
 _SHORT = 4
 _MAX_SHORT = 1 << 16
+#: Normalised bytes that are kept of how an answer begins.
+_SAID = 48
 #: Shorter normalised texts are in everybody's prompts.
 MIN_WHOLE = 3
 
@@ -78,6 +81,12 @@ class StoredCall:
         ended: None while it runs.
         peer: its client's address, as far as it is known.
         message_keys: hashes of its last messages.
+        seed: hash of what stands before its last message.
+        head: hash of how that begins.
+        text: hash of its text.
+        sketch: some of its fingerprints, the smallest ones.
+        said: how its answer begins, normalised; its longest argument or its tool's name where it
+            is a tool call.
         passages: fingerprints of its prompt, while it runs.
         is_alone: it has no links.
         continuations: calls that go on where it ended.
@@ -93,6 +102,11 @@ class StoredCall:
     peer: str = ""
     parent: StoredCall | None = None
     root: int = 0
+    seed: int = 0
+    head: int = 0
+    text: int = 0
+    sketch: Hashes | None = None
+    said: bytes = b""
     ended: float | None = None
     is_alone: bool = False
     passages: Hashes | None = None
@@ -131,6 +145,19 @@ def states_of(keys: Iterable[int], seed: int = 0) -> list[int]:
     return states
 
 
+class Tail(NamedTuple):
+    """The end of a prompt, or of what is its own of it.
+
+    Attributes:
+        size: number of its fingerprints.
+        ending: its last normalised bytes.
+    """
+
+    call: StoredCall
+    size: int
+    ending: bytes
+
+
 class CallStore:
     """Calls, the oldest of which make room.
 
@@ -144,6 +171,9 @@ class CallStore:
         self.max_calls = max_calls
         self.max_text = max_text
         self.index = FingerprintIndex(max_fingerprints)
+        #: Ends of prompts by their fingerprints, and what they are by number.
+        self.tails = FingerprintIndex(max_fingerprints // 4)
+        self.tails_by_number: OrderedDict[int, Tail] = OrderedDict()
         self.calls: OrderedDict[int, StoredCall] = OrderedDict()
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
@@ -172,6 +202,7 @@ class CallStore:
         self._first_time = 1
         self._numbers = 0
         self._output_numbers = 0
+        self._tail_numbers = 0
 
     def add(self, call: StoredCall) -> None:
         """Take a call whose request is known."""
@@ -240,12 +271,18 @@ class CallStore:
         is_short: np.ndarray = self._is_short[numbers % np.uint32(_MAX_SHORT)]
         return is_short
 
-    def finish(self, call: StoredCall, choices: Iterable[Choice], now: float) -> None:
+    def finish(self, call: StoredCall, choices: Sequence[Choice], now: float) -> None:
         """Take what a call has written."""
         call.ended = now
         known = call.passages
         for choice in choices:
             self._take(call, choice, known)
+        if call.sketch is not None:
+            texts = [each.text for each in call.outputs] or [
+                tool_call.name for choice in choices for tool_call in choice.tool_calls
+            ]
+            said = max(texts, key=len, default="")[: 2 * _SAID]
+            call.said = normalise(said).content[:_SAID].tobytes()
         self.stop(call)
         while self.text_size > self.max_text and len(self.calls) > 1:
             self._drop_oldest()
@@ -281,6 +318,15 @@ class CallStore:
                 lengths = self._lengths[state] = Counter()
             lengths[len(text)] += 1
             self.file(call, self.texts, (state, len(text), hash(text[start:])))
+
+    def file_tail(self, call: StoredCall, hashes: Hashes, ending: bytes) -> None:
+        """Let a call be found by texts that hold the end of its prompt."""
+        self._tail_numbers += 1
+        hashes = np.unique(hashes)
+        self.tails.add(hashes, self._tail_numbers)
+        self.tails_by_number[self._tail_numbers] = Tail(call, len(hashes), ending)
+        while len(self.tails_by_number) > self.max_calls:
+            self.tails_by_number.popitem(last=False)
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""

@@ -191,6 +191,10 @@ class FingerprintCache:
             self._kept.move_to_end(key)
         return found
 
+    def known(self, key: int) -> Hashes | None:
+        """The fingerprints of a text where they are remembered."""
+        return self._kept.get(key)
+
     def keep(self, key: int, hashes: Hashes) -> None:
         """Remember the fingerprints of a text."""
         if key not in self._kept:

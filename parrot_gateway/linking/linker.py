@@ -15,10 +15,10 @@ import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
-from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
+from parrot_gateway.linking.fingerprints import RUN, Hashes, PassageCounts, fingerprint, normalise
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.parents import Parent, find_parent
-from parrot_gateway.linking.passages import Producer, Reader, find_producers, new_text
+from parrot_gateway.linking.parents import MAX_SKETCH, MAX_TAIL, MIN_TAIL, Parent, find_parent
+from parrot_gateway.linking.passages import COMMON, Producer, Reader, find_producers, new_text
 from parrot_gateway.linking.prompt import Prompt
 
 
@@ -145,6 +145,8 @@ class TenantLinker:
                     self._store.file_text(call, call.prompt)
         elif prompt.messages and not is_flooded:
             self._store.file_text(call, prompt.messages[-1].text, prompt.text_seed)
+            if prompt.last_answer < 0:
+                self._file_tail(call, prompt)
         session_of_call, merged = self._join(own, links, now)
         call.session = session_of_call
         session_of_call.calls += 1
@@ -177,6 +179,23 @@ class TenantLinker:
         tables = self._store.index.size_bytes + self._counts.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
         return tables + self._store.text_size + kept
+
+    def _file_tail(self, call: StoredCall, prompt: Prompt) -> None:
+        """Let a call be found by texts that hold the end of its own and its answer behind it."""
+        index = len(prompt.messages) - 1
+        hashes, positions = prompt.fingerprints(index)
+        if len(hashes) < MIN_TAIL:
+            return
+        content = prompt.normalised(index).content
+        rare = self._counts.of(hashes) < COMMON
+        call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
+        call.sketch = np.unique(hashes)[:MAX_SKETCH].copy()
+        self._store.file_tail(call, hashes[-MAX_TAIL:], content[-2 * RUN :].tobytes())
+        if not rare[-MIN_TAIL:].any() and np.count_nonzero(rare) >= MIN_TAIL:
+            # What all prompts of a program end with says nothing.
+            end = int(positions[rare][-1]) + RUN
+            ending = content[end - 2 * RUN : end].tobytes()
+            self._store.file_tail(call, hashes[rare][-MAX_TAIL:], ending)
 
     def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
         """The messages that are looked at: the first and, within the limit, the last ones."""
@@ -224,15 +243,9 @@ class TenantLinker:
             if not is_new[index]:
                 continue
             whole = list(self._store.find_whole(prompt.whole(index)))
-            text, hashes = new_text(
-                index,
-                messages[index],
-                prompt.normalised(index),
-                history,
-                self._seen.get(texts[index]),
-                whole,
-            )
-            new_texts.append(text)
+            first_seen = self._seen.get(texts[index])
+            new_texts.append(new_text(prompt, index, history, first_seen, whole))
+            hashes = prompt.fingerprints(index)[0]
             passages.append(hashes)
             self._store.fingerprints.keep(texts[index], hashes)
         best: dict[str, Link] = {}

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
-from parrot_gateway.linking.conversation import Message
 from parrot_gateway.linking.fingerprints import (
     RUN,
     WINDOW,
@@ -25,16 +24,16 @@ from parrot_gateway.linking.fingerprints import (
     NormalisedText,
     PassageCounts,
     Positions,
-    fingerprint,
 )
 from parrot_gateway.linking.links import Evidence, LinkedSession
+from parrot_gateway.linking.prompt import Prompt
 
 #: Candidates that are verified, of one text.
 _MAX_CANDIDATES = 24
 #: Outputs that share a single fingerprint with a text are looked at when there are no more.
 _MAX_SINGLE = 48
 #: A passage that stood in the prompts of this many calls is nobody's.
-_COMMON = 3
+COMMON = 3
 #: Normalised bytes that a candidate must be credited with: within one session; to join a call to
 #: the session of another; the same when only a smaller part of the answer was used; to merge two
 #: sessions of several calls.
@@ -161,7 +160,7 @@ def find_producers(
     candidates = shared.candidates()
     if not candidates:
         return Explanation([], text.hashes, False)
-    common = counts.of(text.hashes) >= _COMMON
+    common = counts.of(text.hashes) >= COMMON
     matcher = _Matcher(text, shared, common, reader)
     producers = matcher.match(candidates, set(whole))
     rest = text.hashes[~matcher.is_explained()]
@@ -542,19 +541,13 @@ def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
 
 
 def new_text(
-    index: int,
-    message: Message,
-    normalised: NormalisedText,
-    history: Hashes,
-    first_seen: float | None,
-    whole: list[Output],
-) -> tuple[NewText, Hashes]:
-    """A text less the passages that the history of its prompt holds, and all its fingerprints."""
-    hashes, positions = fingerprint(normalised.content)
-    every = hashes
+    prompt: Prompt, index: int, history: Hashes, first_seen: float | None, whole: list[Output]
+) -> NewText:
+    """A text less the passages that the history of its prompt holds."""
+    hashes, positions = prompt.fingerprints(index)
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
         hashes, positions = hashes[is_new], positions[is_new]
+    message, normalised = prompt.messages[index], prompt.normalised(index)
     is_system = message.role == "system"
-    new = NewText(index, message.text, is_system, normalised, hashes, positions, first_seen, whole)
-    return new, every
+    return NewText(index, message.text, is_system, normalised, hashes, positions, first_seen, whole)

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from parrot_gateway.linking.call_store import message_key, states_of
 from parrot_gateway.linking.conversation import Message
-from parrot_gateway.linking.fingerprints import NormalisedText, normalise
+from parrot_gateway.linking.fingerprints import (
+    Hashes,
+    NormalisedText,
+    Positions,
+    fingerprint,
+    normalise,
+)
+
+#: Characters of a message that tell how it begins.
+_HEAD = 32
 
 
 class Prompt:
@@ -28,6 +37,7 @@ class Prompt:
             (i for i, each in enumerate(messages) if each.role == "assistant"), default=-1
         )
         self._normalised: dict[int, NormalisedText] = {}
+        self._fingerprints: dict[int, tuple[Hashes, Positions]] = {}
 
     @property
     def is_completion(self) -> bool:
@@ -38,11 +48,23 @@ class Prompt:
         """Seed of the text of a chat's last message: what stands before it."""
         return hash((self.states[-2], self.messages[-1].role))
 
+    @property
+    def head(self) -> int:
+        """Hash of how the last message begins."""
+        return hash(self.messages[-1].text[:_HEAD])
+
     def normalised(self, index: int) -> NormalisedText:
         """The text of a message reduced to letters and digits."""
         found = self._normalised.get(index)
         if found is None:
             found = self._normalised[index] = normalise(self.messages[index].text)
+        return found
+
+    def fingerprints(self, index: int) -> tuple[Hashes, Positions]:
+        """The fingerprints of the text of a message, see `fingerprints.fingerprint`."""
+        found = self._fingerprints.get(index)
+        if found is None:
+            found = self._fingerprints[index] = fingerprint(self.normalised(index).content)
         return found
 
     def whole(self, index: int) -> int:

@@ -272,3 +272,28 @@ def test_a_call_that_failed_keeps_nothing_of_its_prompt() -> None:
     failed = linker.size_bytes - before
     play.start(user(STORY))
     assert linker.size_bytes - before > failed
+
+
+def test_a_window_of_a_history_in_one_message_continues() -> None:
+    play = Play()
+    task = "Question: which of the barges at the quay carried slate, and who had signed for them?"
+    lines: list[str] = []
+    for number in range(6):
+        told = "\n".join([task, *lines[-4:]])
+        call, linked = play.start(SYSTEM, user(told))
+        play.end(call, "", [ToolCall("", "look", f'{{"page": "{number * 37} of the book"}}')])
+        if number:
+            assert edges(linked) == {(f"c{number}", "continues")}
+        lines += [
+            f'Action: look {{"page": "{number * 37} of the book"}}',
+            f"Observation: barge {number * 91} lay beside barge {number * 77}, loaded with slate "
+            f"and barley for the {number * 13}th time, as the harbour master has written.",
+        ]
+    assert len({play.session(f"c{n}") for n in range(1, 7)}) == 1
+
+
+def test_who_reads_the_subject_of_a_prompt_and_its_answer_does_not_continue_it() -> None:
+    play = Play()
+    first, _ = play.run(user(f"You review.\n{OTHER * 3}\nReview it."), text=STORY)
+    _, linked = play.start(user(f"You revise.\n{OTHER * 3}\nReview it.\nThe review:\n{STORY}"))
+    assert edges(linked) == {(first, "output")}
