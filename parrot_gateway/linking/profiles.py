@@ -7,9 +7,11 @@ several of them are read together. Holds no text.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from operator import attrgetter
 
 from parrot_scheduler.lengths import FadingHistogram
@@ -21,10 +23,11 @@ from parrot_gateway.linking.templates import Template, TemplateLearner, prompt_o
 
 #: Calls of a tenant whose answers may still be used.
 _MAX_CALLS = 10_000
-#: An answer that nobody has used for so long counts as not used; later uses still count.
-_UNUSED_S = 300.0
-#: A call without an answer for so long is over.
-_LOST_S = 3600.0
+#: An answer that nobody has used for so long counts as not used; later uses still count. Where the
+#: gaps of its template are known, some of the long ones, at least and at most so much.
+_UNUSED_S = 60.0
+_UNUSED_GAPS = 4.0
+_LEAST_UNUSED_S, _MOST_UNUSED_S = 10.0, 300.0
 #: Past this number of calls all shares are halved, so that old ones fade.
 _MAX_WEIGHT = 256.0
 #: Templates that one template's successors are of; of a call those that are told apart.
@@ -67,6 +70,7 @@ class Profile:
         fan_in: answers that the readers of these have read, summed; of this template, `siblings`.
         successors: by template of the calls that use answers: calls that have one, and how many
             these are.
+        unused_s: after which an answer counts as not used.
     """
 
     template: Template
@@ -78,6 +82,7 @@ class Profile:
     fan_in: float = 0.0
     siblings: float = 0.0
     successors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    unused_s: float = _UNUSED_S
 
     def settle(self) -> None:
         """Count a call whose fate is known."""
@@ -103,6 +108,9 @@ class Profile:
 
     def forecast(self) -> Forecast:
         lengths, gaps, calls = self.lengths, self.gaps, max(self.calls, 1.0)
+        gap_s = gaps.quantile(0.5) / 1000, gaps.quantile(0.9) / 1000
+        if gaps.weight >= ENOUGH:
+            self.unused_s = min(max(_UNUSED_GAPS * gap_s[1], _LEAST_UNUSED_S), _MOST_UNUSED_S)
         successors = sorted(
             (
                 (key, min(1.0, having / calls), total / having)
@@ -119,7 +127,7 @@ class Profile:
             self.fan_in / self.in_fan_in if self.in_fan_in else 0.0,
             self.siblings / self.in_fan_in if self.in_fan_in else 0.0,
             min(1.0, self.returned / calls),
-            (gaps.quantile(0.5) / 1000, gaps.quantile(0.9) / 1000),
+            gap_s,
             tuple(successors[:8]),
         )
 
@@ -160,8 +168,9 @@ class TenantProfiles:
         self._learner = TemplateLearner()
         self._profiles: OrderedDict[str, Profile] = OrderedDict()
         self._calls: OrderedDict[str, _Call] = OrderedDict()
-        #: Calls in order, some of them settled.
-        self._open: deque[_Call] = deque()
+        #: Calls that have answered, by when they count as not used.
+        self._answered: list[tuple[float, int, _Call]] = []
+        self._numbers = count()
         self._changed: dict[str, None] = {}
         self._removed: dict[str, None] = {}
 
@@ -185,7 +194,6 @@ class TenantProfiles:
         seen = _Call(call, self._of(prompt), now)
         if seen.profiles:
             self._calls[call] = seen
-            self._open.append(seen)
             if len(self._calls) > _MAX_CALLS:
                 self._calls.popitem(last=False)
         self._use(links, seen, now)
@@ -198,6 +206,8 @@ class TenantProfiles:
             for profile in seen.profiles:
                 profile.lengths.add(tokens)
                 self._changed[profile.template.key] = None
+            due = now + seen.profiles[0].unused_s
+            heappush(self._answered, (due, next(self._numbers), seen))
 
     def drop(self, call: str) -> None:
         """Forget a call that has failed."""
@@ -337,14 +347,11 @@ class TenantProfiles:
 
     def _settle_old(self, now: float) -> None:
         """Count the calls that nobody has used."""
-        while self._open:
-            call = self._open[0]
+        waiting = self._answered
+        while waiting and (waiting[0][0] <= now or len(waiting) > _MAX_CALLS):
+            call = heappop(waiting)[2]
             if not call.is_settled:
-                is_over = call.ended is not None and now - call.ended >= _UNUSED_S
-                if not (is_over or now - call.started >= _LOST_S or len(self._open) > _MAX_CALLS):
-                    return
                 call.is_settled = True
-                for profile in call.profiles if call.ended is not None else ():
+                for profile in call.profiles:
                     profile.settle()
                     self._changed[profile.template.key] = None
-            self._open.popleft()

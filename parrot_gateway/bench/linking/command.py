@@ -21,6 +21,8 @@ from parrot_gateway.bench.report import JsonFile, print_table, run_with_progress
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from parrot_gateway.bench.linking.calibration import RoleCalibration
+
 #: Sets of workloads by the names of the command line.
 SETS = ("applications", "adversarial")
 COLUMNS = ("sessions", "calls", "edges", "precision", "or equal", "or ancestor", "recall",
@@ -99,6 +101,10 @@ def linking_command(
     show: Annotated[int, typer.Option(min=0, help="Show so many wrong and missed edges.")] = 0,
     seed: Annotated[int, typer.Option(help="Of texts and times.")] = 0,
     cost: Annotated[bool, typer.Option(help="Measure time and memory by size.")] = True,
+    forecasts: Annotated[
+        bool,
+        typer.Option(help="Compare forecasts with what happens, of applications and recordings."),
+    ] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Rebuild the graphs of applications from calls without headers, and compare with the truth."""
@@ -111,24 +117,35 @@ def linking_command(
     named = workload or ([] if recordings else list(SETS))
     changes = Changes(window, elide, simulated_users, _ids(ids), as_text)
 
-    def measure_all(progress: Callable[[str], None]) -> tuple[list[Any], dict[str, Any]]:
+    def measure_all(
+        progress: Callable[[str], None],
+    ) -> tuple[list[Any], list[tuple[Workload, list[RoleCalibration]]], dict[str, Any]]:
         scores = []
+        calibrations = []
         for item in _workloads(named, recordings or [], changes, instances, seed, start):
             for name in linker or LINKERS:
                 progress(f"{item.name}, {name}")
                 events = schedule(item.scripts, live=live, start=item.start, seed=seed)
                 score = run(events, item.scripts, LINKERS[name](), confidence)
                 scores.append((item, name, score))
+            if forecasts and item.name not in ADVERSARIAL and "gateway" in (linker or LINKERS):
+                from parrot_gateway.bench.linking.calibration import calibrate
+
+                progress(f"{item.name}, forecasts")
+                events = schedule(item.scripts, live=live, start=item.start, seed=seed)
+                calibrations.append((item, calibrate(events, item.scripts)))
         costs = {}
         for name in (linker or LINKERS) if cost else ():
             from parrot_gateway.bench.linking.cost import measure
 
             progress(f"time and memory, {name}")
             costs[name] = measure(LINKERS[name])
-        return scores, costs
+        return scores, calibrations, costs
 
-    scores, costs = run_with_progress(measure_all)
+    scores, calibrations, costs = run_with_progress(measure_all)
     _show_scores(scores)
+    for item, roles in calibrations:
+        _show_calibration(item.name, roles)
     if costs:
         _show_costs(costs)
     for item, name, score in scores if show else ():
@@ -140,6 +157,9 @@ def linking_command(
         ]
         plain = {name: value.to_dict() for name, value in costs.items()}
         content = {"seed": seed, "instances": instances, "live": live, "rows": rows, "cost": plain}
+        content["forecasts"] = {
+            item.name: [each.to_dict() for each in roles] for item, roles in calibrations
+        }
         write_json(json_file, "linking", content)
 
 
@@ -209,6 +229,38 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
         ]
         table.add_row(item.name, name, *cells)
     print_table(table)
+
+
+def _show_calibration(name: str, roles: Sequence[RoleCalibration]) -> None:
+    headings = ("role", "calls", "foretold", "template", "length p50", "p90", "successor", "fan-in",
+                "± answers", "returns", "gap p50", "p90")  # fmt: skip
+    table = _table(f"Forecasts of {name}", 1, headings)
+    for each in roles:
+        table.add_row(
+            each.role,
+            f"{each.calls:,}",
+            f"{each.foretold:.2f}",
+            _share(each.exact),
+            _share(each.length_p50),
+            _share(each.length_p90),
+            _share(each.successor),
+            f"{_share(each.fan_in)} {_share(each.fan_in_true)}",
+            "" if each.size_error is None else f"{each.size_error:.1f}",
+            f"{_share(each.returns)} {_share(each.returns_true)}",
+            _share(each.gap_p50),
+            _share(each.gap_p90),
+        )
+    notes = [
+        "Foretold: share of calls with a forecast when they arrive; all else is of these. "
+        "Template: exactly its role's. Length, gap: share within what was foretold, at best 0.50 "
+        "and 0.90. Successor: the likeliest one is one, or rightly none. Fan-in, returns: mean "
+        "foretold share and the true one; ± answers: mean error of how many are read together."
+    ]
+    print_table(table, notes)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _show_costs(costs: dict[str, Any]) -> None:

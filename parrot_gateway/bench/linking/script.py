@@ -61,6 +61,9 @@ class Call:
     short: frozenset[str]
     #: Its client sends it so long after the last of `after`: least and most seconds.
     pause_s: tuple[float, float]
+    #: What it does in its application; calls of one role have the same constant beginning. Empty
+    #: where that is not known.
+    role: str = ""
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class Script:
         neutral: Iterable[str] = (),
         after: Iterable[str] | None = None,
         pause_s: tuple[float, float] = PROGRAM_S,
+        role: str = "",
     ) -> str:
         """Add a call, and return its id. It waits for the sources of its edges, unless `after`."""
         edges = dict(edges or {})
@@ -113,6 +117,7 @@ class Script:
             neutral=frozenset(carried - set(edges)),
             short=frozenset(short),
             pause_s=pause_s,
+            role=role,
         )
         self.calls[call.id] = call
         return call.id
