@@ -114,7 +114,8 @@ class LinkJournal:
         """Take the request of a call; one that cannot be read has no links."""
         conversation = conversation_of(seen.path, seen.body)
         if conversation is None:
-            self._unreadable += 1
+            # A text that the gateway has left out is counted there.
+            self._unreadable += bool(seen.body)
             conversation = Conversation(())
         tenant = self._tenant(seen.tenant)
         linker = self._linker.tenant(seen.tenant)

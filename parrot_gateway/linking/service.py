@@ -47,7 +47,7 @@ Process: TypeAlias = asyncio.subprocess.Process
 LINK_HEADER = b"x-parrot-link"
 _SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
              "off": False, "false": False, "0": False, "no": False}  # fmt: skip
-#: Bytes on their way to the process, above which calls are skipped.
+#: Bytes on their way to the process, above which texts are left out; above twice as many, calls.
 _MAX_WAITING_BYTES = 8 * 1024 * 1024
 #: How long messages are gathered before they are written.
 _GATHER_S = 0.02
@@ -93,6 +93,15 @@ def wants_link(value: bytes) -> bool:
             code="invalid_value",
         )
     return _SWITCHES[text.lower()]
+
+
+def _without_text(message: ToWorker) -> ToWorker:
+    """A message by which a call is known, and no more."""
+    if isinstance(message, RequestSeen):
+        return msgspec.structs.replace(message, body=b"")
+    if isinstance(message, AnswerSeen):
+        return msgspec.structs.replace(message, body=message.body[:_HEAD_BYTES])
+    return message
 
 
 def call_id_of(exchange: Exchange) -> str:
@@ -337,10 +346,10 @@ class LinkingService:
         waiting = process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
         if is_bounded and waiting > _MAX_WAITING_BYTES:
             self._skipped += 1
-            if not isinstance(message, AnswerSeen):
+            if waiting > 2 * _MAX_WAITING_BYTES and not isinstance(message, AnswerSeen):
                 return False
-            # That the call has ended is known even so.
-            message.body = b""
+            # That there was a call, and that it has ended, is known even so.
+            message = _without_text(message)
         data = encode(message)
         self._gathered.append(data)
         self._gathered_bytes += len(data)
