@@ -78,7 +78,8 @@ def _lines(snapshot: GraphSnapshot, width: int, num_calls: int) -> list[str]:
             if node.failure:
                 lines.append(f"      {node.failure}")
     if chosen.left_out:
-        lines.append(f"… not shown: {chosen.left_out} calls")
+        plural = "" if chosen.left_out == 1 else "s"
+        lines.append(f"… not shown: {chosen.left_out} call{plural}")
     return lines
 
 
