@@ -257,7 +257,9 @@ def _with_session(candidates: EngineCandidates, pick: _Pick, application: Applic
     row = candidates.pool.row_of(application.last_engine)
     if row < 0 or row == pick.row or not candidates.has(row):
         return pick
-    if candidates.cached_tokens(row) < application.context_tokens * _SESSION_SHARE:
+    # Calls that began together have ended none yet: there is no context to stay with.
+    context = application.context_tokens
+    if not context or candidates.cached_tokens(row) < context * _SESSION_SHARE:
         return pick
     latest_s = candidates.predict(pick.row).finish_s * _SESSION_SLACK
     return _Pick(row, "session") if candidates.predict(row).finish_s <= latest_s else pick

@@ -461,6 +461,15 @@ def test_a_session_whose_context_is_gone_is_as_free_as_any_call() -> None:
     assert placed(engines, turn).row == 1
 
 
+def test_calls_of_a_session_that_begin_together_spread() -> None:
+    engines = Engines("parrot", 4)
+    rows = [
+        placed(engines, engines.state(2000, 50, chain(number, 125), application="maps")).row
+        for number in range(8)
+    ]
+    assert sorted(rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_a_session_that_will_go_on_begins_where_load_is_least() -> None:
     engines = Engines("parrot", 2)
     system = chain(1, 100)
