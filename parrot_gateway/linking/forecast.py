@@ -31,6 +31,9 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
             run, somebody's thinking.
         successors: of the calls that use its answer the template, the share of its calls that have
             one, and how many those have; likeliest first.
+        settled: calls whose answer was used, or will not be: those behind all shares.
+        is_outer: longer templates begin with this one, and their calls were counted here before
+            they were known: shares say little of the calls that have no longer template.
     """
 
     template: str
@@ -42,6 +45,8 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     returns: float = 0.0
     gap_s: tuple[float, float] = (0.0, 0.0)
     successors: tuple[tuple[str, float, float], ...] = ()
+    settled: float = 0.0
+    is_outer: bool = False
 
 
 class TemplateForecast(msgspec.Struct, frozen=True, array_like=True):

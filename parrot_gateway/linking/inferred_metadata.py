@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from parrot_scheduler.foretold import ForetoldGroups, feeds_group
+from parrot_scheduler.foretold import UNKNOWN_RETURNS, ForetoldGroups, expected_returns, feeds_group
 from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
@@ -28,8 +28,6 @@ _GOES_ON = re.compile(
 _LOOKED_AT = 256 * 1024
 #: Calls of one kind that come within so many seconds of each other may belong together.
 _GROUP_GAP_S = 1.0
-#: A first call begins a session if calls of its kind go on with this chance.
-_RETURNS = 0.5
 #: A session is over for the scheduler after so many seconds without a call. It retains KV of a
 #: paused one for no longer.
 _SESSION_TIMEOUT_S = 600.0
@@ -71,29 +69,29 @@ class InferredMetadata:
         linking = self._linking
         if not linking.is_running or not linking.settings.use or not linking.is_linked(exchange):
             return ORDINARY_CALL
-        metadata, returns, now = ORDINARY_CALL, 0.0, self._clock()
+        metadata, returns, now = ORDINARY_CALL, UNKNOWN_RETURNS, self._clock()
         forecast = linking.forecasts.of(exchange.tenant, body)
         if forecast is not None:
             if self._lengths:
                 metadata = replace(metadata, template=forecast.template)
-            if self._groups is not None and feeds_group(
-                forecast.feeds_fan_in, forecast.weight, forecast.siblings
+            if (
+                self._groups is not None
+                and not forecast.is_outer
+                and feeds_group(forecast.feeds_fan_in, forecast.settled, forecast.siblings)
             ):
                 kind = f"{exchange.tenant}/{forecast.template}"
                 group = self._groups.join(kind, forecast.siblings, now)
                 metadata = replace(metadata, objective=THROUGHPUT, groups=(group,))
-            returns = forecast.returns
+            returns = expected_returns(forecast.returns, forecast.settled)
         if not self._sessions:
             return metadata
         session = ""
         if _GOES_ON.search(body, 0, _LOOKED_AT):
             session = await linking.session_of(exchange, linking.settings.session_wait_s)
-        elif returns >= _RETURNS:
+        elif returns >= UNKNOWN_RETURNS:
             session = session_id_of(call_id_of(exchange))
         if session:
             self._use(session, now)
-        if not session and not returns:
-            return metadata
         return replace(metadata, application=session, returns=returns)
 
     def _use(self, session: str, now: float) -> None:

@@ -71,6 +71,7 @@ class Profile:
         successors: by template of the calls that use answers: calls that have one, and how many
             these are.
         unused_s: after which an answer counts as not used.
+        is_outer: longer templates begin with this one.
     """
 
     template: Template
@@ -83,6 +84,7 @@ class Profile:
     siblings: float = 0.0
     successors: dict[str, tuple[float, float]] = field(default_factory=dict)
     unused_s: float = _UNUSED_S
+    is_outer: bool = False
 
     def settle(self) -> None:
         """Count a call whose fate is known."""
@@ -129,6 +131,8 @@ class Profile:
             min(1.0, self.returned / calls),
             gap_s,
             tuple(successors[:8]),
+            self.calls,
+            self.is_outer,
         )
 
 
@@ -262,7 +266,13 @@ class TenantProfiles:
         """The profiles that learn from a prompt: the longest template's, and the next shorter ones'
         up to the first that is known well."""
         found: list[Profile] = []
-        for template in reversed(self._learner.table.find(prompt)) if prompt else ():
+        templates = self._learner.table.find(prompt) if prompt else []
+        for template in templates[:-1]:
+            outer = self._profiles.get(template.key)
+            if outer is not None and not outer.is_outer:
+                outer.is_outer = True
+                self._changed[template.key] = None
+        for template in reversed(templates):
             profile = self._profiles.get(template.key)
             if profile is None:
                 profile = self._profiles[template.key] = Profile(template)

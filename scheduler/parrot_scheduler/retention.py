@@ -45,7 +45,7 @@ MAX_LEASE_S = 600.0
 #: Share of an engine's memory that is in use or retained where leases begin to count. On simulated
 #: engines calls of 300 agents take 6.33 s where leases always count, 5.21 s so.
 FULL = 0.95
-#: A call that another follows with this chance is retained.
+#: A call that another follows with a larger chance is retained.
 RETURNS = 0.5
 #: Lower bound of the free share of memory, so that the price stays finite.
 _MIN_FREE = 0.01
@@ -85,7 +85,7 @@ class HazardRetention(RetentionPolicy):
             alone = application.num_queued + application.num_placed + application.num_held <= 1
             return "drop" if alone else "normal"
         grows = 0 < application.context_tokens <= state.task.prompt_tokens
-        returns = grows or state.task.returns >= RETURNS
+        returns = grows or state.task.returns > RETURNS
         return "keep" if state.successors or state.is_fill or returns else "normal"
 
     def lease_s(self, fill: Column, prefill_token_s: Column) -> Column:

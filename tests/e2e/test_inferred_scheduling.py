@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 Chat = list[ChatCompletionMessageParam]
 MAPS = 6
 SYSTEM = "You are a careful reader who summarises one page of a long report at a time. "
+JOIN = "Write one summary of the whole report from these summaries of its pages, in order: "
 
 
 class Recorded:
@@ -32,10 +33,10 @@ class Recorded:
             }
         )
         self.client = openai.OpenAI(base_url=self.gateway.base_url, api_key="none", timeout=60)
-        wait_until(self.is_linking, "the linking process")
+        wait_until(lambda: self.linking()["running"], "the linking process")
 
-    def is_linking(self) -> bool:
-        return bool(self.gateway.health()["linking"]["running"])
+    def linking(self) -> dict[str, Any]:
+        return dict(self.gateway.health()["linking"])
 
     def chat(self, messages: Chat, **more: Any) -> str:
         answer = self.client.chat.completions.create(
@@ -62,7 +63,7 @@ class Recorded:
                     lambda page: self.chat([{"role": "user", "content": SYSTEM * 4 + page}]), pages
                 )
             )
-        self.chat([{"role": "user", "content": "Join these:\n" + "\n\n".join(answers)}])
+        self.chat([{"role": "user", "content": JOIN + "\n\n".join(answers)}])
 
     def tasks(self) -> list[dict[str, Any]]:
         """All tasks that the scheduler was given, in order; the gateway has ended."""
@@ -89,11 +90,35 @@ def test_turns_of_a_session_are_one_application(tmp_path: Path) -> None:
         sessions = [each["id"] for each in answer.json()["data"]]
         (model,) = recorded.gateway.health()["scheduler"]["models"].values()
         assert model["applications"] >= 1
-    first, *later, last = recorded.tasks()
-    (session,) = {task["application"] for task in later}
+    *turns, last = recorded.tasks()
+    (session,) = {task["application"] for task in turns}
     assert session in sessions
-    assert first["application"] == f"call-{first['id']}", "nothing is known of its kind"
     assert last["application"] == f"call-{last['id']}"
+
+
+def test_an_undeclared_map_reduce_is_groups_and_what_reads_them(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    with recorded.gateway:
+        recorded.map_reduce("Lakes")
+        names = iter(range(100))
+
+        def known() -> bool:
+            """Another run, until its kind is known; that is told to the gateway each second."""
+            recorded.map_reduce(f"Rivers {next(names)}")
+            return recorded.linking()["templates"] >= 2
+
+        wait_until(known, "templates")
+        for number in range(6):
+            recorded.map_reduce(f"Ponds {number}")
+    tasks = recorded.tasks()
+    assert all(task["groups"] == [] for task in tasks[: MAPS + 1])
+    *maps, last = tasks[-MAPS - 1 :]
+    # Runs that follow each other within a second share groups.
+    groups = [task["groups"][0] for task in maps]
+    assert len({name.rpartition("/")[0] for name, *_ in groups}) == 1
+    assert all(2 <= size <= MAPS for _, size, _ in groups)
+    assert {task["objective"][0] for task in maps} == {"throughput"}
+    assert (last["groups"], last["objective"][0]) == ([], "latency")
 
 
 def test_nothing_is_used_that_is_switched_off(tmp_path: Path) -> None:

@@ -38,12 +38,13 @@ class FakeLinking(LinkingService):
         self.waits.append(wait_s)
         return self.session
 
-    def foretell(self, **figures: Any) -> None:
+    def foretell(self, settled: float = 16.0, **figures: Any) -> None:
         """Calls that begin as `USER` does do this."""
         text = prompt_of(body(USER))[:30]
         template = Template("t1", len(text), crc32(text), crc32(text[: step_of(len(text))]))
         self.forecasts.update(
-            "default", [TemplateForecast(template, Forecast("t1", 16.0, **figures))]
+            "default",
+            [TemplateForecast(template, Forecast("t1", 16.0, settled=settled, **figures))],
         )
 
 
@@ -76,8 +77,15 @@ def exchange(*headers: tuple[bytes, bytes]) -> Exchange:
 
 def test_a_call_of_which_nothing_is_known_is_an_ordinary_one() -> None:
     linking = FakeLinking()
-    assert Calls(linking).of(USER) is ORDINARY_CALL
+    first = exchange()
+    metadata = Calls(linking).of(USER, at=first)
     assert linking.waits == [], "a first call waits for nothing"
+    assert metadata.application == session_id_of(call_id_of(first)), "it may begin a session"
+    assert (metadata.objective, metadata.groups, metadata.template) == (LATENCY, (), "")
+    linking.foretell(settled=1.0, feeds_fan_in=1.0, siblings=9.0)
+    assert Calls(linking).of(USER).objective == LATENCY, "one call says nothing of its kind"
+    linking.foretell(is_outer=True, feeds_fan_in=1.0, siblings=9.0)
+    assert Calls(linking).of(USER).objective == LATENCY, "those were other kinds that begin so too"
 
 
 def test_calls_whose_answers_are_read_together_are_work_of_a_group() -> None:
@@ -112,6 +120,8 @@ def test_a_first_call_that_others_usually_follow_begins_its_session() -> None:
     assert metadata.application == session_id_of(call_id_of(first))
     assert metadata.returns == 0.9
     assert metadata.objective == LATENCY
+    linking.foretell(returns=0.1)
+    assert Calls(linking).of(USER).application == "", "most end with their answer"
 
 
 def test_a_call_that_goes_on_waits_for_its_session_as_long_as_is_set() -> None:
