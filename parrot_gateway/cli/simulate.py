@@ -1,7 +1,7 @@
 """`parrot-gateway simulate`: the scheduler on a virtual clock; options, progress, tables.
 
 All that is simulated is in `parrot_simulator`; nothing here decides anything. What does not begin
-with the name of a subcommand (`paper`, `ablation`) is a workload to simulate.
+with the name of a subcommand (`paper`, `ablation`, `knowledge`) is a workload to simulate.
 """
 
 from __future__ import annotations
@@ -256,6 +256,23 @@ def ablation_command(
 
     try:
         _write(_run_experiments(runner.select_ablation(workload or ()), seeds, None), json)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+@simulate.command("knowledge")
+def knowledge_command(
+    workload: Annotated[
+        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
+    json: Json = None,
+) -> None:
+    """What each piece of knowledge is worth: none, inferred from plain calls, or declared."""
+    from parrot_simulator.experiments import runner
+
+    try:
+        _write(_run_experiments(runner.select_knowledge(workload or ()), seeds, None), json)
     except (ValueError, OSError) as error:
         _fail(str(error))
 

@@ -10,7 +10,7 @@ from parrot_scheduler.actions import Action
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import Event
 
-from parrot_simulator.plan import ClientMode
+from parrot_simulator.plan import ClientMode, Knowledge
 from parrot_simulator.profiles import EngineProfile
 
 
@@ -79,6 +79,8 @@ class SimulationOptions:
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
     #: How much the server knows of applications.
     mode: ClientMode = "graph"
+    #: What it knows of plain clients' calls; None: their beginnings name their templates.
+    knowledge: Knowledge | None = None
     #: Round trips of calls.
     network: Network = Network()
     #: Of the network's draws; the workload has its own, the scheduler `config.seed`.

@@ -20,6 +20,28 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, Objective
 ClientMode: TypeAlias = Literal["plain", "session", "graph"]
 
 
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Pieces of what a server can know of plain clients' calls, and how they are known.
+
+    Without any it takes calls whose prompts begin with the same blocks for calls of one kind.
+    """
+
+    #: The applications that calls belong to.
+    sessions: bool = False
+    #: Objectives, and the task groups of calls that one reads together.
+    groups: bool = False
+    #: Templates, for predictions of output lengths.
+    lengths: bool = False
+    #: Calls on the longest chain that waits for a call; cannot be inferred.
+    successors: bool = False
+    #: From the texts of calls, with errors; otherwise declared.
+    inferred: bool = False
+    #: Of inferred links: the share of links that are found, and of found ones that are right.
+    recall: float = 0.99
+    precision: float = 0.99
+
+
 class Segment(NamedTuple):
     """A run of prompt tokens; equal `content` means equal tokens, cached or not."""
 

@@ -174,6 +174,7 @@ class _Simulation:
             TaskFinished(sequence.task_id, sequence.cached, sequence.generated, succeeded=succeeded)
         )
         if succeeded:
+            self._maker.ended(call, self._clock.now)
             self._clients.call_done(call, sequence)
         else:
             self._clients.call_failed(call, "too_large_for_engine")

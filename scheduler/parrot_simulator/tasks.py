@@ -9,6 +9,7 @@ from parrot_scheduler.task import LATENCY, BlockHash, GroupRef, Task, TaskId
 from parrot_simulator.clients import RunningCall
 from parrot_simulator.engines.prompts import HashedPrompt, PromptMaker, stable_hash
 from parrot_simulator.engines.sequences import EngineSequence
+from parrot_simulator.knowledge import Informant
 from parrot_simulator.options import SimulationOptions
 from parrot_simulator.plan import ClientMode, Segment
 
@@ -21,6 +22,9 @@ class TaskMaker:
 
     def __init__(self, options: SimulationOptions) -> None:
         self._mode: ClientMode = options.mode
+        self._informant: Informant | None = None
+        if options.knowledge is not None:
+            self._informant = Informant(options.knowledge, options.seed)
         self._share_tenants = options.share_tenants
         #: Tokens of a block of the engines' caches; None without any.
         block_tokens = next(iter(options.block_sizes), None)
@@ -47,16 +51,27 @@ class TaskMaker:
         )
         return task, sequence
 
+    def ended(self, call: RunningCall, now: float) -> None:
+        """A call has all of its output."""
+        if self._informant is not None:
+            self._informant.ended(call, now)
+
     def _task(self, task_id: TaskId, call: RunningCall, prompt: HashedPrompt) -> Task:
         application, plan = call.run.plan, call.plan
         prefix: tuple[BlockHash, ...] = prompt.hashes() if self._hashed else ()
         first: Segment = plan.prompt[0]
-        known: dict[str, Any] = {"objective": LATENCY, "template": self._beginning(first)}
         name = application.id
-        if self._mode == "plain":
-            name = f"{name}/{plan.index}"
+        known: dict[str, Any] = {
+            "application": name,
+            "objective": LATENCY,
+            "template": self._beginning(first),
+        }
+        if self._informant is not None:
+            known = self._informant.of(call, prefix, known["template"])
+        elif self._mode == "plain":
+            known["application"] = f"{name}/{plan.index}"
         elif self._mode == "graph":
-            known = {
+            known |= {
                 "objective": plan.objective,
                 "template": plan.template or known["template"],
                 "groups": tuple(
@@ -69,7 +84,6 @@ class TaskMaker:
             id=task_id,
             model=application.model,
             tenant=application.tenant,
-            application=name,
             prompt_tokens=prompt.tokens,
             max_tokens=plan.max_tokens,
             prefix=prefix,

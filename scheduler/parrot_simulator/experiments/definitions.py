@@ -17,13 +17,13 @@ once and read by each call) beside ours on an ordinary engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 from statistics import NormalDist
 from typing import Any, Literal, TypeAlias
 
 from parrot_simulator.options import Network
-from parrot_simulator.plan import ClientMode
+from parrot_simulator.plan import ClientMode, Knowledge
 from parrot_simulator.profiles import DEFAULT_PROFILE
 
 #: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over
@@ -56,6 +56,8 @@ class Arm:
     kind: Literal["paper", "modern", "ours"] = "modern"
     #: Fields of the scheduler's configuration that differ from the preset.
     policy: Mapping[str, Any] = field(default_factory=dict)
+    #: What is known of plain clients' calls; None: see `SimulationOptions`.
+    knowledge: Knowledge | None = None
 
 
 #: What the engines of the paper's baselines lack.
@@ -523,4 +525,81 @@ ABLATION: tuple[Experiment, ...] = (
     _ablation("multi-agent", {"rate": 0.2, "count": 16}, engines=4),
     # Engines with room for 40,000 tokens, so that the flood makes tasks wait.
     _ablation("tenants", {"duration_s": 40}, capacity_tokens=40_000, kind="tenant"),
+)
+
+# What knowledge is worth to calls of plain clients
+
+_INFERRED = Knowledge(sessions=True, groups=True, lengths=True, inferred=True)
+#: Nothing is known, each piece alone, all that links tell (with their errors, and with very many),
+#: and all that clients could declare.
+KNOWN: tuple[Arm, ...] = tuple(
+    Arm(name, "parrot", "plain", _OWN, "ours", knowledge=knowledge)
+    for name, knowledge in (
+        ("none", Knowledge()),
+        ("sessions", Knowledge(sessions=True)),
+        ("groups", Knowledge(groups=True)),
+        ("lengths", Knowledge(lengths=True)),
+        ("successors", Knowledge(successors=True)),
+        ("declared", Knowledge(sessions=True, groups=True, lengths=True, successors=True)),
+        ("inferred", _INFERRED),
+        ("inferred, a fifth wrong", replace(_INFERRED, recall=0.8, precision=0.8)),
+    )
+)
+
+
+def _knowledge(
+    name: str,
+    workload: str,
+    parameters: Mapping[str, str | float],
+    *,
+    capacity_tokens: int | None = None,
+    **more: Any,
+) -> Experiment:
+    engine = _OWN if capacity_tokens is None else {**_OWN, "capacity_tokens": capacity_tokens}
+    return Experiment(
+        figure=f"knowledge {name}",
+        title="what is known of plain calls",
+        workload=workload,
+        points=(Point(name, parameters),),
+        # Others' policies on the same engines; session affinity knows the sessions.
+        arms=tuple(replace(arm, engine=engine) for arm in (*MODERN, *KNOWN)),
+        base="inferred",
+        # As in the ablation.
+        max_tokens=2048,
+        **more,
+    )
+
+
+_AGENTS: Mapping[str, str | float] = {"turns_scale": 0.2, "spread": 30, "pause_max_s": 60}
+KNOWLEDGE: tuple[Experiment, ...] = (
+    _knowledge(
+        "mixed",
+        "mixed",
+        mixed_load(2.0),
+        engines=4,
+        besides=(("chat", "job_s"), ("map-reduce", "job_s")),
+    ),
+    _knowledge("multi-agent", "multi-agent", {"rate": 0.2, "count": 16}, engines=4),
+    _knowledge("map-reduce", "mapreduce-fleet", {"rate": 6, "count": 2550}, engines=4),
+    _knowledge("gpts", "gpts", {"rate": 60, "count": 1200}, engines=4),
+    _knowledge("backlog", "backlog", {}, capacity_tokens=40_000),
+    # One engine, contexts of 1.5 times its memory.
+    _knowledge(
+        "working-set",
+        "agents",
+        {**_AGENTS, "clients": 30, "count": 90, "turns_scale": 0.5, "turns_max": 40},
+        profile="H200-8B-long",
+        metric="call_s",
+    ),
+    # 200 and 300 sessions behind one shared system prompt.
+    *(
+        _knowledge(
+            f"sessions-{clients}",
+            "agents",
+            {**_AGENTS, "clients": clients, "count": clients},
+            engines=4,
+            metric="call_s",
+        )
+        for clients in (200, 300)
+    ),
 )

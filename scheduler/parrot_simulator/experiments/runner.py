@@ -20,6 +20,7 @@ from parrot_simulator.experiments.definitions import (
     ABLATION,
     FLEET,
     GOODPUT,
+    KNOWLEDGE,
     PAPER,
     Arm,
     Experiment,
@@ -115,6 +116,20 @@ def select_ablation(workloads: Iterable[str]) -> list[Experiment]:
     return [known[name] for name in wanted] or list(ABLATION)
 
 
+def select_knowledge(names: Iterable[str]) -> list[Experiment]:
+    """Experiments of what knowledge is worth, by name; all without any.
+
+    Raises:
+        ValueError: an unknown name; lists the known ones.
+    """
+    known = {experiment.points[0].label: experiment for experiment in KNOWLEDGE}
+    wanted = list(names)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no experiment {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in wanted] or list(KNOWLEDGE)
+
+
 def quick(experiment: Experiment) -> Experiment:
     """The experiment with its first and last points only."""
     points = experiment.points
@@ -160,6 +175,7 @@ def run_arm(
         config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
         engines=[PROFILES[profile].with_(**arm.engine)] * engines,
         mode=arm.client,
+        knowledge=arm.knowledge,
         network=network,
         seed=seed,
     )

@@ -227,11 +227,27 @@ def test_the_command_switches_policies_off(tmp_path: Path, monkeypatch: pytest.M
     assert [outcome["arm"] for outcome in data["outcomes"]] == list(SWITCHES)
 
 
+def test_the_command_tells_what_knowledge_is_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mixed,) = runner.select_knowledge(["mixed"])
+    point = Point("mixed", {"count": 6, "summaries": 1, "scale": 0.2})
+    monkeypatch.setattr(runner, "KNOWLEDGE", (replace(mixed, points=(point,), engines=2),))
+    path = tmp_path / "knowledge.json"
+    result = CliRunner().invoke(app, ["simulate", "knowledge", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    (data,) = json.loads(path.read_text(encoding="utf-8"))
+    arms = [outcome["arm"] for outcome in data["outcomes"]]
+    assert {"LMetric", "none", "declared", "inferred"} < {*arms}
+
+
 def test_the_command_refuses_unknown_figures() -> None:
     result = CliRunner().invoke(app, ["simulate", "paper", "--figure", "99"])
     assert result.exit_code == 2
     assert "no figure '99'" in result.output
     result = CliRunner().invoke(app, ["simulate", "ablation", "--workload", "nope"])
+    assert result.exit_code == 2
+    result = CliRunner().invoke(app, ["simulate", "knowledge", "--workload", "nope"])
     assert result.exit_code == 2
 
 
