@@ -295,7 +295,8 @@ class PassageCounts:
         # Of a place that is named twice one counts.
         self._counts[places] += self._counts[places] < 255
         self._added += len(places)
-        if self._added > self._counts.size * 4:
+        # Past this, passages of which each was seen once would count as common by collisions.
+        if self._added > self._counts.size // 4:
             self._counts >>= 1
             self._added = 0
 

@@ -102,3 +102,14 @@ def test_passages_are_counted_once_a_call_and_up_to_a_byte() -> None:
         counts.add(hashes)
     assert counts.of(hashes).tolist() == [255, 255, 255]
     assert counts.of(np.array([9 << 20], np.uint32)).tolist() == [0]
+
+
+def test_many_passages_that_stood_once_do_not_make_others_common() -> None:
+    counts = PassageCounts(bits=12)
+    draw = np.random.default_rng(0)
+    shared = draw.integers(0, 1 << 32, 40, np.uint32)
+    for _ in range(400):
+        counts.add(np.concatenate([shared, draw.integers(0, 1 << 32, 60, np.uint32)]))
+    others = counts.of(draw.integers(0, 1 << 32, 1000, np.uint32))
+    assert np.mean(others >= 2) < 0.1
+    assert np.median(counts.of(shared)) >= 8
