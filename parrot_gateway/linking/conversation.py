@@ -306,14 +306,58 @@ class _Parts:
         return Choice("".join(self.text), tuple(calls))
 
 
+class _TextDelta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: None = None
+
+
+class _TextChoice(msgspec.Struct):
+    delta: _TextDelta
+    index: int = 0
+
+
+class _TextEvent(msgspec.Struct):
+    """An event of a chat's stream that holds text alone; others do not fit."""
+
+    id: str
+    choices: list[_TextChoice]
+    type: None = None
+
+
+_text_events_decoder = msgspec.json.Decoder(list[_TextEvent])
+
+
 def _streamed(body: bytes) -> Answer | None:
+    events = [
+        line[5:]
+        for line in body.splitlines()
+        if line.startswith(b"data:") and not line.endswith(b"[DONE]")
+    ]
+    try:
+        return _streamed_text(_text_events_decoder.decode(b"[" + b",".join(events) + b"]"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _streamed_anything(events)
+
+
+def _streamed_text(events: list[_TextEvent]) -> Answer | None:
+    """The answer of a stream that holds text alone."""
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        for choice in event.choices:
+            texts.setdefault(choice.index, []).append(choice.delta.content or "")
+    if not texts:
+        return None
+    choices = tuple(Choice("".join(texts[index])) for index in sorted(texts))
+    return Answer(next((event.id for event in events if event.id), ""), choices)
+
+
+def _streamed_anything(events: list[bytes]) -> Answer | None:
+    """The answer of any stream, as far as it came."""
     response_id = ""
     choices: dict[int, _Parts] = {}
-    for line in body.splitlines():
-        if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
-            continue
+    for data in events:
         try:
-            event = _any_decoder.decode(line[5:])
+            event = _any_decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # The stream broke off here.
             break
