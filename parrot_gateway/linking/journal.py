@@ -120,7 +120,7 @@ class LinkJournal:
         tenant = self._tenant(seen.tenant)
         linker = self._linker.tenant(seen.tenant)
         self._call = seen.call
-        linked = linker.request(seen.call, conversation, seen.now, seen.session or None)
+        linked = linker.request(seen.call, conversation, seen.now, seen.session or None, seen.peer)
         session = linked.session
         record = CallRecord(
             seen.call,

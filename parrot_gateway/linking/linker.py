@@ -97,7 +97,7 @@ class TenantLinker:
             return self._take(call_id, prompt, now, peer, own, None, [], None)
         parent = find_parent(self._store, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
-        reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s)
+        reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s, peer)
         links: list[Link] = []
         if parent is not None:
             links += parent.links()

@@ -129,6 +129,7 @@ class Reader:
     Attributes:
         parent: the call that it continues.
         session: it belongs there by what is known so far; None for a call that stands alone.
+        peer: address of its client, as far as it is known.
         found: sessions of the producers found so far.
     """
 
@@ -136,6 +137,7 @@ class Reader:
     session: LinkedSession | None
     now: float
     horizon_s: float
+    peer: str = ""
     found: set[LinkedSession] = field(default_factory=set)
 
     def is_home(self, call: StoredCall) -> bool:
@@ -342,7 +344,7 @@ class _Matcher:
 
     def _rank(
         self, output: Output, rows: list[int], whole: set[Output]
-    ) -> tuple[bool, bool, bool, bool, int, int, int, float]:
+    ) -> tuple[bool, bool, bool, bool, int, int, int, bool, float]:
         reader = self._reader
         call = output.call
         is_whole = output in whole
@@ -354,6 +356,7 @@ class _Matcher:
             0 if is_whole else len(rows),
             0 if is_whole else -len(output.copied),
             -output.readers,
+            bool(call.peer) and call.peer == reader.peer,
             by_age(call, reader.now),
         )
 

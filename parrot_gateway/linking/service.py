@@ -190,8 +190,16 @@ class LinkingService:
             self._skipped += 1
             body = b""
         call = call or call_id_of(exchange)
+        client = exchange.scope.get("client")
         seen = RequestSeen(
-            exchange.tenant, call, exchange.request_id, exchange.path, session, time.time(), body
+            exchange.tenant,
+            call,
+            exchange.request_id,
+            exchange.path,
+            session,
+            time.time(),
+            body,
+            f"{client[0]}:{client[1]}" if client else "",
         )
         if not self._send(seen):
             return None

@@ -18,6 +18,7 @@ class RequestSeen(msgspec.Struct, tag="request", array_like=True):
     Attributes:
         session: id of the session that its client has named; empty if none.
         now: seconds since the epoch.
+        peer: host and port at the client's end of the connection; empty where they are not known.
     """
 
     tenant: str
@@ -27,6 +28,7 @@ class RequestSeen(msgspec.Struct, tag="request", array_like=True):
     session: str
     now: float
     body: bytes
+    peer: str = ""
 
 
 class AnswerSeen(msgspec.Struct, tag="answer", array_like=True):

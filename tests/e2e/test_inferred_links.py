@@ -141,6 +141,29 @@ def test_upstream_answers_are_linked_and_named(
     assert get(linking, f"/calls/{off.headers['x-request-id']}").status_code == 404
 
 
+def test_equal_calls_are_told_apart_by_their_connections(
+    linking: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(*[answer(STORY)] * 8)
+    clients = [client_of(linking) for _ in range(4)]
+    begun: Chat = [{"role": "user", "content": "Tell me of the pond, the reeds and the duck."}]
+    turns: Chat = [
+        *begun,
+        {"role": "assistant", "content": STORY},
+        {"role": "user", "content": "Go on."},
+    ]
+    firsts = [
+        client.chat.completions.with_raw_response.create(model=model, messages=begun)
+        for client in clients
+    ]
+    for which in (2, 0, 3, 1):
+        second = clients[which].chat.completions.with_raw_response.create(
+            model=model, messages=turns
+        )
+        links = call_of(linking, second.headers["x-request-id"])["links"]
+        assert [link["from"] for link in links] == [firsts[which].headers["x-parrot-call"]]
+
+
 def test_garbage_is_passed_on_and_linked_to_nothing(linking: GatewayProcess) -> None:
     response = httpx.post(
         f"{linking.base_url}/chat/completions",

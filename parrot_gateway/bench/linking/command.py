@@ -14,7 +14,7 @@ from parrot_gateway.bench.linking.applications import RECIPES, applications
 from parrot_gateway.bench.linking.linkers import LINKERS
 from parrot_gateway.bench.linking.recordings import Changes, Ids, read, sessions
 from parrot_gateway.bench.linking.schedule import STARTS, Start, schedule
-from parrot_gateway.bench.linking.score import Score, run
+from parrot_gateway.bench.linking.score import CONNECTIONS, Connections, Score, run
 from parrot_gateway.bench.linking.script import KINDS, Script
 from parrot_gateway.bench.report import JsonFile, print_table, run_with_progress, write_json
 
@@ -95,6 +95,14 @@ def linking_command(
     as_text: Annotated[
         bool, typer.Option("--as-text", help="Recordings: the history as one user's message.")
     ] = False,
+    connections: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="What linkers are told of connections: 'none', each session its 'own', or a "
+            "'pool' that all share.",
+        ),
+    ] = "none",
     confidence: Annotated[
         float, typer.Option(min=0, max=1, help="Count edges of at least so much.")
     ] = 0.0,
@@ -109,6 +117,7 @@ def linking_command(
 ) -> None:
     """Rebuild the graphs of applications from calls without headers, and compare with the truth."""
     _check("--start", start, STARTS)
+    _check("--connections", connections, CONNECTIONS)
     _check("--ids", ids, ("recorded", "counted", "none"))
     for name in linker or ():
         _check("--linker", name, LINKERS)
@@ -126,7 +135,8 @@ def linking_command(
             for name in linker or LINKERS:
                 progress(f"{item.name}, {name}")
                 events = schedule(item.scripts, live=live, start=item.start, seed=seed)
-                score = run(events, item.scripts, LINKERS[name](), confidence)
+                peers = _connections(connections)
+                score = run(events, item.scripts, LINKERS[name](), confidence, peers)
                 scores.append((item, name, score))
             if forecasts and item.name not in ADVERSARIAL and "gateway" in (linker or LINKERS):
                 from parrot_gateway.bench.linking.calibration import calibrate
@@ -143,7 +153,7 @@ def linking_command(
         return scores, calibrations, costs
 
     scores, calibrations, costs = run_with_progress(measure_all)
-    _show_scores(scores)
+    _show_scores(scores, connections)
     for item, roles in calibrations:
         _show_calibration(item.name, roles)
     if costs:
@@ -156,9 +166,16 @@ def linking_command(
             for item, name, score in scores
         ]
         plain = {name: value.to_dict() for name, value in costs.items()}
-        content = {"seed": seed, "instances": instances, "live": live, "rows": rows, "cost": plain}
-        content["forecasts"] = {
-            item.name: [each.to_dict() for each in roles] for item, roles in calibrations
+        content = {
+            "seed": seed,
+            "instances": instances,
+            "live": live,
+            "connections": connections,
+            "rows": rows,
+            "cost": plain,
+            "forecasts": {
+                item.name: [each.to_dict() for each in roles] for item, roles in calibrations
+            },
         }
         write_json(json_file, "linking", content)
 
@@ -193,7 +210,7 @@ def _workloads(
         yield Workload(path.name, scripts, begins(path.name))
 
 
-def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
+def _show_scores(scores: Sequence[tuple[Workload, str, Score]], connections: str) -> None:
     table = _table("Edges and sessions", 2, ("workload", "linker", *COLUMNS))
     for item, name, score in scores:
         table.add_row(
@@ -219,6 +236,7 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
         "Or equal: edges from calls that were asked and have answered the very same count too; "
         "or ancestor: those from an ancestor of the call. Short: edges from answers of less "
         "than 20 characters that were found, of all; neither asked for nor wrong.",
+        f"Connections that linkers are told of: {connections}.",
     ]
     print_table(table, notes)
     table = _table("Precision and recall by kind", 2, ("workload", "linker", *KINDS))
@@ -316,6 +334,10 @@ def _show_faults(title: str, score: Score, most: int) -> None:
 def _check(option: str, value: str | None, known: Sequence[str] | dict[str, Any]) -> None:
     if value is not None and value not in known:
         raise typer.BadParameter(f"'{value}' is none of {', '.join(known)}", param_hint=option)
+
+
+def _connections(name: str) -> Connections:
+    return next((known for known in CONNECTIONS if known == name), "none")
 
 
 def _ids(name: str) -> Ids:

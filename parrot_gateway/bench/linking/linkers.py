@@ -27,12 +27,14 @@ class GatewayLinker:
         )
         self._paths: dict[str, str] = {}
 
-    def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> Sequence[Link]:
+    def request(
+        self, tenant: str, call: str, body: bytes, path: str, now: float, peer: str
+    ) -> Sequence[Link]:
         conversation = conversation_of(path, body)
         self._paths[call] = path
         if conversation is None:
             return ()
-        return self._linker.tenant(tenant).request(call, conversation, now).links
+        return self._linker.tenant(tenant).request(call, conversation, now, None, peer).links
 
     def answer(self, tenant: str, call: str, body: bytes, now: float) -> None:
         answer = answer_of(self._paths.pop(call), body)

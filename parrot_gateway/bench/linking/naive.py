@@ -23,7 +23,9 @@ class NaiveLinker:
         self._asked: dict[str, list[str]] = {}
         self._parent: dict[str, str] = {}
 
-    def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> list[Link]:
+    def request(
+        self, tenant: str, call: str, body: bytes, path: str, now: float, peer: str
+    ) -> list[Link]:
         messages = _messages(msgspec.json.decode(body))
         texts = [_text(message) for message in messages]
         found: dict[tuple[str, LinkKind], None] = {}

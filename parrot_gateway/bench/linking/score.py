@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,17 @@ from parrot_gateway.bench.linking.schedule import Event
 from parrot_gateway.bench.linking.script import KINDS, Call, Script, answer_id
 from parrot_gateway.linking.links import Link
 
+#: What a linker is told of connections: nothing; each session is a client with one of its own; all
+#: clients share a pool, of which a call takes the one that was given back last.
+Connections: TypeAlias = Literal["none", "own", "pool"]
+CONNECTIONS: tuple[Connections, ...] = ("none", "own", "pool")
+
 
 class Linker(Protocol):
     """What is judged. Calls are named by whoever asks; `now` is in seconds and never goes back."""
 
     def request(
-        self, tenant: str, call: str, body: bytes, path: str, now: float
+        self, tenant: str, call: str, body: bytes, path: str, now: float, peer: str
     ) -> Sequence[Link]: ...
 
     def answer(self, tenant: str, call: str, body: bytes, now: float) -> None: ...
@@ -102,17 +107,26 @@ class Score:
 
 
 def run(
-    events: Iterable[Event], scripts: Sequence[Script], linker: Linker, at_least: float = 0.0
+    events: Iterable[Event],
+    scripts: Sequence[Script],
+    linker: Linker,
+    at_least: float = 0.0,
+    connections: Connections = "none",
 ) -> Score:
     """Send a linker the events; score the links of that confidence, and the sessions at the end."""
     said: dict[str, dict[str, set[str]]] = {}
     seconds: dict[str, float] = defaultdict(float)
+    peers: dict[str, str] = {}
+    pool: list[str] = []
     for event in events:
         call = event.call
         if event.what == "request":
             body = msgspec.json.encode(call.request)
+            peer = call.session if connections == "own" else ""
+            if connections == "pool":
+                peer = peers[call.id] = pool.pop() if pool else f"connection {len(peers)}"
             began = time.thread_time()
-            links = linker.request(call.tenant, call.id, body, call.path, event.at_s)
+            links = linker.request(call.tenant, call.id, body, call.path, event.at_s, peer)
             seconds[call.id] += time.thread_time() - began
             found = said.setdefault(call.id, defaultdict(set))
             for link in links:
@@ -122,6 +136,8 @@ def run(
             body = msgspec.json.encode({"id": answer_id(call.id), **(call.answer or {})})
             began = time.thread_time()
             linker.answer(call.tenant, call.id, body, event.at_s)
+            if call.id in peers:
+                pool.append(peers[call.id])
             seconds[call.id] += time.thread_time() - began
     calls = [call for script in scripts for call in script.calls.values()]
     score = compare(calls, said)

@@ -297,3 +297,17 @@ def test_who_reads_the_subject_of_a_prompt_and_its_answer_does_not_continue_it()
     first, _ = play.run(user(f"You review.\n{OTHER * 3}\nReview it."), text=STORY)
     _, linked = play.start(user(f"You revise.\n{OTHER * 3}\nReview it.\nThe review:\n{STORY}"))
     assert edges(linked) == {(first, "output")}
+
+
+def test_a_connection_does_not_outweigh_what_has_been_continued_already() -> None:
+    play = Play()
+    turns = (SYSTEM, user("Begin."))
+    calls = [play.start(*turns, peer="proxy")[0] for _ in range(2)]
+    for call in calls:
+        play.end(call, STORY)
+    found = {
+        link.source
+        for peer in ("proxy", "proxy")
+        for link in play.start(*turns, said(STORY), user("Go on."), peer=peer)[1].links
+    }
+    assert found == set(calls)

@@ -23,7 +23,9 @@ class KnowingLinker:
     def __init__(self, scripts: Iterable[Script]) -> None:
         self._calls = {call.id: call for script in scripts for call in script.calls.values()}
 
-    def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> Sequence[Link]:
+    def request(
+        self, tenant: str, call: str, body: bytes, path: str, now: float, peer: str
+    ) -> Sequence[Link]:
         truth = self._calls[call]
         asked = [Link(source, kind, 1.0) for source, kinds in truth.edges.items() for kind in kinds]
         return asked + [Link(source, "output", 0.5) for source in sorted(truth.neutral)]
