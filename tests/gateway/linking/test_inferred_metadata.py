@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 from zlib import crc32
 
@@ -160,6 +161,37 @@ def test_a_session_ends_once_when_it_is_quiet_for_long(calls: list[tuple[int, fl
         assert set(made.ended[seen:]) == late
         for name in late:
             del used[name]
+
+
+def test_a_call_enters_few_files_more() -> None:
+    """Besides the service, which the call has entered before."""
+    linking = FakeLinking()
+    calls = Calls(linking)
+    entered: set[str] = set()
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        _, found, name = frame.f_code.co_filename.rpartition("/parrot_gateway/")
+        if event == "call" and found:
+            entered.add(name)
+
+    at, request = exchange(), body(USER)
+
+    async def traced() -> None:
+        sys.setprofile(note)
+        try:
+            await calls.inferred.of(at, request)
+        finally:
+            sys.setprofile(None)
+
+    asyncio.run(traced())
+    more = {"inferred_metadata", "service", "forecast", "links"}
+    assert entered <= {"generation/placement.py", *(f"linking/{name}.py" for name in more)}
+    linking.foretell(returns=0.0)
+    asyncio.run(traced())
+    assert entered - {"linking/templates.py"} <= {
+        "generation/placement.py",
+        *(f"linking/{name}.py" for name in more),
+    }
 
 
 def test_a_process_that_is_behind_is_waited_for_once() -> None:
