@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -28,6 +29,8 @@ TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
 #: Sessions that `--live` lists above the graph.
 _LIVE_SESSIONS = 8
+#: Successors that a line of `--profiles` names.
+_SHOWN_SUCCESSORS = 3
 #: Lines of the graph below them that are shown even where the terminal has fewer.
 _LEAST_GRAPH = 6
 #: Cells for the names of a session's models.
@@ -78,6 +81,33 @@ class ListedSession(_Session):
 class Sessions(msgspec.Struct):
     data: list[ListedSession]
     has_more: bool = False
+
+
+class Quantiles(msgspec.Struct):
+    p50: float = 0.0
+    p90: float = 0.0
+
+
+class Successor(msgspec.Struct):
+    template: str
+    probability: float
+    fan_out: float
+
+
+class Profile(msgspec.Struct):
+    template: str
+    prefix_bytes: int
+    calls: float
+    output_tokens: Quantiles
+    gap_s: Quantiles
+    returns: float
+    feeds_fan_in: float
+    fan_in: float
+    successors: list[Successor]
+
+
+class _Profiles(msgspec.Struct):
+    data: list[Profile]
 
 
 class _Link(msgspec.Struct, rename={"source": "from", "target": "to"}):
@@ -168,6 +198,38 @@ async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
         raise GraphUnavailableError(f"The answer is no list of sessions: {error}") from None
 
 
+async def fetch_profiles(base_url: str, api_key: str | None) -> list[Profile]:
+    """What calls of each template do; arguments and errors as of `fetch_graph`."""
+    status, data = await _fetch(base_url, "/linking/profiles", api_key)
+    if status != 200:
+        raise GraphUnavailableError(_explain(status, data, base_url, "", "list of profiles"))
+    try:
+        return msgspec.json.decode(data, type=_Profiles).data
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise GraphUnavailableError(f"The answer is no list of profiles: {error}") from None
+
+
+def profiles_text(profiles: Sequence[Profile]) -> str:
+    """A line for each template, ending in a line end."""
+    lines = [
+        f"{'template':16} {'bytes':>6} {'calls':>6}  {'tokens p50 p90':>14}  {'gap s p50 p90':>14} "
+        f"{'returns':>8} {'fan-in':>12}  successors"
+    ]
+    for each in profiles:
+        tokens = f"{each.output_tokens.p50:.0f} {each.output_tokens.p90:.0f}"
+        gap = f"{each.gap_s.p50:.1f} {each.gap_s.p90:.1f}" if each.gap_s.p90 else "-"
+        fan_in = f"{each.feeds_fan_in:.0%} of {each.fan_in:.1f}" if each.feeds_fan_in else "-"
+        successors = ", ".join(
+            f"{next_.template} {next_.probability:.0%} x{next_.fan_out:.1f}"
+            for next_ in each.successors[:_SHOWN_SUCCESSORS]
+        )
+        lines.append(
+            f"{each.template:16} {each.prefix_bytes:6} {each.calls:6.0f}  {tokens:>14}  {gap:>14} "
+            f"{each.returns:>8.0%} {fan_in:>12}  {successors or '-'}"
+        )
+    return "\n".join(lines if profiles else ["no profiles"]) + "\n"
+
+
 async def _last_session(base_url: str, api_key: str | None) -> str:
     """The id of the session used last; a hint at the others goes to the error output."""
     sessions = await fetch_sessions(base_url, api_key)
@@ -230,7 +292,9 @@ async def _fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, by
         ) from None
 
 
-def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
+def _explain(
+    status: int, data: bytes, base_url: str, session: str, listed: str = "list of sessions"
+) -> str:
     try:
         detail = msgspec.json.decode(data, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -246,7 +310,7 @@ def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
             "to another key."
         )
     reason = detail.message or data[:200].decode("utf-8", "replace")
-    what = f"graph for '{session}'" if session else "list of sessions"
+    what = f"graph for '{session}'" if session else listed
     return f"{base_url} has no {what} (status {status}): {reason}"
 
 
@@ -294,6 +358,9 @@ def graph_command(
     list_all: Annotated[
         bool, typer.Option("--list", help="List the sessions instead, last used first.")
     ] = False,
+    profiles: Annotated[
+        bool, typer.Option("--profiles", help="List what calls of each template do instead.")
+    ] = False,
 ) -> None:
     """Draw a session's graph: its calls, their states and times."""
     from parrot_gateway.settings.config_file import ConfigError
@@ -301,6 +368,8 @@ def graph_command(
 
     if list_all and (session is not None or watch or live or form is not Format.TEXT):
         raise typer.BadParameter("goes without other options", param_hint="--list")
+    if profiles and (list_all or session is not None or watch or live or form is not Format.TEXT):
+        raise typer.BadParameter("goes without other options", param_hint="--profiles")
     if live and (watch or form is not Format.TEXT):
         raise typer.BadParameter("goes with a session at most", param_hint="--live")
     if watch and form is not Format.TEXT:
@@ -308,8 +377,11 @@ def graph_command(
     try:
         key = key_of_option(api_key) if api_key else usual_key(base_url)
         target = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
-        if list_all:
-            text = list_text(asyncio.run(fetch_sessions(target, key)), time.time())
+        if list_all or profiles:
+            if profiles:
+                text = profiles_text(asyncio.run(fetch_profiles(target, key)))
+            else:
+                text = list_text(asyncio.run(fetch_sessions(target, key)), time.time())
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
             return

@@ -20,9 +20,13 @@ from parrot_gateway.cli.graph import (
     GraphUnavailableError,
     ListedSession,
     NumCalls,
+    Profile,
+    Quantiles,
     Sessions,
+    Successor,
     fetch_graph,
     list_text,
+    profiles_text,
     read_graph,
 )
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
@@ -168,6 +172,30 @@ def test_calls_of_a_listed_session_are_counted(finished: int, unfinished: int, s
     session = ListedSession(id="s", name="report", last_used=60.0, calls=calls)
     listed = Sessions(data=[session], has_more=True)
     assert list_text(listed, 61.0) == f"report  ·  {shown}  ·  1 s ago\n… and older ones\n"
+
+
+def test_a_line_for_each_template() -> None:
+    key, reader = "0123456789abcdef", "fedcba9876543210"
+    used = Profile(
+        key, 119, 40.0, Quantiles(150, 300), Quantiles(0.84, 6.9), 0.0, 0.95, 5.7,
+        [Successor(reader, 0.9, 1.0)],
+    )  # fmt: skip
+    last = Profile(reader, 80, 8.0, Quantiles(2, 2), Quantiles(), 0.0, 0.0, 0.0, [])
+    head, first, second = profiles_text([used, last]).splitlines()
+    assert head.split()[:3] == ["template", "bytes", "calls"]
+    assert first.split() == [
+        *(key, "119", "40", "150", "300", "0.8", "6.9", "0%", "95%", "of", "5.7"),
+        *(reader, "90%", "x1.0"),
+    ]
+    assert second.split() == [reader, "80", "8", "2", "2", "-", "0%", "-", "-"]
+
+
+async def test_profiles_of_a_gateway_without_any() -> None:
+    async with answering((200, b'{"object": "list", "data": []}'), (200, b"{}")) as (url, _):
+        listed = await asyncio.to_thread(run_cli, "graph", "--profiles", "--base-url", url)
+        assert (listed.returncode, listed.stdout) == (0, "no profiles\n")
+        run = await asyncio.to_thread(run_cli, "graph", "--profiles", "--base-url", url)
+        check_refused(run, "no list of profiles")
 
 
 # -- refusals -----------------------------------------------------------------------------
