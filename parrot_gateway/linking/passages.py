@@ -43,6 +43,8 @@ _JOIN_PART = 120
 _MERGE = 200
 #: Share of the shared fingerprints that no other session and no common text has, to join sessions.
 _OWN = 0.5
+#: The same where all of a long answer stands in one piece.
+_OWN_OF_ALL = 0.15
 #: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
 _MOST = 0.6
 _VERBATIM = 0.95
@@ -401,7 +403,8 @@ class _Matcher:
             return 0.0
         if is_home:
             return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
-        if not minted or len(own) < _OWN * len(rows):
+        is_all = len(spans) == 1 and share >= _VERBATIM and credited >= _MERGE
+        if not minted or len(own) < (_OWN_OF_ALL if is_all else _OWN) * len(rows):
             return 0.0
         if share >= _VERBATIM and credited >= _JOIN and not is_merge:
             return 0.9
@@ -436,7 +439,8 @@ class _Matcher:
         call = output.call
         if self._reader.is_home(call) or call.is_ancestor_of(self._reader.parent):
             return True
-        return len(self._own(output, rows)) >= max(1, _OWN * len(rows))
+        share = _OWN_OF_ALL if len(rows) >= _MOST * output.size else _OWN
+        return len(self._own(output, rows)) >= max(1, share * len(rows))
 
     def _is_inside(self, row: int, spans: list[_Span]) -> bool:
         """Whether a run stands off the ends of a stretch, where the fingerprints that are kept

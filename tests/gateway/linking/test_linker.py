@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import count
 
@@ -311,3 +312,15 @@ def test_a_connection_does_not_outweigh_what_has_been_continued_already() -> Non
         for link in play.start(*turns, said(STORY), user("Go on."), peer=peer)[1].links
     }
     assert found == set(calls)
+
+
+def test_all_of_a_long_answer_counts_though_its_pieces_are_common() -> None:
+    play = Play()
+    signs = {ord("a") + place: 0x1F600 + place for place in range(26)}
+    phrases = "the heron sat still. the fox came down. the duck swam on. the reeds stood tall. "
+    for number in range(5):
+        play.run(user(f"Say {number}: {phrases.translate(signs)}"), text=str(number))
+    story = f"{STORY} {phrases} {OTHER}".lower().translate(signs)
+    first, _ = play.run(user("A story in signs."), text=story)
+    _, linked = play.start(user(f"Translate: {json.dumps(story)}"))
+    assert edges(linked) == {(first, "output")}
