@@ -198,8 +198,7 @@ class TenantLinker:
             self._store.file_tail(call, hashes[rare][-MAX_TAIL:], ending)
 
     def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
-        """The messages that are looked at: the last ones, within the limit; the text of the first of
-        them may be cut."""
+        """The last messages, within the limit; the text of the first of them may be cut."""
         left = self._limits.prompt_text
         total = sum(len(each.text) for each in messages)
         if total <= left:
