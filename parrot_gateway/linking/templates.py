@@ -130,13 +130,15 @@ class TemplateTable:
         return key in self._templates
 
     def add(self, template: Template) -> bool:
-        """Take a template; False where too many begin alike."""
+        """Take a template; False where too many begin alike, or another one has its hashes."""
         if template.key in self._templates:
             return True
         name = step_of(template.length), template.head
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = _Bucket()
+        if (template.length, template.hash) in bucket.templates:
+            return False
         if template.length not in bucket.lengths:
             if len(bucket.lengths) >= _MAX_LENGTHS:
                 return False

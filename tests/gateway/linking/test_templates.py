@@ -202,3 +202,16 @@ def test_a_table_finds_by_hashes_what_it_holds(
     assert table.find(bytes([prompt[0] ^ 1]) + prompt[1:]) == []
     short = prompt[: max(prefixes) // 2]
     assert table.find(short) == [each for each in held if each.length <= len(short)]
+
+
+def test_of_two_templates_with_the_same_hashes_the_first_counts() -> None:
+    prompt = b'"prompt":"Hello, hello.'
+    true = template_of(prompt)
+    crafted = Template("0" * 16, true.length, true.hash, true.head)
+    table = TemplateTable()
+    assert table.add(true)
+    assert not table.add(crafted)
+    table.remove(crafted.key)
+    assert table.find(prompt) == [true]
+    table.remove(true.key)
+    assert table.find(prompt) == []
