@@ -34,6 +34,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
         settled: calls whose answer was used, or will not be: those behind all shares.
         is_outer: longer templates begin with this one, and their calls were counted here before
             they were known: shares say little of the calls that have no longer template.
+        prefix_bytes: of the template, what all prompts of an API begin with included.
     """
 
     template: str
@@ -47,6 +48,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     successors: tuple[tuple[str, float, float], ...] = ()
     settled: float = 0.0
     is_outer: bool = False
+    prefix_bytes: int = 0
 
 
 class TemplateForecast(msgspec.Struct, frozen=True, array_like=True):

@@ -26,6 +26,9 @@ _GOES_ON = re.compile(
 )
 #: Bytes in which that is looked for.
 _LOOKED_AT = 256 * 1024
+#: A shorter template may be no more than what all chats begin with, so that other kinds of calls
+#: have it too: it says nothing of groups.
+_LEAST_PREFIX_BYTES = 64
 #: Calls of one kind that come within so many seconds of each other may belong together.
 _GROUP_GAP_S = 1.0
 #: A session is over for the scheduler after so many seconds without a call. It retains KV of a
@@ -77,6 +80,7 @@ class InferredMetadata:
             if (
                 self._groups is not None
                 and not forecast.is_outer
+                and forecast.prefix_bytes >= _LEAST_PREFIX_BYTES
                 and feeds_group(forecast.feeds_fan_in, forecast.settled, forecast.siblings)
             ):
                 kind = f"{exchange.tenant}/{forecast.template}"

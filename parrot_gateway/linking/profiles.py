@@ -133,6 +133,7 @@ class Profile:
             tuple(successors[:8]),
             self.calls,
             self.is_outer,
+            self.template.length,
         )
 
 

@@ -43,10 +43,9 @@ class FakeLinking(LinkingService):
         """Calls that begin as `USER` does do this."""
         text = prompt_of(body(USER))[:30]
         template = Template("t1", len(text), crc32(text), crc32(text[: step_of(len(text))]))
-        self.forecasts.update(
-            "default",
-            [TemplateForecast(template, Forecast("t1", 16.0, settled=settled, **figures))],
-        )
+        figures = {"prefix_bytes": 80, **figures}
+        forecast = Forecast("t1", 16.0, settled=settled, **figures)
+        self.forecasts.update("default", [TemplateForecast(template, forecast)])
 
 
 class Calls:
@@ -87,6 +86,8 @@ def test_a_call_of_which_nothing_is_known_is_an_ordinary_one() -> None:
     assert Calls(linking).of(USER).objective == LATENCY, "one call says nothing of its kind"
     linking.foretell(is_outer=True, feeds_fan_in=1.0, siblings=9.0)
     assert Calls(linking).of(USER).objective == LATENCY, "those were other kinds that begin so too"
+    linking.foretell(prefix_bytes=40, feeds_fan_in=1.0, siblings=9.0)
+    assert Calls(linking).of(USER).objective == LATENCY, "all chats begin so"
 
 
 def test_calls_whose_answers_are_read_together_are_work_of_a_group() -> None:
