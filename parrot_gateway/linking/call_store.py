@@ -17,6 +17,7 @@ from parrot_gateway.linking.fingerprints import (
     FingerprintIndex,
     Hashes,
     NormalisedText,
+    distinct,
     fingerprint,
     normalise,
 )
@@ -203,6 +204,7 @@ class CallStore:
         self._numbers = 0
         self._output_numbers = 0
         self._tail_numbers = 0
+        self._tail_sizes = np.zeros(max_calls, np.uint8)
 
     def add(self, call: StoredCall) -> None:
         """Take a call whose request is known."""
@@ -322,11 +324,16 @@ class CallStore:
     def file_tail(self, call: StoredCall, hashes: Hashes, ending: bytes) -> None:
         """Let a call be found by texts that hold the end of its prompt."""
         self._tail_numbers += 1
-        hashes = np.unique(hashes)
+        hashes = distinct(hashes)
         self.tails.add(hashes, self._tail_numbers)
         self.tails_by_number[self._tail_numbers] = Tail(call, len(hashes), ending)
+        self._tail_sizes[self._tail_numbers % self.max_calls] = len(hashes)
         while len(self.tails_by_number) > self.max_calls:
             self.tails_by_number.popitem(last=False)
+
+    def tail_sizes(self, numbers: Hashes) -> np.ndarray:
+        """How many fingerprints the ends of prompts have; any number for forgotten ones."""
+        return self._tail_sizes[numbers % self.max_calls]
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""
@@ -363,7 +370,7 @@ class CallStore:
         if call.is_alone and len(self.wholes.get(key, ())) >= _MAX_EQUAL:
             return
         self._output_numbers += 1
-        hashes = np.unique(fingerprint(normalised.content)[0])
+        hashes = distinct(fingerprint(normalised.content)[0])
         # The next prompt will hold it.
         self.fingerprints.keep(hash(text), hashes)
         copied: frozenset[int] = frozenset()

@@ -168,6 +168,14 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     return found, places
 
 
+def distinct(hashes: Hashes) -> Hashes:
+    """Each of some fingerprints once, ascending; several times as fast as `np.unique`."""
+    ordered = np.sort(hashes)
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]
+
+
 class FingerprintCache:
     """Fingerprints of messages that later prompts will repeat; the oldest ones go first."""
 

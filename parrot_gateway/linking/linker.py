@@ -15,7 +15,14 @@ import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
-from parrot_gateway.linking.fingerprints import RUN, Hashes, PassageCounts, fingerprint, normalise
+from parrot_gateway.linking.fingerprints import (
+    RUN,
+    Hashes,
+    PassageCounts,
+    distinct,
+    fingerprint,
+    normalise,
+)
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
 from parrot_gateway.linking.parents import MAX_SKETCH, MAX_TAIL, MIN_TAIL, Parent, find_parent
 from parrot_gateway.linking.passages import COMMON, Producer, Reader, find_producers, new_text
@@ -177,6 +184,7 @@ class TenantLinker:
     def size_bytes(self) -> int:
         """What its tables and texts take, about."""
         tables = self._store.index.size_bytes + self._counts.size_bytes
+        tables += self._store.tails.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
         return tables + self._store.text_size + kept
 
@@ -189,7 +197,7 @@ class TenantLinker:
         content = prompt.normalised(index).content
         rare = self._counts.of(hashes) < COMMON
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
-        call.sketch = np.unique(hashes)[:MAX_SKETCH].copy()
+        call.sketch = _least(hashes)
         self._store.file_tail(call, hashes[-MAX_TAIL:], content[-2 * RUN :].tobytes())
         if not rare[-MIN_TAIL:].any() and np.count_nonzero(rare) >= MIN_TAIL:
             # What all prompts of a program end with says nothing.
@@ -304,6 +312,15 @@ def _link(
     ):
         kind = "spawned"
     return Link(producer.output.call.id, kind, producer.confidence, producer.evidence)
+
+
+def _least(hashes: Hashes) -> Hashes:
+    """The least `MAX_SKETCH` of some fingerprints, each once, ascending."""
+    if len(hashes) > 4 * MAX_SKETCH:
+        found = distinct(np.partition(hashes, 2 * MAX_SKETCH)[: 2 * MAX_SKETCH])
+        if len(found) >= MAX_SKETCH:
+            return found[:MAX_SKETCH].copy()
+    return distinct(hashes)[:MAX_SKETCH].copy()
 
 
 def _joined(hashes: Iterable[Hashes]) -> Hashes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, StoredCall, Tail
 from parrot_gateway.linking.conversation import Message
-from parrot_gateway.linking.fingerprints import RUN, Positions
+from parrot_gateway.linking.fingerprints import RUN, Positions, distinct
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.passages import by_age
 from parrot_gateway.linking.prompt import Prompt
@@ -234,11 +234,16 @@ def _by_tail(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | No
     if not len(rows):
         return None
     numbers, counts = np.unique(owners, return_counts=True)
+    # Most prompts share some fingerprints with many ends, by accident.
+    are_most = counts >= _MOST_OF_TAIL * store.tail_sizes(numbers)
+    numbers = numbers[are_most]
+    if not len(numbers):
+        return None
     normalised = prompt.normalised(index)
     content = normalised.content.tobytes()
-    known = np.unique(hashes)
+    known = distinct(hashes)
     found: list[tuple[float, int, StoredCall]] = []
-    for number, count in zip(numbers[::-1].tolist(), counts[::-1].tolist(), strict=True):
+    for number in numbers[::-1].tolist():
         tail = store.tails_by_number.get(number)
         if tail is None:
             continue
@@ -247,7 +252,6 @@ def _by_tail(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | No
             call.ended is not None
             and call.sketch is not None
             and (call.seed, call.head) == (prompt.text_seed, prompt.head)
-            and count >= _MOST_OF_TAIL * tail.size
             and (end := _end_of(tail, content, positions[rows[owners == number]])) is not None
         ):
             places = np.minimum(np.searchsorted(known, call.sketch), len(known) - 1)
