@@ -461,6 +461,38 @@ def _echo(message: Message, number: int) -> Message:
     return {**changed, "content": content or None}
 
 
+def scratchpads(script: Script, number: int) -> None:
+    """The history is one message: the question and the last steps; answers are thoughts or JSON."""
+    text, kept = Text(f"scratchpads {number}"), (4, 6, 100)[number % 3]
+    question, steps = f"Question: {text.sentence()} {text.sentence()}", list[str]()
+    last: str | None = None
+    for turn in range(8):
+        said = text.answer(120) if turn % 2 else json.dumps({"tool": "look", "for": text.prose(40)})
+        prompt = user("\n".join([question, *steps[-kept:], "Thought:"]))
+        edges: dict[str, Kinds] = {last: ("continues",)} if last else {}
+        last = script.chat([system(AGENT_RULES), prompt], said, edges=edges, pause_s=TOOL_S)
+        steps += [f"Thought: {said}", f"Observation: {text.prose(200)}"]
+
+
+def group_chats(script: Script, number: int) -> None:
+    """Three authors, each a client that hears the others; five groups discuss one question, which
+    their answers repeat."""
+    text = Text(f"group {number}")
+    task = f"Solve this task: {Text(f'group task {number // 5}').prose(400)}"
+    members = [
+        Chain(script, [system(f"You are {name}, one of a team."), user(task)])
+        for name in ("the planner", "the expert", "the critic")
+    ]
+    for turn in range(9):
+        said = text.answer(text.draw.choice((60, 400)))
+        said = f"We work on: {task}\n\n{said}" if turn % 4 == 0 else said
+        speaker = members[turn % 3]
+        call = speaker.call(said)
+        for member in members:
+            if member is not speaker:
+                member.hear(user(said), call)
+
+
 ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -488,6 +520,8 @@ ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
         token_completions,
         responses,
         echoed_otherwise,
+        scratchpads,
+        group_chats,
     )
 }
 #: Those in which nothing tells which of several sources is the true one.
