@@ -213,12 +213,12 @@ def _by_text(store: CallStore, prompt: Prompt, seed: int, chooser: _Chooser) -> 
     size = found[0][1]
     is_chat = messages[-1].role != "prompt"
     rest = text[size:]
-    answered = [each for each in ended if any(_beginning_of(o.text) in rest for o in each.outputs)]
+    answered = [each for each in ended if any(_is_in(o.text, rest) for o in each.outputs)]
     if answered:
         ended = answered
-    elif is_chat and (len(ended) > 1 or size < _LONG_PROMPT):
+    elif is_chat:
         return None
-    confidence = (1.0 if answered or not is_chat else 0.85) if len(ended) == 1 else 0.9
+    confidence = 1.0 if len(ended) == 1 else 0.9
     depth = len(messages) - 1 if is_chat else 0
     return Parent(chooser.choose(ended), depth, confidence, beginning=size)
 
@@ -303,8 +303,13 @@ def _end_of(tail: Tail, content: bytes, shared: Positions) -> int | None:
     return None
 
 
-def _beginning_of(text: str) -> str:
-    return text.strip()[:_COMPARED]
+def _is_in(answer: str, text: str) -> bool:
+    """Whether an answer stands in a text, by its beginning and its end: a revised one does not."""
+    answer = answer.strip()
+    place = text.find(answer[:_COMPARED])
+    return place >= 0 and text.startswith(
+        answer[-_COMPARED:], place + max(0, len(answer) - _COMPARED)
+    )
 
 
 def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | None:

@@ -324,3 +324,14 @@ def test_all_of_a_long_answer_counts_though_its_pieces_are_common() -> None:
     first, _ = play.run(user("A story in signs."), text=story)
     _, linked = play.start(user(f"Translate: {json.dumps(story)}"))
     assert edges(linked) == {(first, "output")}
+
+
+def test_a_revised_answer_behind_an_equal_beginning_is_its_revisers() -> None:
+    play = Play()
+    task = f"Task: write about the quay. {OTHER} Be brief, and say who lay where and when."
+    draft = f"{STORY} {STORY[::-1]}"
+    play.run(user(task), text=draft)
+    revised = draft.replace("the fox came down to drink", "a badger walked by, quite unafraid")
+    reviser, _ = play.run(user(f"{task}\nDraft:\n{draft}\nRewrite it."), text=revised)
+    _, linked = play.start(user(f"{task}\nDraft:\n{revised}\nCriticise it."))
+    assert edges(linked) == {(reviser, "output")}
