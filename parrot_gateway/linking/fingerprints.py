@@ -246,7 +246,7 @@ class FingerprintIndex:
             tags, owners = self._tags.ravel(), self._owners.ravel()
             order = np.argsort(owners, kind="stable")
             order = order[np.searchsorted(owners[order], 1) :]
-            self._bits = min(self._max_bits, self._bits + 2)
+            self._bits = min(self._max_bits, self._bits + 1)
             self._clear()
             self._insert(tags[order], owners[order])
             self._used = len(order)

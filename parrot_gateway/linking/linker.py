@@ -61,6 +61,8 @@ class LinkedCall(NamedTuple):
 
 #: Messages whose first occurrence is remembered.
 _MAX_SEEN = 60_000
+#: What a call with one answer takes beside texts and tables, by tracemalloc: objects and keys.
+_CALL_BYTES = 3500
 _NO_HASHES = np.zeros(0, np.uint32)
 
 
@@ -186,6 +188,7 @@ class TenantLinker:
         tables = self._store.index.size_bytes + self._counts.size_bytes
         tables += self._store.tails.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
+        kept += len(self._store.calls) * _CALL_BYTES
         return tables + self._store.text_size + kept
 
     def _file_tail(self, call: StoredCall, prompt: Prompt) -> None:
