@@ -113,7 +113,7 @@ async def check_live(gateway: GatewayProcess, graph: dict[str, Any], *lines: str
     title = f"inferred session {graph['session']['id']} "
 
     def follow() -> None:
-        with ServerProcess(arguments) as live:
+        with ServerProcess(arguments, {"COLUMNS": "120"}) as live:
             whole = re.compile(re.escape(title) + r"(?:.+\n)+\n")
             drawn = _CONFIDENCE.sub("", live.wait_for_output(whole, TIMEOUT_S)[0])
             for line in lines:
