@@ -439,8 +439,7 @@ def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
-    """Which of `hashes` are among `known`; [n] bool. Of few known ones one in 256 others seems to
-    be."""
+    """Which of `hashes` are among `known`; [n] bool."""
     if len(known) > _MAX_TABLED:
         known = np.sort(known)
         places = np.searchsorted(known, hashes)
@@ -449,7 +448,10 @@ def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
     shift = np.uint32(32 - bits)
     table = np.zeros(1 << bits, np.bool_)
     table[known >> shift] = True
-    return table[hashes >> shift]  # type: ignore[no-any-return]
+    found: np.ndarray = table[hashes >> shift]
+    # The table alone takes one of 256 others for a known one.
+    found[found] = np.isin(hashes[found], known)
+    return found
 
 
 def kept_keys(keys: list[int]) -> array[int]:

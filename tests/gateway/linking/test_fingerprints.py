@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parrot_gateway.linking.call_store import contains
 from parrot_gateway.linking.fingerprints import (
     RUN,
     WINDOW,
@@ -113,3 +114,14 @@ def test_many_passages_that_stood_once_do_not_make_others_common() -> None:
     others = counts.of(draw.integers(0, 1 << 32, 1000, np.uint32))
     assert np.mean(others >= 2) < 0.1
     assert np.median(counts.of(shared)) >= 8
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=700),
+    st.lists(st.integers(0, 2**32 - 1), max_size=700),
+)
+def test_membership_is_exact(known: list[int], others: list[int]) -> None:
+    theirs = np.array(known, np.uint32)
+    # Neighbours of known ones share their first bits.
+    asked = np.concatenate((theirs, theirs ^ np.uint32(1), np.array(others, np.uint32)))
+    assert contains(theirs, asked).tolist() == np.isin(asked, theirs).tolist()
