@@ -240,8 +240,9 @@ class LinkJournal:
 
     def describe_profiles(self, tenant: str) -> dict[str, Any]:
         """The templates of a tenant and what their calls do, those used last first."""
-        profiles = reversed(list(self.profiles.tenant(tenant).profiles()))
-        return {"object": "list", "data": [_describe_profile(each) for each in profiles]}
+        known = self.profiles.known(tenant)
+        profiles = [] if known is None else list(known.profiles())
+        return {"object": "list", "data": [_describe_profile(each) for each in reversed(profiles)]}
 
     def statistics(self) -> dict[str, Any]:
         """Counters since the start, and sizes."""

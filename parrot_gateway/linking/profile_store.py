@@ -89,6 +89,10 @@ class ProfileStore:
         if file is not None:
             self._load(file)
 
+    def known(self, name: str) -> TenantProfiles | None:
+        """The profiles of a tenant that is asked about, if there are any."""
+        return self._tenants.get(name)
+
     def tenant(self, name: str) -> TenantProfiles:
         """The profiles of a tenant."""
         known = self._tenants.get(name)

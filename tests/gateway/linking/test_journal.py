@@ -109,6 +109,10 @@ def test_questions_make_no_tenants() -> None:
         assert play.journal.describe_call(f"t{number}", "c1") is None
         assert play.journal.describe_sessions(f"t{number}")["data"] == []
     assert play.journal.statistics()["tenants"] == 1
+    before = play.journal.profiles.known("t")
+    assert play.journal.describe_profiles("other") == {"object": "list", "data": []}
+    assert before is not None
+    assert play.journal.profiles.known("t") is before
     assert play.call("c1")["id"] == "c1"
 
 
