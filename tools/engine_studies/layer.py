@@ -15,8 +15,8 @@ import torch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.device import time_s
-from parrot_engine.models.decoder import LayerInputs
 from parrot_engine.models.ops import Residual
+from parrot_engine.models.self_attention import LayerInputs
 from parrot_engine.runner.model_runner import ModelRunner
 from torch import Tensor
 

@@ -31,8 +31,8 @@ from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.models.config import GenerationDefaults
-from parrot_engine.models.decoder import TensorSpec
 from parrot_engine.models.families import family_of
+from parrot_engine.models.parts import TensorSpec
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
 from parrot_engine.runner.model_runner import ModelRunner

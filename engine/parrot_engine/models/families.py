@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models import llama, mistral, qwen2, qwen3
 from parrot_engine.models.config import ModelConfig, architecture_of
-from parrot_engine.models.decoder import Decoder, TensorSpec
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.parts import TensorSpec
 
 
 class Family(NamedTuple):

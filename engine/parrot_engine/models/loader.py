@@ -19,8 +19,9 @@ from parrot_engine.exceptions import CheckpointError, SettingsError, Unsupported
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
-from parrot_engine.models.decoder import Decoder, Linear, RMSNorm, TensorSpec, weight_parts
+from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families import family_of
+from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec, weight_parts
 from parrot_engine.models.sharding import Collective, Shard, part_of, parts_of_stack, shard_config
 
 #: Called after each tensor with (tensors loaded, tensors in all).

@@ -15,7 +15,7 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import StepBatch
-from parrot_engine.models import decoder
+from parrot_engine.models import self_attention
 from parrot_engine.models.ops import Angles
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
@@ -216,9 +216,11 @@ def test_control_window_off_by_one(windowed: Pair, monkeypatch: pytest.MonkeyPat
 
 
 def test_control_rotation(windowed: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    rotate = decoder.rotate
+    rotate = self_attention.rotate
     monkeypatch.setattr(
-        decoder, "rotate", lambda heads, angles: rotate(heads, Angles(angles.cos, 0.9 * angles.sin))
+        self_attention,
+        "rotate",
+        lambda heads, angles: rotate(heads, Angles(angles.cos, 0.9 * angles.sin)),
     )
     assert _error_of_mixed_batch(windowed) > 100 * TOLERANCE
 

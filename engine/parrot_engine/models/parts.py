@@ -1,0 +1,127 @@
+"""Parts that all decoders are made of: products, embedding and norms, and where they are stored.
+
+Modules hold weights and list which tensors of a checkpoint each weight is made of (`WeightPart`).
+They are created empty, on the device and in the dtype of a `TensorSpec`, and filled by the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parrot_engine.kernels.selection import Kernels
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.ops import Affine, Norm, Ops
+from parrot_engine.models.sharding import Collective
+
+
+class TensorSpec(NamedTuple):
+    """Device and dtype of weights, and the kernels and ranks that compute with them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: Kernels = "torch"
+    #: Of the ranks that hold a model together; None where one holds it all.
+    collective: Collective | None = None
+
+    def empty(self, *shape: int) -> nn.Parameter:
+        data = torch.empty(*shape, device=self.device, dtype=self.dtype)
+        return nn.Parameter(data, requires_grad=False)
+
+    def ops(self) -> Ops:
+        """The operations of these kernels; imports triton only where it is used."""
+        if self.kernels == "triton":
+            from parrot_engine.models.triton_ops import TritonOps
+
+            return TritonOps(collective=self.collective)
+        return Ops(self.collective)
+
+
+class WeightPart(NamedTuple):
+    """A tensor of the checkpoint and the part of a weight (along its first axis) it fills."""
+
+    name: str
+    target: Tensor
+
+
+class Stacked(nn.Module):
+    """A module whose weights are each made of several tensors of a checkpoint."""
+
+    def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
+        """See `weight_parts` of this module; `prefix` is the module's own path."""
+        raise NotImplementedError
+
+
+class Linear(Stacked):
+    """x W^T + b over one or several projections of the checkpoint, stacked by output.
+
+    `parts` maps each projection's name to its output size; stacking makes one matrix product of
+    q, k and v, and one of gate and up.
+    """
+
+    def __init__(
+        self, in_size: int, parts: dict[str, int], *, bias: bool, spec: TensorSpec
+    ) -> None:
+        super().__init__()
+        self.parts = parts
+        out_size = sum(parts.values())
+        self.weight = spec.empty(out_size, in_size)
+        self.bias = spec.empty(out_size) if bias else None
+
+    @property
+    def affine(self) -> Affine:
+        return Affine(self.weight, self.bias)
+
+    def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
+        """Names of `parts` replace the last component of `prefix`."""
+        parent = prefix.rpartition(".")[0]
+        start = 0
+        for name, size in self.parts.items():
+            path = f"{parent}.{name}" if parent else name
+            yield WeightPart(f"{path}.weight", self.weight[start : start + size])
+            if self.bias is not None:
+                yield WeightPart(f"{path}.bias", self.bias[start : start + size])
+            start += size
+
+
+class Embedding(nn.Module):
+    """Token embedding, one row a token id."""
+
+    def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(config.vocab_size, config.hidden_size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """`[num_tokens]` to `[num_tokens, hidden_size]`."""
+        return F.embedding(token_ids, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm with a learned scale (arXiv 1910.07467), over the last axis."""
+
+    def __init__(self, size: int, eps: float, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(size)
+        self.eps = eps
+
+    @property
+    def norm(self) -> Norm:
+        return Norm(self.weight, self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`, whose rows may be apart; accumulates in float32."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def weight_parts(module: nn.Module) -> Iterator[WeightPart]:
+    """Every weight of a module tree with the checkpoint's name for it, tied ones once."""
+    for path, child in module.named_modules():
+        if isinstance(child, Stacked):
+            yield from child.weight_parts(path)
+        else:
+            for name, parameter in child.named_parameters(prefix=path, recurse=False):
+                yield WeightPart(name, parameter)

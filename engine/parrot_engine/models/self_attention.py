@@ -1,0 +1,91 @@
+"""Self-attention of a decoder layer, between its two products."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.ops import Angles, rotate
+from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec
+
+
+class LayerInputs(NamedTuple):
+    """The part of a step that all layers share."""
+
+    #: Of the rotary embedding, for the positions of the step's tokens.
+    angles: Angles
+    attention: AttentionBackend[Any]
+    #: Made by `attention.plan` for the step's rows.
+    plan: Any
+
+
+class Attention(nn.Module):
+    """Grouped-query attention between its two products; optional norm of q and k heads."""
+
+    def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
+        super().__init__()
+        self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._window = config.windows[layer]
+        self._scale = config.head_dim**-0.5
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(
+            config.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=config.qkv_bias,
+            spec=spec,
+        )
+        self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, spec=spec)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
+
+    def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
+        """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
+
+        The new K and V go to `layer_kv`.
+        """
+        if isinstance(step.attention, FusedAttention):
+            return self._attend_fused(qkv, layer_kv, step, step.attention)
+        return self._attend(qkv, layer_kv, step)
+
+    def _attend_fused(
+        self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs, attention: FusedAttention[Any]
+    ) -> Tensor:
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return attention.forward_fused(
+            qkv,
+            step.angles.cos,
+            step.angles.sin,
+            norms,
+            layer_kv,
+            step.plan,
+            window=self._window,
+            scale=self._scale,
+        )
+
+    def _attend(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
+        heads = qkv.view(qkv.shape[0], -1, self._head_dim)
+        rotated_heads = self._num_heads + self._num_kv_heads
+        query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
+        if self.q_norm is not None and self.k_norm is not None:
+            query = self.q_norm(query_key[:, : self._num_heads])
+            key = self.k_norm(query_key[:, self._num_heads :])
+            query_key = torch.cat((query, key), dim=1)
+        # One rotation for q and k: half the calls.
+        query_key = rotate(query_key, step.angles)
+        return step.attention.forward(
+            query_key[:, : self._num_heads],
+            query_key[:, self._num_heads :],
+            value,
+            layer_kv,
+            step.plan,
+            window=self._window,
+            scale=self._scale,
+        )
