@@ -29,7 +29,7 @@ from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepMo
 Json = dict[str, Any]
 
 #: How the lines of `write_actions` begin.
-_DECISIONS = '{"actions":'
+DECISIONS = '{"actions":'
 
 
 class LoggedStep(NamedTuple):
@@ -84,7 +84,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
     """
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(_DECISIONS):
+        if not line.strip() or line.startswith(DECISIONS):
             continue
         try:
             if scheduler is None:

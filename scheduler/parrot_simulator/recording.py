@@ -9,11 +9,8 @@ from typing import TextIO
 
 from parrot_scheduler.actions import Action
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.event_log import replay, write_actions, write_config, write_step
+from parrot_scheduler.event_log import DECISIONS, replay, write_actions, write_config, write_step
 from parrot_scheduler.events import Event
-
-#: How a line of decisions begins.
-_DECISIONS = write_actions(())[: len('{"actions"')]
 
 
 class LogFile:
@@ -56,7 +53,7 @@ def compare(lines: Iterable[str]) -> ReplayComparison:
 
     def watched() -> Iterator[str]:
         for line in lines:
-            if line.startswith(_DECISIONS):
+            if line.startswith(DECISIONS):
                 recorded.append(line.rstrip("\r\n"))
             yield line
 

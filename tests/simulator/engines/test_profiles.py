@@ -77,6 +77,32 @@ def test_mixed_requests_of_the_h200() -> None:
     assert tokens / max(bench.ended_at.values()) == pytest.approx(8471, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("rows", "prompt", "output", "steps", "step_ms"),
+    [
+        (1, 35, 150, 150, 5.40),
+        (4, 35, 150, 151, 7.68),
+        (16, 36, 150, 151, 14.57),
+        (32, 36, 150, 153, 20.92),
+        (1, 510, 150, 150, 6.93),
+        (8, 510, 150, 158, 20.25),
+        (4, 1510, 100, 111, 25.68),
+        (1, 1510, 1, 3, 96.67),
+        (8, 1510, 1, 24, 101.25),
+    ],
+)
+def test_processor_time_of_the_demo_model(
+    rows: int, prompt: int, output: int, steps: int, step_ms: float
+) -> None:
+    """Requests that arrive together at one engine process on a CPU."""
+    bench = Bench(PROFILES["cpu-demo"])
+    for row in range(rows):
+        bench.submit(0.0, row, [(row, prompt)], output)
+    bench.run()
+    assert bench.engine.use.steps == pytest.approx(steps, abs=max(3, steps // 20))
+    assert 1000 * max(bench.ended_at.values()) == pytest.approx(steps * step_ms, rel=0.15)
+
+
 @pytest.mark.parametrize(("batch", "measured_s"), [(8, 7.9), (16, 12.1), (32, 18.4), (64, 32.7)])
 def test_the_assistant_of_figure_14_on_the_a100(batch: int, measured_s: float) -> None:
     """The paper's second baseline: one copy of the prompt in memory, read once for each call."""
