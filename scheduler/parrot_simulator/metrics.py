@@ -11,11 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from parrot_simulator.plan import ApplicationPlan
+
+#: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over
+#: all output tokens of the application, in ms; `decode_ms_per_token`: between its first and last
+#: token; `call_s`: seconds of one call, so that the pauses between calls do not count.
+Metric: TypeAlias = Literal["job_s", "ms_per_token", "decode_ms_per_token", "call_s"]
 
 #: Buckets of a sketch grow by this factor: quantiles are within half of a percent.
 _GROWTH = 1.01
@@ -331,6 +336,21 @@ class Results:
     scheduler_steps: int
     #: By engine id; empty unless `timelines` is set.
     timelines: dict[str, Timeline] = field(default_factory=dict)
+
+    def measures_of(self, kind: str | None) -> Measures:
+        """Of a kind of application, empty where there was none; None: of all."""
+        return self.total if kind is None else self.kinds.get(kind, Measures())
+
+    def distribution(self, kind: str | None, metric: Metric) -> tuple[Sketch, float]:
+        """A metric of a kind of application (None: of all), and the factor to its unit."""
+        measures = self.measures_of(kind)
+        if metric == "job_s":
+            return measures.job_s, 1.0
+        if metric == "ms_per_token":
+            return measures.normalised_s, 1000.0
+        if metric == "call_s":
+            return measures.latency_s, 1.0
+        return measures.tpot_s, 1000.0
 
     @property
     def goodput(self) -> float:

@@ -20,16 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 from statistics import NormalDist
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from parrot_simulator.metrics import Metric
 from parrot_simulator.options import Network
 from parrot_simulator.plan import ClientMode, Knowledge
 from parrot_simulator.profiles import DEFAULT_PROFILE
-
-#: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over
-#: all output tokens of the application, in ms; `decode_ms_per_token`: between its first and last
-#: token; `call_s`: seconds of one call, so that the pauses between calls do not count.
-Metric: TypeAlias = Literal["job_s", "ms_per_token", "decode_ms_per_token", "call_s"]
 
 #: Round trips between client and service. The paper's 100 recorded ones are 218 to 345 ms, mean
 #: 244, standard deviation 21: quantiles of a log-normal distribution above 218 with these moments,
@@ -65,7 +61,7 @@ _OLD = {"prefix_caching": False, "chunked_prefill": False}
 _SHARED = {"shared_attention": True}
 #: What this project's own engine does beyond a modern one: `shared_attention`, and in a step in
 #: which something more urgent decodes prompts take a quarter of the usual tokens, its default.
-_OWN = {"shared_attention": True, "max_background_tokens": 2048}
+OWN = {"shared_attention": True, "max_background_tokens": 2048}
 
 #: The paper's own algorithm, on an engine like its own.
 PUBLISHED = Arm("Parrot as published", "paper", "graph", _SHARED, "paper")
@@ -75,16 +71,16 @@ MODERN = (
     Arm("prefix-linear", "prefix-linear"),
     Arm("session affinity", "session-affinity", "session"),
 )
-OURS = Arm("ours", "parrot", "graph", _OWN, "ours")
+OURS = Arm("ours", "parrot", "graph", OWN, "ours")
 VARIANTS = (
     Arm("ours, ordinary engine", "parrot", "graph", {}, "ours"),
-    Arm("ours, plain client", "parrot", "plain", _OWN, "ours"),
+    Arm("ours, plain client", "parrot", "plain", OWN, "ours"),
     Arm("ours, neither", "parrot", "plain", {}, "ours"),
 )
 
 #: What admission and retention give: each switched off, and both.
 GATES = tuple(
-    Arm(name, "parrot", "graph", _OWN, "ours", policy)
+    Arm(name, "parrot", "graph", OWN, "ours", policy)
     for name, policy in (
         ("ours, admission open", {"admission": "open"}),
         ("ours, keep none", {"keep": "none"}),
@@ -493,7 +489,7 @@ def _ablation(
     capacity_tokens: int | None = None,
     **more: Any,
 ) -> Experiment:
-    engine = _OWN if capacity_tokens is None else {**_OWN, "capacity_tokens": capacity_tokens}
+    engine = OWN if capacity_tokens is None else {**OWN, "capacity_tokens": capacity_tokens}
     return Experiment(
         figure=f"ablation {workload}",
         title="each policy switched off in turn",
@@ -533,7 +529,7 @@ _INFERRED = Knowledge(sessions=True, groups=True, lengths=True, inferred=True)
 #: Nothing is known, each piece alone, all that links tell (with their errors, and with very many),
 #: and all that clients could declare.
 KNOWN: tuple[Arm, ...] = tuple(
-    Arm(name, "parrot", "plain", _OWN, "ours", knowledge=knowledge)
+    Arm(name, "parrot", "plain", OWN, "ours", knowledge=knowledge)
     for name, knowledge in (
         ("none", Knowledge()),
         ("sessions", Knowledge(sessions=True)),
@@ -555,7 +551,7 @@ def _knowledge(
     capacity_tokens: int | None = None,
     **more: Any,
 ) -> Experiment:
-    engine = _OWN if capacity_tokens is None else {**_OWN, "capacity_tokens": capacity_tokens}
+    engine = OWN if capacity_tokens is None else {**OWN, "capacity_tokens": capacity_tokens}
     return Experiment(
         figure=f"knowledge {name}",
         title="what is known of plain calls",

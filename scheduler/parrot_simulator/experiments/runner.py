@@ -24,10 +24,9 @@ from parrot_simulator.experiments.definitions import (
     PAPER,
     Arm,
     Experiment,
-    Metric,
     Point,
 )
-from parrot_simulator.metrics import Measures, Results, Sketch
+from parrot_simulator.metrics import Results
 from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, Workload
 from parrot_simulator.profiles import PROFILES
@@ -192,30 +191,15 @@ def asking_for(workload: Workload, max_tokens: int) -> Workload:
     return Changed(workload, change)
 
 
-def _measures(results: Results, kind: str | None) -> Measures:
-    return results.total if kind is None else results.kinds.get(kind, Measures())
-
-
-def _sketch(measures: Measures, metric: Metric) -> tuple[Sketch, float]:
-    """A distribution, and the factor from seconds to the metric's unit."""
-    if metric == "job_s":
-        return measures.job_s, 1.0
-    if metric == "ms_per_token":
-        return measures.normalised_s, 1000.0
-    if metric == "call_s":
-        return measures.latency_s, 1.0
-    return measures.tpot_s, 1000.0
-
-
 def _outcome(
     experiment: Experiment, point: Point, arm: Arm, results: Sequence[Results]
 ) -> ArmResult:
-    shown = [_measures(r, experiment.kind) for r in results]
-    found = [_sketch(measures, experiment.metric) for measures in shown]
+    shown = [r.measures_of(experiment.kind) for r in results]
+    found = [r.distribution(experiment.kind, experiment.metric) for r in results]
     means = [sketch.mean * unit for sketch, unit in found]
     besides = {}
     for kind, metric in experiment.besides:
-        sketches = [_sketch(_measures(r, kind), metric) for r in results]
+        sketches = [r.distribution(kind, metric) for r in results]
         besides[f"{kind or 'all'} {metric}"] = fmean(s.mean * unit for s, unit in sketches)
     with_goal = sum(m.with_goal for m in shown)
     return ArmResult(

@@ -1,25 +1,20 @@
-"""`parrot-gateway simulate`: the scheduler on a virtual clock; options, progress, tables.
-
-All that is simulated is in `parrot_simulator`; nothing here decides anything. What does not begin
-with the name of a subcommand (`paper`, `ablation`, `knowledge`) is a workload to simulate.
-"""
+"""`simulate workload`: one workload under some policies, once or for values of a parameter."""
 
 from __future__ import annotations
 
-import json as json_module
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from typer.core import TyperGroup
+
+from parrot_gateway.cli.simulate.output import Json, fail, named, report
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_simulator.experiments.definitions import Experiment
     from parrot_simulator.metrics import Results
     from parrot_simulator.options import Network, SimulationOptions
     from parrot_simulator.plan import Workload
@@ -27,28 +22,6 @@ if TYPE_CHECKING:
 PROGRESS_INTERVAL_S = 1.0
 
 
-V = TypeVar("V")
-
-Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results.")]
-
-
-class _WorkloadFirst(TyperGroup):
-    """Takes anything that is no subcommand for arguments of `workload`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["workload", *args]
-        return super().parse_args(ctx, args)
-
-
-simulate = typer.Typer(
-    cls=_WorkloadFirst,
-    help="Run the scheduler on a virtual clock. `simulate WORKLOAD …` is short for `simulate "
-    "workload WORKLOAD …`.",
-)
-
-
-@simulate.command("workload")
 def workload_command(
     workload: Annotated[
         str | None,
@@ -146,7 +119,7 @@ def workload_command(
         if replay is not None:
             _replay(replay)
             return
-        kind = _named(profile, PROFILES, "profile").with_(
+        kind = named(profile, PROFILES, "profile").with_(
             prefix_caching=prefix_caching,
             chunked_prefill=chunked_prefill,
             shared_attention=shared_attention,
@@ -165,7 +138,7 @@ def workload_command(
             pictures.require_matplotlib()
         options = SimulationOptions(
             engines=[kind] * engines,
-            mode=_named(mode, {name: name for name in get_args(ClientMode)}, "mode"),
+            mode=named(mode, {name: name for name in get_args(ClientMode)}, "mode"),
             network=_network(network_ms),
             seed=seed,
             warm_up=warm_up,
@@ -194,87 +167,9 @@ def workload_command(
             if swept:
                 paths.append(pictures.draw_load(sweeps, plots / f"load.{suffix}", swept))
             for path in paths:
-                _report(f"drew {path}")
+                report(f"drew {path}")
     except (OSError, ValueError, pictures.PlotsUnavailableError, SimulationStuckError) as error:
-        _fail(str(error))
-
-
-@simulate.command("paper")
-def paper_command(
-    figure: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Figure of the paper (10 to 18), `fleet …`, or `paper`, `fleet` for all of a "
-            "kind; repeatable. `fleet goodput` looks for the highest load that each arm bears.",
-            show_default="all",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="First and last point of each, one seed; goodput coarsely."),
-    ] = False,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1")
-    ] = None,
-    json: Json = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Draw a picture of each.")
-    ] = None,
-) -> None:
-    """Run the experiments of the Parrot paper, and a fleet of today's engines."""
-    from parrot_simulator.experiments import runner
-    from parrot_simulator.experiments.definitions import GOODPUT
-    from parrot_simulator.experiments.goodput import STRIDE
-    from parrot_simulator.reports.plots import PlotsUnavailableError, require_matplotlib
-
-    try:
-        figures = figure or []
-        others = [name for name in figures if name != GOODPUT]
-        experiments = [] if figures and not others else runner.select(others)
-        if plots is not None:
-            require_matplotlib()
-        if quick:
-            experiments = [runner.quick(experiment) for experiment in experiments]
-        data = _run_experiments(experiments, seeds or (1 if quick else runner.DEFAULT_SEEDS), plots)
-        if not figures or {GOODPUT, "fleet"} & {*figures}:
-            data.append(_goodput(seeds=seeds or 1, finest=STRIDE if quick else 1))
-        _write(data, json)
-    except (ValueError, OSError, PlotsUnavailableError) as error:
-        _fail(str(error))
-
-
-@simulate.command("ablation")
-def ablation_command(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
-    json: Json = None,
-) -> None:
-    """Switch off each policy of the scheduler in turn."""
-    from parrot_simulator.experiments import runner
-
-    try:
-        _write(_run_experiments(runner.select_ablation(workload or ()), seeds, None), json)
-    except (ValueError, OSError) as error:
-        _fail(str(error))
-
-
-@simulate.command("knowledge")
-def knowledge_command(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
-    json: Json = None,
-) -> None:
-    """What each piece of knowledge is worth: none, inferred from plain calls, or declared."""
-    from parrot_simulator.experiments import runner
-
-    try:
-        _write(_run_experiments(runner.select_knowledge(workload or ()), seeds, None), json)
-    except (ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _run_workload(
@@ -292,7 +187,7 @@ def _run_workload(
         options = replace(options, log=recorder, progress=_progress(name, started))
         results = simulate(workload, options)
     seconds = time.perf_counter() - started
-    _report(
+    report(
         f"{name}: {results.total.calls} calls, {results.events} events, "
         f"{results.duration_s:.1f} virtual s in {seconds:.1f} s "
         f"({results.events / seconds:,.0f} events/s)"
@@ -309,7 +204,7 @@ def _progress(name: str, started: float) -> Callable[[int, float], None]:
         if moment - last >= PROGRESS_INTERVAL_S:
             last = moment
             after = f"{now:.1f} virtual s after {moment - started:.0f} s"
-            _report(f"{name}: {ended} applications, {after}")
+            report(f"{name}: {ended} applications, {after}")
 
     return show
 
@@ -370,19 +265,13 @@ def _sweep(text: str | None) -> tuple[str, list[float]]:
     return name, numbers
 
 
-def _named(name: str, known: Mapping[str, V], option: str) -> V:
-    if name not in known:
-        raise ValueError(f"--{option} {name!r}: there are {', '.join(known)}")
-    return known[name]
-
-
 def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
     from parrot_scheduler.config import PRESETS
     from parrot_scheduler.scheduler import policies_of
 
     configs = {}
     for name in names.split(","):
-        preset = _named(name, PRESETS, "policy")
+        preset = named(name, PRESETS, "policy")
         configs[name] = replace(preset, **changes)  # type: ignore[arg-type]
         policies_of(configs[name])
     return configs
@@ -398,65 +287,3 @@ def _network(text: str) -> Network:
         raise ValueError(
             f"--network-ms {text!r}: expected a time in milliseconds, or two as in 200-300"
         ) from None
-
-
-def _run_experiments(
-    experiments: Sequence[Experiment], seeds: int, plots: Path | None
-) -> list[dict[str, Any]]:
-    """Run experiments, print them and where ours loses, and give them as plain data."""
-    from parrot_simulator.experiments import runner
-    from parrot_simulator.experiments.definitions import OURS
-    from parrot_simulator.reports.plots import draw_experiment
-    from parrot_simulator.reports.tables import experiment_table, losses
-
-    found: list[runner.Comparison] = []
-    data: list[dict[str, Any]] = []
-    for experiment in experiments:
-        outcomes = list(runner.run(experiment, seeds=seeds, progress=_report))
-        comparisons = runner.compare(experiment, outcomes)
-        if experiment.base == OURS.name:
-            found += comparisons
-        typer.echo(experiment_table(experiment, outcomes, comparisons) + "\n")
-        data.append(
-            {
-                "figure": experiment.figure,
-                "metric": experiment.metric,
-                "seeds": seeds,
-                "outcomes": [outcome.to_dict() for outcome in outcomes],
-                "comparisons": [comparison.to_dict() for comparison in comparisons],
-            }
-        )
-        if plots is not None:
-            _report(f"drew {draw_experiment(experiment, outcomes, plots)}")
-    if found:
-        typer.echo(losses(found))
-    return data
-
-
-def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
-    """Search the goodput of every case, print it, and give it as plain data."""
-    from parrot_simulator.experiments import goodput
-    from parrot_simulator.experiments.definitions import GOODPUT
-    from parrot_simulator.reports.tables import goodput_table, objectives_table
-
-    results: list[goodput.GoodputResult] = []
-    for case in goodput.CASES:
-        found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_report))
-        results += found
-        typer.echo(goodput_table(case, found) + "\n")
-    typer.echo(objectives_table())
-    return {"figure": GOODPUT, "seeds": seeds, "found": [result.to_dict() for result in results]}
-
-
-def _write(data: Sequence[dict[str, Any]], path: Path | None) -> None:
-    if path is not None:
-        path.write_text(json_module.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
-def _report(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _fail(message: str) -> None:
-    typer.secho(message, err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)
