@@ -100,6 +100,19 @@ class Fit:
         return {**asdict(self), "residuals": [each._asdict() for each in self.residuals]}
 
 
+def read_profile(text: str) -> EngineProfile:
+    """The profile in `Fit.to_dict` as JSON.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        content = dict(json.loads(text)["profile"])
+        return EngineProfile(**{**content, "step_model": StepModel(**content["step_model"])})
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"no fitted profile: {error}") from None
+
+
 def fit_log(lines: Iterable[str], name: str = "fitted", model: str = "") -> Fit:
     """Fit the engines of one model, which are taken to be alike.
 
@@ -262,7 +275,8 @@ def _beyond_free(tokens: int, engine: EngineDescription) -> list[float]:
 
 def _overlap(begins: Vector, ends: Vector, since: float, until: float) -> Vector:
     """Seconds that each span has within one."""
-    return np.maximum(np.minimum(ends, until) - np.maximum(begins, since), 0.0)
+    seconds: Vector = np.maximum(np.minimum(ends, until) - np.maximum(begins, since), 0.0)
+    return seconds
 
 
 def _least_absolute(terms: Vector) -> Vector:

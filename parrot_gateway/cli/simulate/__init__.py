@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from parrot_gateway.cli.simulate.fit import fit_command
 from parrot_gateway.cli.simulate.studies import (
     ablation_command,
     knowledge_command,
@@ -39,3 +40,4 @@ simulate.command("paper")(paper_command)
 simulate.command("ablation")(ablation_command)
 simulate.command("knowledge")(knowledge_command)
 simulate.command("policies")(policies_command)
+simulate.command("fit")(fit_command)

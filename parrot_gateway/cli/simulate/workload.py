@@ -46,7 +46,11 @@ def workload_command(
     ] = None,
     engines: Annotated[int, typer.Option(min=0, help="Engines to simulate.")] = 4,
     profile: Annotated[
-        str, typer.Option(help="Kind of engine; an unknown name lists them.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Kind of engine, or a file of `simulate fit`; an unknown name lists them.",
+        ),
     ] = "H200-8B",
     policy: Annotated[
         list[str] | None,
@@ -108,6 +112,7 @@ def workload_command(
     ] = None,
 ) -> None:
     """Run the scheduler on a virtual clock, with simulated clients and engines."""
+    from parrot_simulator.fitting import read_profile
     from parrot_simulator.options import SimulationOptions, Staleness
     from parrot_simulator.plan import ClientMode
     from parrot_simulator.profiles import PROFILES
@@ -119,7 +124,13 @@ def workload_command(
         if replay is not None:
             _replay(replay)
             return
-        kind = named(profile, PROFILES, "profile").with_(
+        is_file = profile not in PROFILES and Path(profile).is_file()
+        known = (
+            {profile: read_profile(Path(profile).read_text(encoding="utf-8"))}
+            if is_file
+            else PROFILES
+        )
+        kind = named(profile, known, "profile").with_(
             prefix_caching=prefix_caching,
             chunked_prefill=chunked_prefill,
             shared_attention=shared_attention,

@@ -17,6 +17,7 @@ from parrot_simulator.experiments.goodput import (
     GoodputResult,
 )
 from parrot_simulator.experiments.runner import ArmResult, Comparison
+from parrot_simulator.fitting import Fit
 from parrot_simulator.metrics import Measures, Results
 
 #: Of the metrics of experiments.
@@ -164,6 +165,24 @@ def goodput_table(case: GoodputCase, found: Sequence[GoodputResult]) -> str:
             rows,
         )
     )  # fmt: skip
+
+
+def fit_table(fit: Fit) -> str:
+    """What adds how much to a step, and steps as measured beside the fit."""
+    profile, step = fit.profile, fit.profile.step_model
+    terms: list[Sequence[str]] = [
+        ("adds to a step", "us"),
+        ("every step", number(1e6 * (step.weights_s + step.overhead_s))),
+        ("each sequence that decodes", number(1e6 * profile.sequence_s)),
+        ("each token of their contexts", number(1e6 * step.context_token_s)),
+        ("each token of prompts filled", number(1e6 * step.prefill_token_s)),
+    ]
+    steps: list[Sequence[str]] = [("steps of", "observed", "measured, ms", "fitted, ms")]
+    steps += [
+        (each.what, f"{each.observations}", number(each.measured_ms), number(each.fitted_ms))
+        for each in fit.residuals
+    ]
+    return f"{_aligned(terms, 1)}\n\n{_aligned(steps, 1)}"
 
 
 def objectives_table() -> str:

@@ -184,3 +184,19 @@ def test_pictures_of_load(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["completion.png", "load.png"]
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_profile_fitted_to_a_log_is_simulated(tmp_path: Path) -> None:
+    log, file, results = (tmp_path / name for name in ("run.jsonl", "mine.json", "results.json"))
+    recorded = simulate("mixed", "--set", "count=24", "--engines", 1, "--log", log)
+    assert recorded.exit_code == 0, recorded.output
+    fitted = simulate("fit", log, "--json", file, "--name", "mine")
+    assert fitted.exit_code == 0, fitted.output
+    assert "each token of prompts filled" in fitted.stdout
+    assert "calls on 1 engines" in fitted.stderr
+    run = simulate("gpts", "--set", "count=4", "--profile", file, "--json", results)
+    assert run.exit_code == 0, run.output
+    for wrong, why in ((log, "no fitted profile"), (tmp_path / "none.json", "there are A100")):
+        refused = simulate("gpts", "--profile", wrong)
+        assert (refused.exit_code, why in refused.stderr) == (2, True), refused.output
+    assert "line 1" in simulate("fit", file).stderr
