@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from parrot_simulator.experiments.applications import Application
-from parrot_simulator.experiments.definitions import NONE, OWN, Arm
+from parrot_simulator.experiments.applications import OWN_ENGINE, Application
+from parrot_simulator.experiments.definitions import NONE, Arm
 from parrot_simulator.experiments.runner import DEFAULT_SEEDS, Plain, run_arm
 from parrot_simulator.metrics import Results
 
@@ -77,7 +77,7 @@ def run(
             found: dict[str, list[Results]] = {}
             for policy in policies:
                 progress(f"{application.name}, {load:g} {application.unit}: {policy}")
-                arm = Arm(policy, policy, "graph", {} if ordinary else OWN)
+                arm = Arm(policy, policy, "graph", {} if ordinary else OWN_ENGINE[profile])
                 found[policy] = [
                     run_arm(
                         application.build(profile, load, seed),

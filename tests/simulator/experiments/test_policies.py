@@ -54,7 +54,7 @@ def test_the_command_compares_all_policies_on_the_same_calls(
 ) -> None:
     small = replace(
         applications.select(["mixed"])[0],
-        parameters=lambda load: {"count": round(6 * load), "summaries": 1},
+        parameters=lambda load, seconds: {"count": round(6 * load), "summaries": 1},
         loads={DEFAULT_PROFILE: Loads((1, 2, 3), scale=0.2)},
     )
     monkeypatch.setattr(applications, "APPLICATIONS", (small,))
