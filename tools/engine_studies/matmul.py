@@ -159,7 +159,7 @@ def time_alone(operands: Operands) -> float:
     """Seconds of torch's product."""
 
     def work(linear: Affine) -> None:
-        F.linear(operands.x, *linear)
+        F.linear(operands.x, linear.weight, linear.bias)
 
     return _time(work, operands)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
+from parrot_engine.quantization.interface import Quantization
+from parrot_engine.quantization.registry import read_quantization
 
 RopeKind: TypeAlias = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -85,6 +87,8 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     #: dtype of the checkpoint as `config.json` names it, e.g. `bfloat16`.
     dtype: str | None
+    #: How the checkpoint stores the weights of its products; None: as plain numbers.
+    quantization: Quantization | None = None
 
 
 class GenerationDefaults(NamedTuple):
@@ -126,9 +130,6 @@ def read_common(
     features that are not understood.
     """
     architecture = architecture_of(raw)
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(f"quantization {method!r}", architecture=architecture)
     hidden_size = _positive(raw, "hidden_size")
     num_layers = _positive(raw, "num_hidden_layers")
     num_heads = _positive(raw, "num_attention_heads")
@@ -166,6 +167,7 @@ def read_common(
         qk_norm=qk_norm,
         windows=windows if windows is not None else (None,) * num_layers,
         dtype=dtype if isinstance(dtype, str) else None,
+        quantization=read_quantization(raw, architecture),
     )
 
 

@@ -91,7 +91,12 @@ class Decoder(nn.Module):
         self.lm_head = (
             None
             if config.tie_embeddings
-            else Linear(config.hidden_size, {"lm_head": num_rows}, bias=False, spec=spec)
+            else Linear(
+                config.hidden_size,
+                {"lm_head": num_rows},
+                bias=False,
+                spec=spec._replace(packed=False),
+            )
         )
         self._rotary = Rotary(config.rope, config.head_dim, spec.device)
         self._dtype = spec.dtype

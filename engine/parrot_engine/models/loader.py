@@ -7,15 +7,15 @@ and does not read the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
+from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
@@ -23,6 +23,10 @@ from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families import family_of
 from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec, weight_parts
 from parrot_engine.models.sharding import Collective, Shard, part_of, parts_of_stack, shard_config
+from parrot_engine.models.stored_weights import StoredWeights
+from parrot_engine.quantization.interface import Quantization
+from parrot_engine.quantization.packed import pack
+from parrot_engine.quantization.weights import QuantizedWeight
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -74,28 +78,36 @@ def load_model(
     raw = read_json(path / "config.json")
     family = family_of(raw)
     config = family.read_config(raw)
+    quantization = config.quantization
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
     own = config if collective is None else shard_config(config, collective.shard)
 
     def whole() -> Decoder:
         return family.build(config, TensorSpec(torch.device("meta"), torch.float32))
 
+    def spec_of(stored: str) -> TensorSpec:
+        weights = resolve_dtype(dtype, stored, device)
+        # The kernels multiply codes with activations of two bytes.
+        packed = quantization is not None and kernels == "triton" and weights.itemsize == 2
+        return TensorSpec(device, weights, kernels, collective, packed)
+
     if dummy_seed is not None:
-        stored = config.dtype or "bfloat16"
-        spec = TensorSpec(device, resolve_dtype(dtype, stored, device), kernels, collective)
+        spec = spec_of(config.dtype or "bfloat16")
         model = family.build(own, spec)
+        if spec.packed and quantization is not None:
+            draw_packed(model, dummy_seed, quantization, device)
         if collective is None:
             draw_weights(model, dummy_seed)
         else:
             draw_weights(model, dummy_seed, whole(), collective.shard)
         return LoadedModel(model.eval(), defaults, spec)
     with TensorFiles(path) as files:
-        spec = TensorSpec(
-            device, resolve_dtype(dtype, config.dtype or files.dtype, device), kernels, collective
-        )
+        # Codes say nothing of the dtype of activations.
+        stored = "bfloat16" if quantization is not None else files.dtype
+        spec = spec_of(config.dtype or stored)
         model = family.build(own, spec)
         cuts = {} if collective is None else _cuts(whole(), model, collective.shard)
-        load_weights(model, files, progress, cuts)
+        load_weights(model, StoredWeights(files, quantization, device), progress, cuts)
     return LoadedModel(model.eval(), defaults, spec)
 
 
@@ -117,41 +129,87 @@ def _cuts(whole: nn.Module, model: nn.Module, shard: Shard) -> dict[str, _Cut]:
 @torch.inference_mode()
 def load_weights(
     model: nn.Module,
-    files: TensorFiles,
+    stored: StoredWeights,
     progress: Progress | None = None,
     cuts: Mapping[str, _Cut] = MappingProxyType({}),
 ) -> None:
     """Fill every weight of `model` from the checkpoint, converting to the model's dtype.
 
-    Of a tensor among `cuts` no more is read than what belongs to the model.
+    Of a tensor among `cuts` no more is read than what belongs to the model. Weights without memory
+    are packed, where the checkpoint has them quantised and the kernels can take them.
 
     Raises `CheckpointError` naming tensors that are missing, left over, or of another shape.
     """
-    parts = list(weight_parts(model))
-    expected = {part.name for part in parts}
-    present = set(files.names)
-    missing = sorted(expected - present)
+    expected = {part.name: part.target.shape for part in weight_parts(model)}
+    present = set(stored.names)
+    missing = sorted(expected.keys() - present)
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listing(missing)}")
-    unexpected = sorted(name for name in present - expected if not _is_redundant(name))
+    unexpected = sorted(name for name in present - expected.keys() if not _is_redundant(name))
     if unexpected:
         raise CheckpointError(
             f"the checkpoint holds tensors that the model has no place for: {_listing(unexpected)}"
         )
-    for count, (name, target) in enumerate(parts, start=1):
-        tensor = files.tensor(name)
-        cut = cuts.get(name)
-        shape = target.shape if cut is None else cut.shape
+    count = 0
+
+    def read(name: str) -> Tensor | QuantizedWeight:
+        nonlocal count
+        tensor, cut = stored.read(name), cuts.get(name)
+        shape = expected[name] if cut is None else cut.shape
         if tensor.shape != shape:
             raise CheckpointError(
                 f"tensor {name} has shape {list(tensor.shape)}, "
                 f"the configuration asks for {list(shape)}"
             )
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise UnsupportedModelError(f"weights stored as {tensor.dtype} ({name})")
-        target.copy_(tensor if cut is None else tensor[cut.place])
+        count += 1
         if progress is not None:
-            progress(count, len(parts))
+            progress(count, len(expected))
+        if cut is None:
+            return tensor
+        if isinstance(tensor, QuantizedWeight):
+            return tensor.part(*cut.place)
+        return tensor[cut.place]
+
+    done = set()
+    for path, module in _without_memory(model):
+        names = [part.name for part in module.weight_parts(path) if part.target.is_meta]
+        weights = [read(name) for name in names]
+        module.packed = stored.packed(weights)
+        if module.packed is None:
+            module.give_memory(stored.device)
+            targets = {part.name: part.target for part in module.weight_parts(path)}
+            for name, weight in zip(names, weights, strict=True):
+                _fill(targets[name], weight)
+        done.update(names)
+    for name, target in weight_parts(model):
+        if name not in done:
+            _fill(target, read(name))
+
+
+def _fill(target: Tensor, weight: Tensor | QuantizedWeight) -> None:
+    target.copy_(weight.dense() if isinstance(weight, QuantizedWeight) else weight)
+
+
+def _without_memory(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    for path, module in model.named_modules():
+        if isinstance(module, Linear) and module.weight.is_meta:
+            yield path, module
+
+
+@torch.inference_mode()
+def draw_packed(
+    model: nn.Module, seed: int, quantization: Quantization, device: torch.device
+) -> None:
+    """Fill every weight without memory with random codes, or give it memory where it is dense."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for path, module in _without_memory(model):
+        names = [part.name.removesuffix(".weight") for part in module.weight_parts(path)]
+        if not any(quantization.skips(name) for name in names):
+            out_size, in_size = module.weight.shape
+            drawn = quantization.draw(out_size, in_size, generator)
+            module.packed = pack(drawn, device, quantization.activations)
+        if module.packed is None:
+            module.give_memory(device)
 
 
 @torch.inference_mode()
@@ -170,6 +228,8 @@ def draw_weights(
     for module, origin in zip(model.modules(), (whole or model).modules(), strict=True):
         of_origin = origin.parameters(recurse=False)
         for parameter, drawn in zip(module.parameters(recurse=False), of_origin, strict=True):
+            if parameter.is_meta:
+                continue
             if isinstance(module, RMSNorm):
                 parameter.fill_(1.0)
                 continue
@@ -236,7 +296,10 @@ def has_fast_bfloat16() -> bool:
 def _is_redundant(name: str) -> bool:
     """Tensors that old checkpoints store although they follow from the configuration."""
     # `lm_head.weight` is left over only where the head is tied to the embedding.
-    return name == "lm_head.weight" or name.endswith(".rotary_emb.inv_freq")
+    # Scales of a cache of 8 bits: this engine's have one for each head and token.
+    return name == "lm_head.weight" or name.endswith(
+        (".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale")
+    )
 
 
 def _listing(names: Iterable[str], limit: int = 8) -> str:

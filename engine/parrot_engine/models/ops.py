@@ -17,6 +17,7 @@ from torch import Tensor
 from parrot_engine.models.config import RopeConfig
 from parrot_engine.models.rope import frequencies
 from parrot_engine.models.sharding import Collective
+from parrot_engine.quantization.packed import PackedWeight
 
 
 class Norm(NamedTuple):
@@ -31,6 +32,8 @@ class Affine(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None = None
+    #: W as codes and scales; `weight` then holds no more than its shape.
+    packed: PackedWeight | None = None
 
 
 class Residual(NamedTuple):
@@ -120,7 +123,7 @@ class Ops:
     def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
         """Norm of the stream, then a product."""
         normed, hidden = self.add_rms_norm(residual, norm)
-        return Normed(F.linear(normed, *linear), hidden)
+        return Normed(self.linear(normed, linear), hidden)
 
     def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
         """Norm of the stream, the product with gate and up, then `gated`."""
@@ -128,7 +131,7 @@ class Ops:
         return Normed(self.gated(gate_up, activation), hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
-        return F.linear(x, *linear)
+        return F.linear(x, linear.weight, linear.bias)
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
         """`hidden` and the product of x, added up or not.
@@ -136,7 +139,7 @@ class Ops:
         Over ranks, columns of `x` and of the weight are divided among them; the product is summed.
         """
         if self._collective is None:
-            return Residual(hidden, F.linear(x, *linear))
+            return Residual(hidden, self.linear(x, linear))
         return Residual(
             hidden, self._collective.all_reduce(self.share(x, linear, self._collective))
         )
@@ -145,12 +148,12 @@ class Ops:
         """A rank's share of a product whose columns are divided."""
         # Every rank holds the bias, and it is to be added once.
         bias = linear.bias if collective.shard.rank == 0 else None
-        return self.linear(x, Affine(linear.weight, bias))
+        return self.linear(x, linear._replace(bias=bias))
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """Norm, then the output head: float32, into `out` where one is given.
 
         Over ranks: the logits of the rank's own rows of the head.
         """
-        logits = F.linear(self.rms_norm(hidden, norm), *head)
+        logits = F.linear(self.rms_norm(hidden, norm), head.weight, head.bias)
         return logits.float() if out is None else out.copy_(logits)

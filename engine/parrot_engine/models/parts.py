@@ -17,6 +17,7 @@ from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Affine, Norm, Ops
 from parrot_engine.models.sharding import Collective
+from parrot_engine.quantization.packed import PackedWeight
 
 
 class TensorSpec(NamedTuple):
@@ -27,6 +28,8 @@ class TensorSpec(NamedTuple):
     kernels: Kernels = "torch"
     #: Of the ranks that hold a model together; None where one holds it all.
     collective: Collective | None = None
+    #: Whether weights of products stay as codes and scales where the checkpoint has them so.
+    packed: bool = False
 
     def empty(self, *shape: int) -> nn.Parameter:
         data = torch.empty(*shape, device=self.device, dtype=self.dtype)
@@ -63,18 +66,27 @@ class Linear(Stacked):
     q, k and v, and one of gate and up.
     """
 
+    #: The weight as codes and scales; `weight` has no memory then. Given by the loader.
+    packed: PackedWeight | None = None
+
     def __init__(
         self, in_size: int, parts: dict[str, int], *, bias: bool, spec: TensorSpec
     ) -> None:
         super().__init__()
         self.parts = parts
         out_size = sum(parts.values())
-        self.weight = spec.empty(out_size, in_size)
+        # Which weights are packed is known when they are read.
+        weight_spec = spec._replace(device=torch.device("meta")) if spec.packed else spec
+        self.weight = weight_spec.empty(out_size, in_size)
         self.bias = spec.empty(out_size) if bias else None
 
     @property
     def affine(self) -> Affine:
-        return Affine(self.weight, self.bias)
+        return Affine(self.weight, self.bias, self.packed)
+
+    def give_memory(self, device: torch.device) -> None:
+        """Place the weight on `device`, where it is to be dense after all."""
+        self.weight = nn.Parameter(torch.empty_like(self.weight, device=device), False)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
         """Names of `parts` replace the last component of `prefix`."""

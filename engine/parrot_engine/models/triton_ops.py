@@ -50,7 +50,7 @@ class TritonOps(Ops):
     def _tuning(
         self, x: Tensor, linear: Affine, *, gated: bool = False, norm: bool = False
     ) -> Tuning | None:
-        if not 1 <= len(x) <= MAX_TOKENS:
+        if not 1 <= len(x) <= MAX_TOKENS or linear.packed is not None:
             return None
         out_size, in_size = linear.weight.shape
         out_size //= 2 if gated else 1
@@ -116,6 +116,8 @@ class TritonOps(Ops):
         return Normed(out, hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
+        if linear.packed is not None:
+            return F.linear(x, linear.packed.dense(x.dtype), linear.bias)
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear(x, linear)
@@ -162,5 +164,5 @@ class TritonOps(Ops):
             if out is None:
                 return torch.mm(hidden, weight, out_dtype=torch.float32)
             return torch.mm(hidden, weight, out_dtype=torch.float32, out=out)
-        logits = F.linear(hidden, *head)
+        logits = F.linear(hidden, head.weight, head.bias)
         return logits.float() if out is None else out.copy_(logits)

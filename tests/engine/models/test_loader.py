@@ -151,7 +151,7 @@ def test_defaults_are_those_of_the_family() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization 'aqlm'"),
         ({"head_dim": 15}, "head_dim 15"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 3},

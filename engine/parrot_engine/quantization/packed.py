@@ -1,0 +1,96 @@
+"""Quantised weights in the layout that the kernels read (`kernels/quantized_matmul.py`)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parrot_engine.quantization.interface import Activations
+from parrot_engine.quantization.weights import QuantizedWeight
+
+#: Columns of a chunk: of 4 bits, byte i of its 16 holds columns i (lower half) and 16 + i.
+CHUNK = 32
+
+
+class PackedWeight(NamedTuple):
+    """A matrix `[out, in]` of codes and scales, its columns in the order of their groups."""
+
+    kind: Literal["fp8", "int8", "int4"]
+    #: `[out, in]` float8_e4m3fn or int8; `[out, in / 2]` uint8 of 4 bits.
+    codes: Tensor
+    #: `[groups, blocks of rows]`.
+    scales: Tensor
+    #: int8, of the shape of `scales`; None: all are 0.
+    zeros: Tensor | None
+    #: The place in x of each column, int32 `[in]`; None: their own.
+    order: Tensor | None
+    #: Columns of a group, rows of a block.
+    group: int
+    rows: int
+    activations: Activations
+
+    @property
+    def in_size(self) -> int:
+        return int(self.codes.shape[1]) * (2 if self.kind == "int4" else 1)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """`[out, in]` in `dtype`, columns in the order of x."""
+        if self.kind == "int4":
+            pairs = self.codes.unflatten(1, (-1, CHUNK // 2))
+            codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1).to(dtype) - 8
+        else:
+            codes = self.codes.to(dtype)
+        scales = self.scales.t().repeat_interleave(self.rows, dim=0)[: len(codes)]
+        by_group = codes.unflatten(1, (-1, self.group))
+        if self.zeros is not None:
+            zeros = self.zeros.t().repeat_interleave(self.rows, dim=0)[: len(codes)]
+            by_group = by_group - zeros[..., None].to(dtype)
+        weight = (by_group * scales[..., None]).to(dtype).flatten(1)
+        if self.order is None:
+            return weight
+        in_place = torch.empty_like(weight)
+        in_place[:, self.order] = weight
+        return in_place
+
+
+def pack(
+    weight: QuantizedWeight, device: torch.device, activations: Activations = "none"
+) -> PackedWeight | None:
+    """The weight for the kernels, on `device`; None where they cannot take it.
+
+    They take columns in whole chunks, and groups of equally many of them.
+    """
+    out_size, in_size = weight.shape
+    group = min(weight.block[1], in_size)
+    order = None
+    if weight.groups is not None:
+        places = torch.argsort(weight.groups, stable=True)
+        if not torch.equal(
+            weight.groups[places], torch.arange(in_size, device=places.device) // group
+        ):
+            return None
+        order = places.to(device, torch.int32)
+        weight = weight._replace(codes=weight.codes[:, places])
+    if in_size % CHUNK or in_size % group or group % CHUNK:
+        return None
+    if group < in_size and group & (group - 1):
+        return None
+    codes = weight.codes.to(device)
+    if weight.bits == 4:
+        pairs = (codes + 8).to(torch.uint8).unflatten(1, (-1, 2, CHUNK // 2))
+        codes = (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).flatten(1)
+    zeros = weight.zeros
+    if zeros is not None and bool((zeros.to(torch.int8) != zeros).any()):
+        return None
+    return PackedWeight(
+        "int4" if weight.bits == 4 else "int8" if codes.dtype is torch.int8 else "fp8",
+        codes.contiguous(),
+        weight.scales.to(device).t().contiguous(),
+        None if zeros is None else zeros.to(device, torch.int8).t().contiguous(),
+        order,
+        group,
+        min(weight.block[0], out_size),
+        activations,
+    )
