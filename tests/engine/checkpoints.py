@@ -16,10 +16,13 @@ from transformers import AutoModelForCausalLM as AutoModel
 from transformers import (
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 END_OF_TEXT = "<|end|>"
@@ -81,6 +84,17 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1
     ),
     "qwen3": Qwen3Config(**_SMALL, head_dim=32),
+    "qwen3-moe": Qwen3MoeConfig(
+        **_SMALL,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+    "mixtral": MixtralConfig(**_SMALL, num_local_experts=5, num_experts_per_tok=2),
+    "olmoe": OlmoeConfig(**_SMALL, num_experts=6, num_experts_per_tok=2),
 }
 
 

@@ -18,6 +18,10 @@ from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
 from parrot_engine.kernels import draw, hopper_fetch
+from parrot_engine.kernels.expert_routing import align_pairs, choose_experts
+from parrot_engine.kernels.grouped_product import sum_experts, vector_down, vector_gate_up
+from parrot_engine.kernels.grouped_product import tile_product as grouped_product
+from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import prefill_attention
@@ -59,7 +63,7 @@ class Variant(NamedTuple):
 _SCALARS = {
     **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
-    **dict.fromkeys(["num_tokens", "max_rows"], "i32"),
+    **dict.fromkeys(["num_tokens", "num_pairs", "max_rows"], "i32"),
     **dict.fromkeys(["partial", "lse2"], "*fp32"),
     **dict.fromkeys(
         ["key_scales", "value_scales", "key_scale_tiles", "value_scale_tiles"], "*fp32"
@@ -82,6 +86,8 @@ _SCALARS = {
         ],
         "*i32",
     ),
+    **dict.fromkeys(["experts", "pairs", "tile_experts"], "*i32"),
+    **dict.fromkeys(["factors", "logits"], "*fp32"),
 }
 
 _CACHE = ("key_cache", "value_cache", "key_tiles", "value_tiles")
@@ -220,6 +226,40 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
         yield Variant(name, tile_product, constants, dtype, options)
 
 
+def expert_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
+    """The mixtures of Qwen3-30B-A3B, for one token, some and many."""
+    choice = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "TOP_K_BLOCK": 8, "NORMALIZE": True}
+    yield Variant("experts chosen", choose_experts, choice, dtype, {"num_warps": 1})
+    yield Variant("pairs", align_pairs, {"TILE": 16, "BLOCK": 1024}, dtype, {"num_warps": 4})
+    sums = {"HAS_RESIDUAL": True, "TOP_K": 8, "SIZE": 2048, "BLOCK": 1024}
+    yield Variant("experts summed", sum_experts, sums, dtype, {"num_warps": 4})
+    for num_tokens in (1, 64, 512, 4096):
+        mixture = Mixture(num_tokens, 8, 128, 2048, 768, dtype)
+        shared_memory = SHARED_KIB[capability] * 1024
+        tunings = mixture_tuning(mixture, shared_memory, copy_engine=capability >= 90)
+        for part, tuning in tunings._asdict().items():
+            gated = part == "gate_up"
+            constants: dict[str, Any] = {
+                "TOP_K": 8,
+                "IN": 2048 if gated else 768,
+                "OUT": 768 if gated else 2048,
+                "BLOCK_OUT": tuning.block_out,
+                "BLOCK_IN": tuning.block_in,
+                "STAGES": tuning.num_stages,
+            }
+            name = f"experts' {part} of {num_tokens} {NAMES[dtype]}"
+            options: dict[str, int | None] = {"num_warps": tuning.num_warps}
+            if tuning.kind == "vector":
+                if not gated:
+                    constants["HAS_RESIDUAL"] = True
+                kernel = vector_gate_up if gated else vector_down
+                yield Variant(name, kernel, constants, dtype, options)
+                continue
+            constants |= {"GATED": gated, "HAS_FACTORS": not gated, "TILE": tuning.tokens}
+            constants |= {"DESCRIPTORS": tuning.descriptors, "DOT_IN_FLOAT32": False}
+            yield Variant(name, grouped_product, constants, dtype, options)
+
+
 def largest_variants(vocab_size: int) -> Iterator[Variant]:
     """Both passes over rows of logits."""
     constants = {"VOCAB": vocab_size, "PART": 2048}
@@ -252,6 +292,9 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         for name, rows in (("x_tiles", "TOKENS"), ("weight_tiles", "BLOCK_OUT")):
             tile = f"{NAMES[variant.dtype]}[{variant.constants[rows]},{columns}]"
             signature[name] = f"tensordesc<{tile}>"
+    elif variant.kernel is grouped_product and variant.constants["DESCRIPTORS"]:
+        tile = f"{variant.constants['BLOCK_OUT']},{variant.constants['BLOCK_IN']}"
+        signature["weight_tiles"] = f"tensordesc<{NAMES[variant.dtype]}[{tile}]>"
     elif variant.kernel is hopper_prefill:
         layout = (
             hopper_fetch.CODE_LAYOUT
@@ -320,6 +363,7 @@ def main() -> None:
     for capability in every:
         for variant in itertools.chain(
             product_variants(torch.bfloat16, capability),
+            expert_variants(torch.bfloat16, capability),
             largest_variants(128_256),
             draw_variants(151_936),
         ):

@@ -99,10 +99,34 @@ class Bounds(NamedTuple):
 
     @property
     def layer_weights(self) -> int:
-        """Weights that every token meets: all products of all layers."""
-        config = self.config
+        """Weights that every token meets: all products of all layers, experts left out."""
+        config, experts = self.config, self.config.experts
         heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-        return config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
+        num_sparse = 0 if experts is None else len(experts.layers)
+        columns = config.num_layers * heads
+        columns += (config.num_layers - num_sparse) * 3 * config.intermediate_size
+        if experts is not None:
+            columns += num_sparse * experts.count
+        return config.hidden_size * columns
+
+    def expert_weights(self, experts_met: float) -> float:
+        """Weights of so many experts of each mixture."""
+        experts = self.config.experts
+        if experts is None:
+            return 0
+        each = 3 * self.config.hidden_size * experts.intermediate_size
+        return len(experts.layers) * experts_met * each
+
+    def experts_met(self, rows: int) -> float:
+        """Experts of a mixture that as many tokens need, if all experts are as probable."""
+        experts = self.config.experts
+        if experts is None:
+            return 0
+        return float(experts.count * (1 - (1 - experts.top_k / experts.count) ** rows))
+
+    @property
+    def _top_k(self) -> int:
+        return 0 if self.config.experts is None else self.config.experts.top_k
 
     @property
     def head_weights(self) -> int:
@@ -126,15 +150,18 @@ class Bounds(NamedTuple):
             attended: tokens that the rows attend to, summed over rows.
         """
         weights = self.layer_weights + self.head_weights
-        moved = weights * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
-        flops = 2 * weights * rows + self._attention_flops(attended)
+        read = weights + self.expert_weights(self.experts_met(rows))
+        moved = read * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
+        flops = 2 * (weights + self.expert_weights(self._top_k)) * rows
+        flops += self._attention_flops(attended)
         return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)
 
     def prefill_s(self, segments: Sequence[Segment], rows: int) -> float:
         """Seconds to compute segments, `rows` tokens of which get logits."""
         tokens = sum(segment.length for segment in segments)
         attended = sum(s.length * (s.start + (s.length + 1) / 2) for s in segments)
-        flops = 2 * (self.layer_weights * tokens + self.head_weights * rows)
+        weights = self.layer_weights + self.expert_weights(self._top_k)
+        flops = 2 * (weights * tokens + self.head_weights * rows)
         return (flops + self._attention_flops(attended)) / self.limits.flops_per_s
 
     def _attention_flops(self, attended: float) -> float:

@@ -9,7 +9,7 @@ Files and tensors are read by `checkpoint.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -60,6 +60,34 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
 
 
+class ExpertNames(NamedTuple):
+    """Names of a mixture of experts in a checkpoint: of the whole, and of an expert's products."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+#: As most families have them.
+EXPERT_NAMES = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts in place of the MLP of some layers."""
+
+    count: int
+    #: Experts of a token.
+    top_k: int
+    #: Inner width of one expert.
+    intermediate_size: int
+    #: The factors of a token's experts add up to 1.
+    normalize: bool
+    layers: frozenset[int]
+    names: ExpertNames = EXPERT_NAMES
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape and the switches of one decoder."""
@@ -89,6 +117,9 @@ class ModelConfig:
     dtype: str | None
     #: How the checkpoint stores the weights of its products; None: as plain numbers.
     quantization: Quantization | None = None
+    experts: ExpertsConfig | None = None
+    #: RMSNorm over all heads of q together, and over all of k, before the rotation.
+    projection_norm: bool = False
 
 
 class GenerationDefaults(NamedTuple):
@@ -169,6 +200,31 @@ def read_common(
         dtype=dtype if isinstance(dtype, str) else None,
         quantization=read_quantization(raw, architecture),
     )
+
+
+def read_experts(
+    raw: Mapping[str, Any],
+    *,
+    count: str,
+    size: str,
+    normalize: bool,
+    dense_layers: Iterable[int] = (),
+    names: ExpertNames = EXPERT_NAMES,
+) -> ExpertsConfig:
+    """The mixture of experts of all layers but the dense ones; `count` and `size` are keys.
+
+    Raises as `read_common`.
+    """
+    num_experts, top_k = _positive(raw, count), _positive(raw, "num_experts_per_tok")
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json: {top_k} experts a token, of {num_experts} there are")
+    activation = raw.get("hidden_act", "silu")
+    if ACTIVATIONS.get(activation) != "silu":
+        raise UnsupportedModelError(
+            f"experts with activation {activation!r}", architecture=architecture_of(raw)
+        )
+    layers = frozenset(range(_positive(raw, "num_hidden_layers"))) - frozenset(dense_layers)
+    return ExpertsConfig(num_experts, top_k, _positive(raw, size), normalize, layers, names)
 
 
 def read_rope(
@@ -286,7 +342,9 @@ def _usable_positions(rope: RopeConfig, max_position: int) -> int:
     return max_position
 
 
-def window_of_all_layers(raw: Mapping[str, Any], *, default_window: int) -> tuple[int | None, ...]:
+def window_of_all_layers(
+    raw: Mapping[str, Any], *, default_window: int | None
+) -> tuple[int | None, ...]:
     """Windows of families that have one `sliding_window` for all layers; null is none."""
     window = _optional(raw, "sliding_window", default_window)
     layer_types = set(raw.get("layer_types") or ())

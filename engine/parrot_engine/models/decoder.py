@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from parrot_engine.attention.interface import AttentionBackend
 from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.ops import Affine, Residual, Rotary
+from parrot_engine.models.experts import SparseMLP
+from parrot_engine.models.ops import Affine, Norm, Ops, Residual, Rotary
 from parrot_engine.models.parts import Embedding, Linear, RMSNorm, TensorSpec
 from parrot_engine.models.self_attention import Attention, LayerInputs
 from parrot_engine.models.sharding import Collective, Shard
 
 
 class GatedMLP(nn.Module):
-    """Weights of down(act(gate(x)) * up(x)), gate and up stacked (arXiv 2002.05202)."""
+    """down(act(gate(x)) * up(x)), gate and up stacked (arXiv 2002.05202)."""
 
     def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -35,32 +36,40 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(
             size, {"down_proj": config.hidden_size}, bias=config.mlp_bias, spec=spec
         )
+        self._activation = config.activation
+
+    def forward(self, residual: Residual, norm: Norm, ops: Ops) -> Residual:
+        """The residual stream behind the MLP, which reads its norm."""
+        activated, hidden = ops.norm_gated(
+            residual, norm, self.gate_up_proj.affine, self._activation
+        )
+        return ops.linear_onto(hidden, activated, self.down_proj.affine)
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm residual layer: attention, then MLP."""
+    """Pre-norm residual layer: attention, then MLP or a mixture of experts."""
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
         self.self_attn = Attention(config, layer, spec)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
-        self.mlp = GatedMLP(config, spec)
-        self._activation = config.activation
+        self.mlp: GatedMLP | SparseMLP
+        if config.experts is not None and layer in config.experts.layers:
+            self.mlp = SparseMLP(config.experts, config.hidden_size, spec)
+        else:
+            self.mlp = GatedMLP(config, spec)
         self._ops = spec.ops()
 
     def forward(self, residual: Residual, layer_kv: Tensor, step: LayerInputs) -> Residual:
         """The residual stream behind this layer."""
-        ops, attention, mlp = self._ops, self.self_attn, self.mlp
+        ops, attention = self._ops, self.self_attn
         qkv, hidden = ops.norm_linear(
             residual, self.input_layernorm.norm, attention.qkv_proj.affine
         )
         attended = attention(qkv, layer_kv, step)
         residual = ops.linear_onto(hidden, attended, attention.o_proj.affine)
-        activated, hidden = ops.norm_gated(
-            residual, self.post_attention_layernorm.norm, mlp.gate_up_proj.affine, self._activation
-        )
-        return ops.linear_onto(hidden, activated, mlp.down_proj.affine)
+        return self.mlp.forward(residual, self.post_attention_layernorm.norm, ops)
 
 
 class DecoderBody(nn.Module):

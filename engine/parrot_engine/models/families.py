@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from parrot_engine.exceptions import UnsupportedModelError
-from parrot_engine.models import llama, mistral, qwen2, qwen3
+from parrot_engine.models import llama, mistral, mixtral, olmoe, qwen2, qwen3, qwen3_moe
 from parrot_engine.models.config import ModelConfig, architecture_of
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.parts import TensorSpec
@@ -23,8 +23,11 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.read_config),
     "MistralForCausalLM": Family(mistral.read_config),
+    "MixtralForCausalLM": Family(mixtral.read_config),
+    "OlmoeForCausalLM": Family(olmoe.read_config),
     "Qwen2ForCausalLM": Family(qwen2.read_config),
     "Qwen3ForCausalLM": Family(qwen3.read_config),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe.read_config),
 }
 
 

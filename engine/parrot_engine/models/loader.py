@@ -21,8 +21,8 @@ from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optiona
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families import family_of
-from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec, weight_parts
-from parrot_engine.models.sharding import Collective, Shard, part_of, parts_of_stack, shard_config
+from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, weight_parts
+from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 from parrot_engine.models.stored_weights import StoredWeights
 from parrot_engine.quantization.interface import Quantization
 from parrot_engine.quantization.packed import pack
@@ -239,14 +239,17 @@ def draw_weights(
             if parameter.shape == drawn.shape:
                 parameter.normal_(std=_STD, generator=generators[device])
                 continue
-            assert isinstance(module, Linear)
-            assert isinstance(origin, Linear)
+            assert isinstance(module, Stacked)
+            assert isinstance(origin, Stacked)
             assert shard is not None
             values = torch.empty(drawn.shape, dtype=parameter.dtype, device=device)
             values.normal_(std=_STD, generator=generators[device])
-            for rows, own_rows in parts_of_stack(origin.parts, module.parts):
-                target = parameter[own_rows]
-                target.copy_(values[rows][part_of(values[rows].shape, target.shape, shard)])
+            for uncut, part in zip(origin.weight_parts(""), module.weight_parts(""), strict=True):
+                target, place = part.target, uncut.target
+                if target.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
+                    # The same view of what was drawn as `place` is of a weight without memory.
+                    view = values.as_strided(place.shape, place.stride(), place.storage_offset())
+                    target.copy_(view[part_of(view.shape, target.shape, shard)])
 
 
 def resolve_device(name: str) -> torch.device:

@@ -36,6 +36,19 @@ class Affine(NamedTuple):
     packed: PackedWeight | None = None
 
 
+class Experts(NamedTuple):
+    """The experts of a mixture; expert i yields down[i] (silu(gate) x up), gate above up."""
+
+    #: `[experts, 2 x size, hidden_size]`
+    gate_up: Tensor
+    #: `[experts, hidden_size, size]`
+    down: Tensor
+    #: Experts of a token: those that are most probable.
+    top_k: int
+    #: Whether the factors of a token's experts add up to 1; else they are the probabilities.
+    normalize: bool
+
+
 class Residual(NamedTuple):
     """`[num_tokens, hidden_size]` and what is still to be added to it."""
 
@@ -149,6 +162,29 @@ class Ops:
         # Every rank holds the bias, and it is to be added once.
         bias = linear.bias if collective.shard.rank == 0 else None
         return self.linear(x, linear._replace(bias=bias))
+
+    def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
+        """`hidden` and the mixture of experts of x, added up or not.
+
+        Over ranks the inner rows of all experts are divided; the mixture is summed.
+        """
+        mixed = self._mix(x, router, experts)
+        if self._collective is not None:
+            mixed = self._collective.all_reduce(mixed)
+        return Residual(hidden, mixed)
+
+    def _mix(self, x: Tensor, router: Affine, experts: Experts) -> Tensor:
+        probabilities = F.linear(x, router.weight, router.bias).softmax(dim=-1, dtype=torch.float32)
+        factors, chosen = probabilities.topk(experts.top_k)
+        if experts.normalize:
+            factors /= factors.sum(dim=-1, keepdim=True)
+        mixed = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            token, place = torch.where(chosen == expert)
+            inner = self.gated(F.linear(x[token], experts.gate_up[expert]), "silu")
+            out = F.linear(inner, experts.down[expert]) * factors[token, place, None]
+            mixed.index_add_(0, token, out.to(mixed.dtype))
+        return mixed
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """Norm, then the output head: float32, into `out` where one is given.

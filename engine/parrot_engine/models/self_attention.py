@@ -41,24 +41,43 @@ class Attention(nn.Module):
             spec=spec,
         )
         self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, spec=spec)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
+        self.q_norm = self.k_norm = None
+        self._norms_projections = config.projection_norm
+        if config.qk_norm or config.projection_norm:
+            sizes = (q_size, kv_size) if config.projection_norm else (config.head_dim,) * 2
+            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, spec) for size in sizes)
 
     def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
         """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
 
         The new K and V go to `layer_kv`.
         """
+        if self._norms_projections:
+            qkv = self._normalize(qkv)
         if isinstance(step.attention, FusedAttention):
             return self._attend_fused(qkv, layer_kv, step, step.attention)
         return self._attend(qkv, layer_kv, step)
+
+    def _normalize(self, qkv: Tensor) -> Tensor:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        sizes = [heads * self._head_dim for heads in (self._num_heads, *(self._num_kv_heads,) * 2)]
+        query, key, value = qkv.split(sizes, dim=1)
+        return torch.cat((self.q_norm(query), self.k_norm(key), value), dim=1)
+
+    def _head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Of single heads, if any."""
+        if self._norms_projections or self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm, self.k_norm
 
     def _attend_fused(
         self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs, attention: FusedAttention[Any]
     ) -> Tensor:
         norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        if (head_norms := self._head_norms()) is not None:
+            query, key = head_norms
+            norms = HeadNorms(query.weight, key.weight, query.eps)
         return attention.forward_fused(
             qkv,
             step.angles.cos,
@@ -74,9 +93,10 @@ class Attention(nn.Module):
         heads = qkv.view(qkv.shape[0], -1, self._head_dim)
         rotated_heads = self._num_heads + self._num_kv_heads
         query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
-        if self.q_norm is not None and self.k_norm is not None:
-            query = self.q_norm(query_key[:, : self._num_heads])
-            key = self.k_norm(query_key[:, self._num_heads :])
+        if (head_norms := self._head_norms()) is not None:
+            q_norm, k_norm = head_norms
+            query = q_norm(query_key[:, : self._num_heads])
+            key = k_norm(query_key[:, self._num_heads :])
             query_key = torch.cat((query, key), dim=1)
         # One rotation for q and k: half the calls.
         query_key = rotate(query_key, step.angles)

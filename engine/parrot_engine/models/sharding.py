@@ -1,15 +1,16 @@
 """One model in equal parts for several devices (arXiv 1909.08053, section 3).
 
-Heads and the MLP's inner width are divided: q, k, v, gate and up by output, o and down by input,
-whose products are then sums over the devices. KV heads that are fewer than devices are held by
-several. The output head is divided by token id; embedding and norms are held by all.
+Heads and the inner width of the MLP, or of every expert, are divided: q, k, v, gate and up by
+output, o and down by input, whose products are then sums over the devices. KV heads that are fewer
+than devices are held by several. The output head is divided by token id; embedding, norms and
+routers are held by all.
 
 Knows shapes; what moves values between devices is a `Collective`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -73,10 +74,9 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
         SettingsError: the model cannot be divided by so many.
     """
     size = shard.size
-    for what, count in (
-        ("attention heads", config.num_heads),
-        ("columns of the MLP", config.intermediate_size),
-    ):
+    if config.projection_norm:
+        raise SettingsError("tensor_parallel", "norms over all heads of q and k are not divided")
+    for what, count in _divided(config):
         if count % size:
             raise SettingsError(
                 "tensor_parallel", f"{count} {what} cannot be divided by {size}; {_choices(config)}"
@@ -91,17 +91,28 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
         num_heads=config.num_heads // size,
         num_kv_heads=max(1, config.num_kv_heads // size),
         intermediate_size=config.intermediate_size // size,
+        experts=None
+        if config.experts is None
+        else replace(config.experts, intermediate_size=config.experts.intermediate_size // size),
     )
+
+
+def _divided(config: ModelConfig) -> Iterator[tuple[str, int]]:
+    """What must be a multiple of the parts."""
+    yield "attention heads", config.num_heads
+    experts = config.experts
+    if experts is None or len(experts.layers) < config.num_layers:
+        yield "columns of the MLP", config.intermediate_size
+    if experts is not None:
+        yield "columns of an expert", experts.intermediate_size
 
 
 def _choices(config: ModelConfig) -> str:
 
     def fits(size: int) -> bool:
         kv_heads = config.num_kv_heads
-        return (
-            not config.num_heads % size
-            and not config.intermediate_size % size
-            and not (kv_heads % size and size % kv_heads)
+        return not any(count % size for _, count in _divided(config)) and not (
+            kv_heads % size and size % kv_heads
         )
 
     sizes = [str(size) for size in range(1, config.num_heads + 1) if fits(size)]
@@ -124,14 +135,3 @@ def part_of(whole: Sequence[int], part: Sequence[int], shard: Shard) -> tuple[sl
             rows = slice(begin, begin + count)
         places.append(rows)
     return tuple(places)
-
-
-def parts_of_stack(
-    whole: Mapping[str, int], part: Mapping[str, int]
-) -> Iterator[tuple[slice, slice]]:
-    """For projections stacked by output: the rows of each in the whole stack, and in the part's."""
-    begin = begin_of_part = 0
-    for name, count in whole.items():
-        rows = slice(begin, begin + count)
-        yield rows, slice(begin_of_part, begin_of_part + part[name])
-        begin, begin_of_part = begin + count, begin_of_part + part[name]

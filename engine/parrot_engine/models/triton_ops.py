@@ -16,9 +16,12 @@ from torch import Tensor
 
 from parrot_engine.attention.launch import DeviceLimits, device_limits
 from parrot_engine.kernels import rowwise
+from parrot_engine.kernels.expert_routing import choose
+from parrot_engine.kernels.grouped_product import mixture
+from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
-from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
+from parrot_engine.models.ops import Affine, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
 
 #: The kernel for a product on a device, or None where torch's own is to be taken.
@@ -139,30 +142,53 @@ class TritonOps(Ops):
         )
         return Residual(total)
 
+    def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
+        logits = self._wide(x, router)
+        chosen = choose(logits, experts.top_k, normalize=experts.normalize)
+        num_experts, hidden_size, size = experts.down.shape
+        limits = _limits(x.device)
+        tuning = mixture_tuning(
+            Mixture(len(x), experts.top_k, num_experts, hidden_size, size, x.dtype),
+            limits.shared_memory,
+            copy_engine=limits.copy_engine,
+        )
+        residual = hidden if self._collective is None else None
+        mixed = mixture(x, experts.gate_up, experts.down, chosen, tuning, residual)
+        if self._collective is None:
+            return Residual(mixed)
+        if self._collective.sums_onto(hidden):
+            return Residual(hidden, mixed, is_share=True)
+        return Residual(hidden, self._collective.all_reduce(mixed))
+
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
-        fused: Norm | None = norm
-        tuning = self._tuning(hidden, head, norm=True)
-        if tuning is None:
-            hidden, fused = self.rms_norm(hidden, norm), None
-            tuning = self._tuning(hidden, head)
+        if self._tuning(hidden, head, norm=True) is None:
+            return self._wide(self.rms_norm(hidden, norm), head, out=out)
+        return self._wide(hidden, head, norm, out)
+
+    def _wide(
+        self, x: Tensor, linear: Affine, norm: Norm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """A product in float32; with the `norm` of x only where there is a kernel for it."""
+        tuning = self._tuning(x, linear, norm=norm is not None)
         if tuning is not None:
             if out is None:
-                shape = (len(hidden), len(head.weight))
-                out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+                shape = (len(x), len(linear.weight))
+                out = torch.empty(shape, dtype=torch.float32, device=x.device)
             return product(
-                hidden,
-                head.weight,
+                x,
+                linear.weight,
                 tuning,
-                norm=fused,
-                bias=head.bias,
+                norm=norm,
+                bias=linear.bias,
                 out=out,
-                arrivals=self._counts(hidden, head, tuning),
+                arrivals=self._counts(x, linear, tuning),
             )
-        if head.bias is None and hidden.is_cuda and hidden.dtype is not torch.float32:
+        assert norm is None
+        if linear.bias is None and x.is_cuda and x.dtype is not torch.float32:
             # In one pass, and not rounded to two bytes in between.
-            weight = head.weight.t()
+            weight = linear.weight.t()
             if out is None:
-                return torch.mm(hidden, weight, out_dtype=torch.float32)
-            return torch.mm(hidden, weight, out_dtype=torch.float32, out=out)
-        logits = F.linear(hidden, head.weight, head.bias)
-        return logits.float() if out is None else out.copy_(logits)
+                return torch.mm(x, weight, out_dtype=torch.float32)
+            return torch.mm(x, weight, out_dtype=torch.float32, out=out)
+        wide = F.linear(x, linear.weight, linear.bias)
+        return wide.float() if out is None else out.copy_(wide)

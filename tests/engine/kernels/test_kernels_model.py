@@ -23,7 +23,9 @@ def _runner(path: Path, kernels: str) -> ModelRunner:
     return load_runner(path, settings)
 
 
-@pytest.mark.parametrize("name", ["llama-biases-mha", "mistral-window", "qwen2-windows", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases-mha", "mistral-window", "qwen2-windows", "qwen3", "qwen3-moe", "olmoe"]
+)
 def test_greedy_tokens_and_logits(name: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / name, CONFIGS[name])
     generator = torch.Generator().manual_seed(0)

@@ -83,6 +83,7 @@ def test_a_checkpoint_keeps_its_own_weights_unless_told(tmp_path: Path) -> None:
 
 def test_shapes_of_known_models() -> None:
     layers = {"llama-3.1-8b": 32, "llama-3.1-70b": 80, "llama-7b": 32, "qwen2.5-0.5b": 24}
+    layers["qwen3-30b-a3b"] = 48
     assert shape_names() == sorted(layers)
     for name, count in layers.items():
         assert read_model_config(resolve_model(name, with_weights=False)).num_layers == count

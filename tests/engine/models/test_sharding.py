@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from checkpoints import CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.batch import BatchRow, BlockCopy, StepBatch
 from parrot_engine.distributed.step_message import StepMessage, decode, encode
-from parrot_engine.exceptions import ShardError
-from parrot_engine.models.decoder import gather_logits
-from parrot_engine.models.sharding import Shard, part_of, parts_of_stack
+from parrot_engine.exceptions import SettingsError, ShardError
+from parrot_engine.models.decoder import Decoder, gather_logits
+from parrot_engine.models.families import family_of
+from parrot_engine.models.loader import draw_weights
+from parrot_engine.models.parts import TensorSpec, weight_parts
+from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 
 ints = st.integers(0, 2**31 - 1)
 rows = st.builds(
@@ -89,13 +95,34 @@ def test_what_is_fewer_than_ranks_is_held_by_several() -> None:
     assert places == [(slice(0, 16), slice(0, 5))] * 4 + [(slice(16, 32), slice(0, 5))] * 4
 
 
-def test_projections_of_a_stack_are_cut_one_by_one() -> None:
-    found = list(parts_of_stack({"q": 8, "k": 4, "v": 4}, {"q": 4, "k": 2, "v": 2}))
-    assert found == [
-        (slice(0, 8), slice(0, 4)),
-        (slice(8, 12), slice(4, 6)),
-        (slice(12, 16), slice(6, 8)),
-    ]
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral"])
+def test_drawn_weights_of_the_ranks_are_parts_of_those_of_one(name: str) -> None:
+    """Projections of a stack, q, k and v or gate and up of every expert, are cut one by one."""
+    architecture = type(CONFIGS[name]).__name__.replace("Config", "ForCausalLM")
+    raw = CONFIGS[name].to_dict() | {"architectures": [architecture]}
+    config = family_of(raw).read_config(raw)
+    spec = TensorSpec(torch.device("cpu"), torch.float32)
+    whole = Decoder(config, spec)
+    draw_weights(whole, seed=3)
+    origin = Decoder(config, spec._replace(device=torch.device("meta")))
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        collective = cast(Collective, SimpleNamespace(shard=shard))
+        part = Decoder(shard_config(config, shard), spec._replace(collective=collective))
+        draw_weights(part, 3, origin, shard)
+        for own, uncut in zip(weight_parts(part), weight_parts(whole), strict=True):
+            assert own.name == uncut.name
+            place = part_of(uncut.target.shape, own.target.shape, shard)
+            assert torch.equal(own.target, uncut.target[place]), own.name
+
+
+def test_a_mixture_is_divided_by_columns_of_its_experts() -> None:
+    raw = CONFIGS["olmoe"].to_dict() | {"architectures": ["OlmoeForCausalLM"]}
+    with pytest.raises(SettingsError, match="norms over all heads"):
+        shard_config(family_of(raw).read_config(raw), Shard(0, 2))
+    raw = CONFIGS["mixtral"].to_dict() | {"architectures": ["MixtralForCausalLM"]}
+    config = family_of(raw | {"intermediate_size": 42}).read_config(raw | {"intermediate_size": 42})
+    with pytest.raises(SettingsError, match=r"42 columns of an expert.* can take 1, 2"):
+        shard_config(config, Shard(0, 4))
 
 
 class TwoRanks:

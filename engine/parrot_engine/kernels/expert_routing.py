@@ -1,0 +1,171 @@
+"""Routing of a mixture of experts: which experts a token takes, and tokens sorted by expert.
+
+A *pair* is a token and one of its experts: pair p belongs to token `p // top_k`. Products of many
+pairs go by tiles of one expert's pairs each (`grouped_product`), padded to whole tiles. The tiles
+of an expert follow each other; the order of experts among the tiles is that in which programs
+arrive, so nothing but the place of a result in scratch memory depends on it. All sizes follow from
+the number of tokens: no value goes to the host.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Pairs that a program of `align` looks at in one go.
+_BLOCK = 1024
+_LARGE_BLOCK = 4096
+
+
+class Chosen(NamedTuple):
+    """The experts of each token."""
+
+    #: int32 `[num_tokens, top_k]`, by falling probability.
+    experts: Tensor
+    #: float32 `[num_tokens, top_k]`: factors on what the experts yield.
+    factors: Tensor
+    #: int32 `[1]`: 0, for `align` to count tiles in.
+    num_tiles: Tensor
+
+
+class Tiles(NamedTuple):
+    """Pairs in tiles of one expert each; int32."""
+
+    #: `[capacity x size]`: the pairs of each tile, -1 for padding.
+    pairs: Tensor
+    #: `[capacity]`: the expert of each tile.
+    experts: Tensor
+    #: `[1]`: how many tiles there are.
+    count: Tensor
+    #: Pairs of a tile.
+    size: int
+
+    @property
+    def capacity(self) -> int:
+        return len(self.experts)
+
+
+@triton.jit
+def choose_experts(
+    logits,
+    experts,
+    factors,
+    num_tiles,
+    NORMALIZE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_BLOCK: tl.constexpr,
+):
+    """One program a token: softmax over all experts, the `TOP_K` most probable ones.
+
+    Of equals the first. With `NORMALIZE` the factors of a token add up to 1. A token whose logits
+    are NaN gets factors of NaN, and experts that exist.
+    """
+    token = tl.program_id(0)
+    if token == 0:
+        tl.store(num_tiles, 0)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < EXPERTS
+    values = tl.load(logits + token.to(tl.int64) * EXPERTS + lanes, mask=inside, other=0.0)
+    values = tl.where(inside, values.to(tl.float32), float("-inf"))
+    weights = tl.exp(values - tl.max(values, 0))
+    total = tl.sum(weights, 0)
+    slots = tl.arange(0, TOP_K_BLOCK)
+    chosen = tl.zeros([TOP_K_BLOCK], tl.int32)
+    kept = tl.zeros([TOP_K_BLOCK], tl.float32)
+    left = tl.where(inside, weights, -1.0)
+    for slot in tl.static_range(TOP_K):
+        best = tl.max(left, 0)
+        expert = tl.min(tl.where(left == best, lanes, EXPERTS - 1), 0)
+        chosen = tl.where(slots == slot, expert, chosen)
+        kept = tl.where(slots == slot, best, kept)
+        left = tl.where(lanes == expert, -1.0, left)
+    # NOTE: what is not a number is dropped by `tl.max`, but not by a sum.
+    factor = kept + total * 0.0
+    factor /= tl.sum(tl.where(slots < TOP_K, kept, 0.0), 0) if NORMALIZE else total
+    tl.store(experts + token * TOP_K + slots, chosen, mask=slots < TOP_K)
+    tl.store(factors + token * TOP_K + slots, factor, mask=slots < TOP_K)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def align_pairs(
+    experts, pairs, tile_experts, num_tiles, num_pairs, TILE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program an expert: finds its pairs, takes as many tiles as they fill, and writes both."""
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    found = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        there = start + lanes < num_pairs
+        own = tl.load(experts + start + lanes, mask=there, other=-1) == expert
+        found += own.to(tl.int32)
+    count = tl.sum(found, 0)
+    if count > 0:
+        tiles = tl.cdiv(count, TILE)
+        first = tl.atomic_add(num_tiles, tiles, sem="relaxed")
+        target = pairs + first * TILE
+        before = 0
+        for start in range(0, num_pairs, BLOCK):
+            there = start + lanes < num_pairs
+            own = tl.load(experts + start + lanes, mask=there, other=-1) == expert
+            places = before + tl.cumsum(own.to(tl.int32), 0) - 1
+            tl.store(target + places, start + lanes, mask=own)
+            before += tl.sum(own.to(tl.int32), 0)
+        padding = count + tl.arange(0, TILE)
+        tl.store(target + padding, tl.full([TILE], -1, tl.int32), mask=padding < tiles * TILE)
+        for start in range(0, tiles, BLOCK):
+            index = start + lanes
+            tl.store(
+                tile_experts + first + index,
+                tl.zeros([BLOCK], tl.int32) + expert,
+                mask=index < tiles,
+            )
+
+
+def choose(logits: Tensor, top_k: int, *, normalize: bool) -> Chosen:
+    """The experts of each token for contiguous `logits` `[num_tokens, experts]`."""
+    assert logits.is_contiguous()
+    num_tokens, num_experts = logits.shape
+    experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
+    factors = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
+    num_tiles = torch.empty(1, dtype=torch.int32, device=logits.device)
+    choose_experts[(num_tokens,)](
+        logits,
+        experts,
+        factors,
+        num_tiles,
+        NORMALIZE=normalize,
+        EXPERTS=num_experts,
+        BLOCK=triton.next_power_of_2(num_experts),
+        TOP_K=top_k,
+        TOP_K_BLOCK=triton.next_power_of_2(top_k),
+        num_warps=1,
+    )
+    return Chosen(experts, factors, num_tiles)
+
+
+def align(chosen: Chosen, num_experts: int, size: int) -> Tiles:
+    """Tiles of `size` pairs; once for a `chosen`, whose count of tiles it raises."""
+    num_pairs = chosen.experts.numel()
+    # Of each expert that has any pairs the last tile may be a part of one.
+    capacity = num_pairs // size + min(num_experts, num_pairs)
+    device = chosen.experts.device
+    pairs = torch.empty(capacity * size, dtype=torch.int32, device=device)
+    experts = torch.empty(capacity, dtype=torch.int32, device=device)
+    block = _BLOCK if num_pairs <= _BLOCK else _LARGE_BLOCK
+    align_pairs[(num_experts,)](
+        chosen.experts,
+        pairs,
+        experts,
+        chosen.num_tiles,
+        num_pairs,
+        TILE=size,
+        BLOCK=block,
+        num_warps=4 if block == _BLOCK else 8,
+    )
+    return Tiles(pairs, experts, chosen.num_tiles, size)

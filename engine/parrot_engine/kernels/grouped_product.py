@@ -1,0 +1,353 @@
+"""Products of the tokens of a mixture of experts with the weights of their experts.
+
+Of few tokens each pair (a token and one of its experts, see `expert_routing`) is a product of its
+own: `vector_gate_up`, then `vector_down`, which adds up the token's experts and the residual. Of
+more tokens the pairs of an expert share the reading of its weights: `tile_product` multiplies
+tiles of them, once for gate and up and once for down, and `sum_experts` adds up.
+
+Sums are float32, in a fixed order; what a token gets depends on its own row, and on nothing but
+shapes otherwise. Weights are `[experts, out, in]`, gate above up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from parrot_engine.kernels.expert_routing import Chosen, Tiles, align
+from parrot_engine.kernels.grouped_tuning import MixtureTuning
+from parrot_engine.kernels.skinny_tuning import Tuning
+
+#: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
+_DOT_IN_FLOAT32 = triton.knobs.runtime.interpret
+_SUM_BLOCK = 1024
+
+
+@triton.jit
+def vector_gate_up(
+    x,
+    weight,
+    experts,
+    out,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of a pair: silu(gate) x up."""
+    pair = tl.program_id(0)
+    expert = tl.load(experts + pair).to(tl.int64)
+    rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    # Rows past the end read the last one again; they are not stored.
+    present = tl.minimum(rows, OUT - 1)
+    lanes = tl.arange(0, BLOCK_IN)
+    source = weight + expert * (2 * OUT * IN) + present[:, None] * IN + lanes[None, :]
+    values = x + (pair // TOP_K).to(tl.int64) * IN + lanes
+    gate = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
+    up = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        inside = start + lanes < IN
+        here = inside[None, :]
+        w = tl.load(source + start, mask=here, other=0.0, eviction_policy="evict_first")
+        v = tl.load(source + start + OUT * IN, mask=here, other=0.0, eviction_policy="evict_first")
+        value = tl.load(values + start, mask=inside, other=0.0).to(tl.float32)[None, :]
+        gate += w.to(tl.float32) * value
+        up += v.to(tl.float32) * value
+    opened = tl.sum(gate, 1)
+    total = opened / (1.0 + tl.exp(-opened)) * tl.sum(up, 1)
+    tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def vector_down(
+    x,
+    weight,
+    experts,
+    factors,
+    residual,
+    out,
+    HAS_RESIDUAL: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of a token: its experts' sum, and the residual."""
+    token = tl.program_id(0)
+    rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    lanes = tl.arange(0, BLOCK_IN)
+    source = weight + present[:, None] * IN + lanes[None, :]
+    total = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
+    STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
+    # One loop over experts and columns, so that fetching goes on from one expert to the next.
+    for step in tl.range(0, TOP_K * STEPS, num_stages=STAGES):
+        pair = token * TOP_K + step // STEPS
+        start = step % STEPS * BLOCK_IN
+        expert = tl.load(experts + pair).to(tl.int64)
+        factor = tl.load(factors + pair)
+        inside = start + lanes < IN
+        w = tl.load(
+            source + expert * (OUT * IN) + start,
+            mask=inside[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        value = tl.load(x + pair.to(tl.int64) * IN + start + lanes, mask=inside, other=0.0)
+        total += w.to(tl.float32) * (value.to(tl.float32) * factor)[None, :]
+    result = tl.sum(total, 1)
+    places = token.to(tl.int64) * OUT + rows
+    if HAS_RESIDUAL:
+        result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def tile_product(
+    x,
+    weight,
+    weight_tiles,
+    pairs,
+    tile_experts,
+    num_tiles,
+    factors,
+    out,
+    GATED: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    DOT_IN_FLOAT32: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of a tile of pairs; W is the large operand.
+
+    Pair p reads row `p // TOP_K` of x and writes row p of `out`: silu(gate) x up where `GATED`,
+    times its factor where it `HAS_FACTORS`. With `DESCRIPTORS` the copy engine fetches W.
+    """
+    tile = tl.program_id(1)
+    if tile >= tl.load(num_tiles):
+        return
+    expert = tl.load(tile_experts + tile)
+    pair = tl.load(pairs + tile * TILE + tl.arange(0, TILE))
+    wanted = pair >= 0
+    token = tl.where(wanted, pair, 0) // TOP_K
+    first = tl.program_id(0) * BLOCK_OUT
+    rows = first + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    lanes = tl.arange(0, BLOCK_IN)
+    HALVES: tl.constexpr = 2 if GATED else 1
+    source = weight + expert.to(tl.int64) * (HALVES * OUT * IN)
+    source = source + present[:, None] * IN + lanes[None, :]
+    values = x + token.to(tl.int64)[:, None] * IN + lanes[None, :]
+    total = tl.zeros([BLOCK_OUT, TILE], tl.float32)
+    up = tl.zeros([BLOCK_OUT, TILE], tl.float32)
+    top = expert * (HALVES * OUT) + first
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        inside = (start + lanes < IN)[None, :]
+        if DESCRIPTORS:
+            w = weight_tiles.load([top, start])
+            if GATED:
+                v = weight_tiles.load([top + OUT, start])
+        elif IN % BLOCK_IN == 0:
+            w = tl.load(source + start)
+            if GATED:
+                v = tl.load(source + start + OUT * IN)
+        else:
+            w = tl.load(source + start, mask=inside, other=0.0)
+            if GATED:
+                v = tl.load(source + start + OUT * IN, mask=inside, other=0.0)
+        # Padding is zero, and so is what lies behind the last column.
+        if IN % BLOCK_IN == 0:
+            value = tl.load(values + start, mask=wanted[:, None], other=0.0)
+        else:
+            value = tl.load(values + start, mask=wanted[:, None] & inside, other=0.0)
+        if DOT_IN_FLOAT32:
+            w = w.to(tl.float32)
+            value = value.to(tl.float32)
+        value = tl.trans(value)
+        total = tl.dot(w, value, total, input_precision="ieee")
+        if GATED:
+            up = tl.dot(v.to(w.dtype), value, up, input_precision="ieee")
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * up
+    if HAS_FACTORS:
+        total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
+    places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
+    stored = (rows < OUT)[:, None] & wanted[None, :]
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def sum_experts(
+    parts,
+    residual,
+    out,
+    HAS_RESIDUAL: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program `BLOCK` columns of a token: the rows of its pairs, and the residual."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(TOP_K):
+        row = (token * TOP_K + slot) * SIZE
+        total += tl.load(parts + row + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual + token * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * SIZE + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+def gate_up_vectors(x: Tensor, weight: Tensor, chosen: Chosen, tuning: Tuning) -> Tensor:
+    """silu(gate) x up of each pair, `[pairs, size]`, for `x` `[num_tokens, in]`."""
+    size, in_size, top_k = weight.shape[1] // 2, weight.shape[2], chosen.experts.shape[1]
+    num_pairs = chosen.experts.numel()
+    out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
+    vector_gate_up[(num_pairs, triton.cdiv(size, tuning.block_out))](
+        x,
+        weight,
+        chosen.experts,
+        out,
+        TOP_K=top_k,
+        IN=in_size,
+        OUT=size,
+        BLOCK_OUT=tuning.block_out,
+        BLOCK_IN=tuning.block_in,
+        STAGES=tuning.num_stages,
+        num_warps=tuning.num_warps,
+    )
+    return out
+
+
+def down_vectors(
+    x: Tensor, weight: Tensor, chosen: Chosen, tuning: Tuning, residual: Tensor | None
+) -> Tensor:
+    """Each token's sum over its experts of factor x W x, `[num_tokens, out]`, and the residual."""
+    num_tokens, top_k = chosen.experts.shape
+    _, size, in_size = weight.shape
+    out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
+    vector_down[(num_tokens, triton.cdiv(size, tuning.block_out))](
+        x,
+        weight,
+        chosen.experts,
+        chosen.factors,
+        x if residual is None else residual,
+        out,
+        HAS_RESIDUAL=residual is not None,
+        TOP_K=top_k,
+        IN=in_size,
+        OUT=size,
+        BLOCK_OUT=tuning.block_out,
+        BLOCK_IN=tuning.block_in,
+        STAGES=tuning.num_stages,
+        num_warps=tuning.num_warps,
+    )
+    return out
+
+
+def tiled(
+    x: Tensor,
+    weight: Tensor,
+    tiles: Tiles,
+    tuning: Tuning,
+    *,
+    num_pairs: int,
+    gated: bool = False,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """The product of each pair, `[num_pairs, out]`; `tiles` are of `tuning.tokens` pairs.
+
+    `x` has a row a token or a row a pair. With `gated` what is computed is silu(gate) x up;
+    `factors` are one a pair.
+    """
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    assert tiles.size == tuning.tokens
+    _, out_size, in_size = weight.shape
+    out_size //= 2 if gated else 1
+    out = torch.empty((num_pairs, out_size), dtype=x.dtype, device=x.device)
+    weight_tiles: Any = weight
+    if tuning.descriptors:
+        weight_tiles = TensorDescriptor.from_tensor(
+            weight.view(-1, in_size), [tuning.block_out, tuning.block_in]
+        )
+    # The outputs of a tile are neighbours: together they read the same rows of x.
+    tile_product[(triton.cdiv(out_size, tuning.block_out), tiles.capacity)](
+        x,
+        weight,
+        weight_tiles,
+        tiles.pairs,
+        tiles.experts,
+        tiles.count,
+        tiles.pairs if factors is None else factors,
+        out,
+        GATED=gated,
+        HAS_FACTORS=factors is not None,
+        TOP_K=num_pairs // len(x),
+        IN=in_size,
+        OUT=out_size,
+        TILE=tuning.tokens,
+        BLOCK_OUT=tuning.block_out,
+        BLOCK_IN=tuning.block_in,
+        STAGES=tuning.num_stages,
+        DESCRIPTORS=tuning.descriptors,
+        DOT_IN_FLOAT32=_DOT_IN_FLOAT32,
+        num_warps=tuning.num_warps,
+    )
+    return out
+
+
+def sum_pairs(parts: Tensor, num_tokens: int, residual: Tensor | None) -> Tensor:
+    """Each token's sum over its pairs, `[num_tokens, size]`, and the residual."""
+    size = parts.shape[1]
+    out = torch.empty((num_tokens, size), dtype=parts.dtype, device=parts.device)
+    block = min(_SUM_BLOCK, triton.next_power_of_2(size))
+    sum_experts[(num_tokens, triton.cdiv(size, block))](
+        parts,
+        parts if residual is None else residual,
+        out,
+        HAS_RESIDUAL=residual is not None,
+        TOP_K=len(parts) // num_tokens,
+        SIZE=size,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out
+
+
+def mixture(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Chosen,
+    tuning: MixtureTuning,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The sum of each token's experts, `[num_tokens, hidden_size]`, and the residual.
+
+    An expert is down(silu(gate(x)) * up(x)); `x` is contiguous, weights are `[experts, out, in]`.
+    """
+    if tuning.gate_up.kind == "vector":
+        inner = gate_up_vectors(x, gate_up, chosen, tuning.gate_up)
+        return down_vectors(inner, down, chosen, tuning.down, residual)
+    num_pairs = chosen.experts.numel()
+    tiles = align(chosen, len(gate_up), tuning.gate_up.tokens)
+    inner = tiled(x, gate_up, tiles, tuning.gate_up, num_pairs=num_pairs, gated=True)
+    parts = tiled(inner, down, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors)
+    return sum_pairs(parts, len(x), residual)

@@ -1,0 +1,85 @@
+"""The kernels and tiles of a mixture of experts, by its shape and the number of tokens.
+
+Does not import triton.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from parrot_engine.kernels.skinny_tuning import Tuning
+
+#: Most tokens whose pairs are multiplied one by one.
+MAX_VECTOR_TOKENS = 4
+#: Pairs of a tile.
+TILES = (16, 32, 64, 128)
+
+
+class Mixture(NamedTuple):
+    """The properties of a mixture of experts that the choice of kernels depends on."""
+
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    #: Of a token's row, and of an expert's inner row.
+    hidden_size: int
+    size: int
+    dtype: torch.dtype
+
+
+class MixtureTuning(NamedTuple):
+    """Options of the two products; `tokens` of a tile are pairs, the same for both."""
+
+    gate_up: Tuning
+    down: Tuning
+
+
+@cache
+def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -> MixtureTuning:
+    """The kernels for `mixture` where `shared_memory` bytes can be had.
+
+    A `copy_engine` (compute capability 9.0 and later) fetches the weights of tiles.
+    """
+    if mixture.num_tokens <= MAX_VECTOR_TOKENS:
+        return MixtureTuning(Tuning("vector", 1, 4, 1024, 4, 1), Tuning("vector", 1, 4, 256, 1, 2))
+    # Tiles as large as an expert's share on average: padding costs nothing that counts while
+    # weights are what is waited for, and few tiles read them less often.
+    pairs = mixture.num_tokens * mixture.top_k / mixture.num_experts
+    tile = next((size for size in TILES if pairs <= size), TILES[-1])
+    few = tile <= 32
+    gate_up = Tuning("tile", tile, 64, 128 if few else 64, 4 if tile <= 64 else 8, 4)
+    down = Tuning("tile", tile, 128, 128 if few else 64, 4 if few else 8, 3)
+    return MixtureTuning(
+        _fit(
+            gate_up, mixture.hidden_size, mixture, shared_memory, copy_engine=copy_engine, halves=2
+        ),
+        _fit(down, mixture.size, mixture, shared_memory, copy_engine=copy_engine, halves=1),
+    )
+
+
+def _fit(
+    tuning: Tuning,
+    in_size: int,
+    mixture: Mixture,
+    shared_memory: int,
+    *,
+    copy_engine: bool,
+    halves: int,
+) -> Tuning:
+    """The same with as many columns, and then as many stages, as fit a program's memory."""
+    itemsize = mixture.dtype.itemsize
+    if itemsize > 2:
+        # No matrix instructions of full precision: sums stay in registers.
+        tuning = tuning._replace(block_out=32, block_in=32, tokens=min(tuning.tokens, 32))
+    column = (tuning.block_out * halves + tuning.tokens) * itemsize
+    budget = shared_memory - 4096
+    block_in = tuning.block_in
+    while block_in > 32 and 2 * block_in * column > budget:
+        block_in //= 2
+    stages = max(1, min(tuning.num_stages, budget // (block_in * column)))
+    # The copy engine fetches rows of whole 16 bytes.
+    descriptors = copy_engine and itemsize == 2 and in_size * itemsize % 16 == 0
+    return tuning._replace(block_in=block_in, num_stages=stages, descriptors=descriptors)
