@@ -30,6 +30,8 @@ from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.engine.builtin_engine import BuiltinEngine
+from parrot_engine.loading.hub import resolve_model
+from parrot_engine.models.checkpoint import read_json
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.families import family_of
 from parrot_engine.models.parts import TensorSpec
@@ -71,6 +73,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    "qwen3-30b-a3b": read_json(resolve_model("qwen3-30b-a3b", with_weights=False) / "config.json"),
 }
 #: Steps of the engine that are timed, and those before, in which all rows decode already.
 STEPS, WARM_STEPS = 32, 16

@@ -1,0 +1,317 @@
+"""Mixtures of experts on a GPU: `python tools/engine_study.py experts`.
+
+Three parts, in bf16 with random weights and every expert as probable as another:
+
+- the kernels of one layer, each alone, and the share of the device's bandwidth that the two
+  products reach: bytes are those of the experts met, read once;
+- whole steps of the shape of Qwen3-30B-A3B up to the largest logit, replayed from a CUDA graph, and
+  the time of each kind of kernel in them; `bound` reads the weights of the experts met once;
+- with `--sweep` kernels and tiles for both products instead: the best of all tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.launch import device_limits
+from parrot_engine.bench.device import Bounds, Limits, Segment, measure_limits, time_s
+from parrot_engine.kernels import grouped_product, rowwise
+from parrot_engine.kernels.expert_routing import Chosen, Tiles, align, choose
+from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.models.ops import Affine
+from parrot_engine.models.triton_ops import TritonOps
+from torch import Tensor
+
+from engine_studies.harness import emit
+from engine_studies.kernels import decode_load, prefill_load
+from engine_studies.steps import dummy_runner, time_device
+
+#: Experts of a token, experts, row and inner row.
+SHAPES = {
+    "qwen3-30b-a3b": (8, 128, 2048, 768),
+    "olmoe": (8, 64, 2048, 1024),
+    "mixtral": (2, 8, 4096, 14_336),
+}
+_TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 8192)
+#: Routings that are timed in turn, so that what one has read is not there for the next.
+_ROUTINGS = 8
+_BLOCK_SIZE = 64
+
+
+class Layer(NamedTuple):
+    """A mixture's weights and some inputs for them."""
+
+    mixture: Mixture
+    x: Tensor
+    inner: Tensor
+    parts: Tensor
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    logits: list[Tensor]
+
+    @property
+    def num_pairs(self) -> int:
+        return self.mixture.num_tokens * self.mixture.top_k
+
+
+def draw_layer(mixture: Mixture, weights: tuple[Tensor, Tensor, Tensor]) -> Layer:
+    """Random inputs."""
+    tokens, pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", dtype=mixture.dtype)
+
+    logits = [torch.randn(tokens, mixture.num_experts, device="cuda") for _ in range(_ROUTINGS)]
+    return Layer(
+        mixture,
+        normal(tokens, mixture.hidden_size),
+        normal(pairs, mixture.size),
+        normal(pairs, mixture.hidden_size),
+        *weights,
+        logits,
+    )
+
+
+def draw_weights(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Router, gate and up, down."""
+    _, experts, hidden, size = shape
+    sizes = ((experts, hidden), (experts, 2 * size, hidden), (experts, hidden, size))
+    router, gate_up, down = (
+        torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_(std=0.02) for size in sizes
+    )
+    return router, gate_up, down
+
+
+def in_turn(work: Callable[[int], Any]) -> float:
+    """Seconds of `work` of a routing."""
+
+    def all_of_them() -> None:
+        for index in range(_ROUTINGS):
+            work(index)
+
+    seconds: float = time_s(all_of_them, repeats=10)
+    return seconds / _ROUTINGS
+
+
+def route(layer: Layer) -> list[Chosen]:
+    """The experts of all routings."""
+    return [choose(logits, layer.mixture.top_k, normalize=True) for logits in layer.logits]
+
+
+def products(
+    layer: Layer, chosen: list[Chosen], tiles: list[Tiles] | None
+) -> tuple[Callable[[Tuning, int], Tensor], Callable[[Tuning, int], Tensor]]:
+    """Both products by tuning and routing: over vectors, or over `tiles`."""
+    count = layer.num_pairs
+
+    def gate_up(tuning: Tuning, index: int) -> Tensor:
+        if tiles is None:
+            return grouped_product.gate_up_vectors(layer.x, layer.gate_up, chosen[index], tuning)
+        return grouped_product.tiled(
+            layer.x, layer.gate_up, tiles[index], tuning, num_pairs=count, gated=True
+        )
+
+    def down(tuning: Tuning, index: int) -> Tensor:
+        if tiles is None:
+            return grouped_product.down_vectors(
+                layer.inner, layer.down, chosen[index], tuning, layer.x
+            )
+        factors = chosen[index].factors
+        return grouped_product.tiled(
+            layer.inner, layer.down, tiles[index], tuning, num_pairs=count, factors=factors
+        )
+
+    return gate_up, down
+
+
+def bytes_met(layer: Layer, chosen: list[Chosen]) -> float:
+    """Bytes of gate and up of the experts met, on average; those of down are half as many."""
+    met = sum(len(one.experts.unique()) for one in chosen) / len(chosen)
+    return met * layer.gate_up[0].nbytes
+
+
+def measure_layer(layer: Layer) -> None:
+    """A line of JSON: microseconds of each kernel."""
+    mixture = layer.mixture
+    limits = device_limits(torch.device("cuda"))
+    tuning = mixture_tuning(mixture, limits.shared_memory, copy_engine=limits.copy_engine)
+    chosen, tiles = route(layer), None
+    ops, norm = TritonOps(), layer.x[0].clone()
+    router = Affine(layer.router)
+    times = {
+        "norm": in_turn(lambda _: rowwise.add_rms_norm(layer.x, layer.x, norm, 1e-6)),
+        "router": in_turn(lambda _: ops._wide(layer.x, router)),
+        "choose": in_turn(lambda i: choose(layer.logits[i], mixture.top_k, normalize=True)),
+    }
+    if tuning.gate_up.kind == "tile":
+        tiles = [align(one, mixture.num_experts, tuning.gate_up.tokens) for one in chosen]
+
+        def aligned(index: int) -> None:
+            chosen[index].num_tiles.zero_()
+            align(chosen[index], mixture.num_experts, tuning.gate_up.tokens)
+
+        times["zero and align"] = in_turn(aligned)
+        times["sum"] = in_turn(
+            lambda _: grouped_product.sum_pairs(layer.parts, mixture.num_tokens, layer.x)
+        )
+    gate_up, down = products(layer, chosen, tiles)
+    times["gate_up"] = in_turn(lambda index: gate_up(tuning.gate_up, index))
+    times["down"] = in_turn(lambda index: down(tuning.down, index))
+    moved = bytes_met(layer, chosen)
+    entry: dict[str, Any] = {name: round(1e6 * seconds, 2) for name, seconds in times.items()}
+    for name, amount in (("gate_up", moved), ("down", moved / 2)):
+        entry[f"{name}_tb_per_s"] = round(amount / times[name] / 1e12, 2)
+    emit({"tokens": mixture.num_tokens, "tile": tuning.gate_up.tokens, **entry})
+
+
+def vector_candidates() -> Iterator[Tuning]:
+    """Kernels of single pairs."""
+    for block_out, (warps, columns), stages in itertools.product(
+        (1, 2, 4, 8), ((1, 256), (2, 512), (4, 1024), (8, 2048)), (1, 3)
+    ):
+        if block_out * columns // warps <= 1024:
+            yield Tuning("vector", 1, block_out, columns, warps, stages)
+
+
+def tile_candidates(tile: int, halves: int, shared_memory: int) -> Iterator[Tuning]:
+    """Tiles of `tile` pairs that fit into a multiprocessor, with few programs and with several."""
+    wide = (64, 128) if halves == 2 or tile > 16 else (64, 128, 256)
+    columns = (64, 128, 256) if tile <= 32 else (64, 128)
+    for block_out, block_in, warps in itertools.product(wide, columns, (4, 8)):
+        if warps == 8 and block_out == 64 and tile < 64:
+            continue
+        stage = (block_out * halves + tile) * block_in * 2
+        most = (shared_memory - 4096) // stage
+        for stages in sorted({most, most // 2, 3, 4}):
+            if 2 <= stages <= min(most, 8):
+                yield Tuning("tile", tile, block_out, block_in, warps, stages, descriptors=True)
+
+
+def sweep(layer: Layer, name: str) -> None:
+    """A line of JSON for the best of each product, the next ones behind it."""
+    mixture = layer.mixture
+    chosen = route(layer)
+    moved = bytes_met(layer, chosen)
+    shared_memory = device_limits(torch.device("cuda")).shared_memory
+    average = mixture.num_tokens * mixture.top_k / mixture.num_experts
+    sizes = [size for size in (16, 32, 64, 128) if average / 2 <= size < 4 * average + 16]
+    kinds: list[int | None] = [*([None] if mixture.num_tokens <= 8 else []), *sizes[:2]]
+    for kind in kinds:
+        tiles = None
+        if kind is not None:
+            tiles = [align(one, mixture.num_experts, kind) for one in chosen]
+        for product, amount in zip(products(layer, chosen, tiles), (moved, moved / 2), strict=True):
+            halves = 2 if product.__name__ == "gate_up" else 1
+            found = []
+            for tuning in (
+                vector_candidates()
+                if kind is None
+                else tile_candidates(kind, halves, shared_memory)
+            ):
+                try:
+                    seconds = in_turn(lambda index, p=product, t=tuning: p(t, index))  # type: ignore[misc]
+                except Exception as error:  # a tile that does not compile
+                    emit({"failed": str(tuning), "error": str(error)[:200]})
+                    continue
+                found.append((seconds, tuning))
+            found.sort(key=lambda one: one[0])
+            emit(
+                {
+                    "shape": name,
+                    "tokens": mixture.num_tokens,
+                    "tile": kind or 1,
+                    "product": product.__name__,
+                    "us": round(1e6 * found[0][0], 2),
+                    "tb_per_s": round(amount / found[0][0] / 1e12, 2),
+                    "best": [
+                        [round(1e6 * seconds, 2), *tuning[2:6]] for seconds, tuning in found[:6]
+                    ],
+                }
+            )
+        for one in chosen:
+            one.num_tiles.zero_()
+
+
+def measure_steps(limits: Limits, batches: list[int]) -> None:
+    """A line of JSON for each step, with the experts that its mixtures met."""
+    runner = dummy_runner(_BLOCK_SIZE, 4096, shape="qwen3-30b-a3b")
+    config = runner._model.config
+    assert config.experts is not None
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, _BLOCK_SIZE)
+    bounds = Bounds(config, torch.bfloat16, limits)
+    for batch in batches:
+        load = decode_load(batch, 576, shape)
+        generator = torch.Generator().manual_seed(batch)
+        ids = torch.randint(config.vocab_size, (batch,), generator=generator).tolist()
+        rows = [row._replace(token_ids=[token]) for row, token in zip(load.rows, ids, strict=True)]
+        seconds = time_device(runner, rows)
+        bound = bounds.step_s(batch, batch * 576, batch * 576)
+        emit(
+            {
+                "step": batch,
+                "ms": round(1000 * seconds, 3),
+                "bound_ms": round(1000 * bound, 3),
+                "of_bound": round(bound / seconds, 3),
+                "experts_if_even": round(bounds.experts_met(batch), 1),
+                "kernels_us": _by_kernel(lambda r=rows: time_device(runner, r)),  # type: ignore[misc]
+            }
+        )
+    load = prefill_load(8192, 0, shape)
+    ids = torch.randint(config.vocab_size, (8192,)).tolist()
+    rows = [load.rows[0]._replace(token_ids=ids)]
+    seconds, bound = time_device(runner, rows), bounds.prefill_s([Segment(0, 8192)], 1)
+    entry = {"prefill": 8192, "ms": round(1000 * seconds, 2), "bound_ms": round(1000 * bound, 2)}
+    emit(entry | {"kernels_us": _by_kernel(lambda: time_device(runner, rows))})
+
+
+def _by_kernel(work: Callable[[], Any], limit: int = 16) -> dict[str, list[float]]:
+    """By name: calls and microseconds of all of them in one replay of the step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+    events = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    by_name: dict[str, tuple[int, float]] = {}
+    for event in events:
+        calls, total = by_name.get(event.name, (0, 0.0))
+        by_name[event.name] = (calls + 1, total + event.device_time)
+    # Steps in the graph and before it are alike: the head is computed once a step.
+    steps = max(1, min(calls for calls, _ in by_name.values() if calls >= 20))
+    rows = sorted(by_name.items(), key=lambda one: -one[1][1])[:limit]
+    return {
+        name[:48]: [round(calls / steps, 1), round(total / steps, 1)]
+        for name, (calls, total) in rows
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
+    parser.add_argument("--shapes", nargs="*", choices=sorted(SHAPES), default=["qwen3-30b-a3b"])
+    parser.add_argument("--tokens", type=int, nargs="*", default=list(_TOKENS))
+    parser.add_argument("--sweep", action="store_true", help="kernels and tiles, nothing else")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
+
+
+@torch.inference_mode()
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
+    limits = measure_limits()
+    torch.cuda.empty_cache()
+    emit(limits._asdict())
+    for name in options.shapes:
+        weights = draw_weights(SHAPES[name])
+        for tokens in options.tokens:
+            layer = draw_layer(Mixture(tokens, *SHAPES[name], torch.bfloat16), weights)
+            if options.sweep:
+                sweep(layer, name)
+            else:
+                measure_layer(layer)
+        del weights, layer
+        torch.cuda.empty_cache()
+    if not options.sweep and options.batches:
+        measure_steps(limits, options.batches)
