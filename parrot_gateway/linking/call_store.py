@@ -128,6 +128,12 @@ class StoredCall:
         return call is self
 
 
+def by_age(call: StoredCall, now: float) -> float:
+    """Of calls whose answers came at about the same time the first counts, else the last."""
+    age = now - (call.ended or now)
+    return age if age < 2.0 else -age
+
+
 def message_key(message: Message) -> int:
     """Hash of a message as conversations repeat it."""
     calls = tuple(_call_key(call) for call in message.tool_calls)

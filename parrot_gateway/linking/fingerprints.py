@@ -35,6 +35,10 @@ _NO_HASHES = np.zeros(0, np.uint32)
 _FIRST = np.zeros(1, np.int64)
 #: Windows that are looked at together.
 _BLOCK = 1 << 14
+#: A hash above its place in 64 bits, so that the least of a window tells both.
+_PLACES = np.arange(_BLOCK + WINDOW, dtype=np.uint64)
+_PLACE_BITS = np.uint64(32)
+_PLACE_MASK = np.uint64(2**32 - 1)
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
@@ -151,21 +155,18 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     """The smallest of each `WINDOW` hashes, the first of equal ones, and their places; [m] each."""
     if not len(hashes):
         return _NO_HASHES, _NO_POSITIONS
-    least, step = hashes, 1
+    least, step = hashes.astype(np.uint64), 1
+    least <<= _PLACE_BITS
+    least |= _PLACES[: len(least)]
     while step < WINDOW and len(least) > step:
         least = np.minimum(least[:-step], least[step:])
         step *= 2
-    size = len(hashes) - len(least) + 1
+    found = (least >> _PLACE_BITS).astype(np.uint32)
     # Windows whose least hash is another one than before: it has come in, or an older one has left.
-    changed = np.flatnonzero(least[1:] != least[:-1])
+    changed = np.flatnonzero(found[1:] != found[:-1])
     changed += 1
     windows = np.concatenate((_FIRST, changed))
-    found = least[windows]
-    places = windows + (size - 1)
-    older = np.flatnonzero(hashes[places] != found)
-    older_windows = windows[older]
-    places[older] = older_windows + hashes[older_windows[:, None] + np.arange(size)].argmin(1)
-    return found, places
+    return found.take(windows), (least.take(windows) & _PLACE_MASK).view(np.int64)
 
 
 def distinct(hashes: Hashes) -> Hashes:
@@ -219,7 +220,8 @@ class FingerprintIndex:
         max_entries: a power of two; 8 bytes each. The table starts small and doubles up to it.
     """
 
-    _SLOTS = 8
+    _SLOT_BITS = 3
+    _SLOTS = 1 << _SLOT_BITS
 
     def __init__(self, max_entries: int = 1 << 21) -> None:
         self._max_bits = max(0, (max_entries // self._SLOTS).bit_length() - 1)
@@ -269,9 +271,13 @@ class FingerprintIndex:
     def find(self, hashes: Hashes) -> tuple[Positions, Hashes]:
         """Pairs of (index into `hashes`, owner)."""
         buckets = self._buckets(hashes)
-        places = np.flatnonzero(self._tags[buckets] == hashes[:, None])
-        rows = places // self._SLOTS
-        owners = self._owners[buckets[rows], places % self._SLOTS]
+        places = np.flatnonzero(self._tags.take(buckets, 0) == hashes[:, None])
+        rows = places >> self._SLOT_BITS
+        owners = self._owners.ravel().take(
+            (buckets.take(rows) << self._SLOT_BITS) + (places & (self._SLOTS - 1))
+        )
+        if owners.all():
+            return rows, owners
         is_used = owners != 0
         return rows[is_used], owners[is_used]
 

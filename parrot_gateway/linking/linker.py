@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
+from parrot_gateway.linking.candidates import Reader, new_text
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
 from parrot_gateway.linking.fingerprints import (
     RUN,
@@ -25,7 +26,7 @@ from parrot_gateway.linking.fingerprints import (
 )
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
 from parrot_gateway.linking.parents import MAX_SKETCH, MAX_TAIL, MIN_TAIL, Parent, find_parent
-from parrot_gateway.linking.passages import COMMON, Producer, Reader, find_producers, new_text
+from parrot_gateway.linking.passages import COMMON, Producer, find_producers
 from parrot_gateway.linking.prompt import Prompt
 
 

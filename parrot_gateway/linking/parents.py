@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import CallStore, StoredCall, Tail
+from parrot_gateway.linking.call_store import CallStore, StoredCall, Tail, by_age
 from parrot_gateway.linking.conversation import Message
 from parrot_gateway.linking.fingerprints import RUN, Positions, distinct
 from parrot_gateway.linking.links import Link, LinkedSession
-from parrot_gateway.linking.passages import by_age
 from parrot_gateway.linking.prompt import Prompt
 
 #: Answers of at least so many characters that only one call wrote identify it without context.

@@ -1,0 +1,264 @@
+"""Finds the outputs that a text of a prompt may come from: those that share fingerprints with it.
+
+A text shares some with many outputs, most of them by accident; few are worth comparing in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
+from parrot_gateway.linking.fingerprints import Hashes, NormalisedText, Positions
+from parrot_gateway.linking.links import LinkedSession
+from parrot_gateway.linking.prompt import Prompt
+
+#: Candidates that are compared, of one text.
+_MAX_CANDIDATES = 24
+#: Outputs that share a single fingerprint with a text are looked at when there are no more.
+_MAX_SINGLE = 48
+#: A text that is a whole answer is found by equality: its least length where several wrote it.
+WHOLE_EQUAL = 40
+_NUMBER_BITS = np.uint64(32)
+_ROW_MASK = np.uint64(2**32 - 1)
+
+
+class NewText(NamedTuple):
+    """A text of a prompt that its history does not explain.
+
+    Attributes:
+        message: its index in the prompt.
+        text: as it is there.
+        is_system: it is an instruction, which most calls of a program share.
+        first_seen: seconds, when any prompt of the tenant first held this very message; None if
+            this is the first.
+        whole: the outputs that are equal to it.
+    """
+
+    message: int
+    text: str
+    is_system: bool
+    normalised: NormalisedText
+    hashes: Hashes
+    positions: Positions
+    first_seen: float | None
+    whole: list[Output]
+
+    @property
+    def is_unmistakable(self) -> bool:
+        """One session alone has written it, and has not copied it."""
+        writers = {
+            output.call.session.current
+            for output in self.whole
+            if 2 * len(output.copied) < len(self.hashes)
+        }
+        return len(writers) == 1 and len(self.normalised.content) >= WHOLE_EQUAL
+
+
+def new_text(
+    prompt: Prompt, index: int, history: Hashes, first_seen: float | None, whole: list[Output]
+) -> NewText:
+    """A text less the passages that the history of its prompt holds."""
+    hashes, positions = prompt.fingerprints(index)
+    if len(history) and len(hashes):
+        is_new = ~contains(history, hashes)
+        hashes, positions = hashes[is_new], positions[is_new]
+    message, normalised = prompt.messages[index], prompt.normalised(index)
+    is_system = message.role == "system"
+    return NewText(index, message.text, is_system, normalised, hashes, positions, first_seen, whole)
+
+
+@dataclass(eq=False)
+class Reader:
+    """The call whose prompt is looked at.
+
+    Attributes:
+        parent: the call that it continues.
+        session: it belongs there by what is known so far; None for a call that stands alone.
+        peer: address of its client, as far as it is known.
+        found: sessions of the producers found so far.
+    """
+
+    parent: StoredCall | None
+    session: LinkedSession | None
+    now: float
+    horizon_s: float
+    peer: str = ""
+    found: set[LinkedSession] = field(default_factory=set)
+
+    def is_home(self, call: StoredCall) -> bool:
+        """Whether a call is of the reader's session."""
+        session = call.session.current
+        return session in self.found or (
+            self.session is not None and session is self.session.current
+        )
+
+    @property
+    def is_established(self) -> bool:
+        """The reader's session has several calls."""
+        return self.session is not None and self.session.current.calls > 1
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """An output that a text may come from.
+
+    Attributes:
+        is_whole: the output is equal to the text.
+        rows: of the text's fingerprints those that it shares, ascending.
+        own: those of these rows that are not common and that no other session has written.
+    """
+
+    output: Output
+    is_whole: bool
+    rows: list[int]
+    own: list[int]
+
+
+class _Pairs:
+    """Which outputs share which fingerprints: pairs in order of output and row.
+
+    Args:
+        rows: of the text, [n].
+        owners: numbers of outputs, [n].
+
+    Attributes:
+        numbers: each owner once, ascending, [m].
+        bounds: where each owner's pairs begin, and where the last one's end, [m + 1].
+    """
+
+    __slots__ = ("bounds", "numbers", "owners", "rows")
+
+    def __init__(self, rows: Positions, owners: Hashes) -> None:
+        self.rows = rows
+        self.owners = owners
+        changes = np.flatnonzero(owners[1:] != owners[:-1])
+        changes += 1
+        self.bounds = np.concatenate(([0], changes, [len(owners)]))
+        self.numbers = owners.take(self.bounds[:-1])
+
+    @property
+    def counts(self) -> Positions:
+        """How many pairs each owner has; [m]."""
+        counts: Positions = self.bounds[1:] - self.bounds[:-1]
+        return counts
+
+    def slice_of(self, group: int) -> slice:
+        """The pairs of `numbers[group]`."""
+        return slice(int(self.bounds[group]), int(self.bounds[group + 1]))
+
+
+def find_candidates(
+    store: CallStore, text: NewText, is_common: np.ndarray, reader: Reader
+) -> list[Candidate]:
+    """The outputs that a text can come from: all that are equal to it, and of the others those
+    that share most, newest first.
+
+    Args:
+        is_common: which of its fingerprints are nobody's, [n] bool.
+    """
+    whole = [output for output in text.whole if _is_possible(output, text, reader)]
+    pairs = _possible_pairs(store, text, whole, reader)
+    if pairs is None:
+        return [Candidate(output, True, [], []) for output in whole]
+    groups = _largest(store, pairs, whole)
+    is_own = _own(store, pairs, [group for group in groups.values() if group >= 0], is_common)
+    candidates: list[Candidate] = []
+    for output, group in groups.items():
+        part = pairs.slice_of(group) if group >= 0 else slice(0)
+        rows = pairs.rows[part]
+        own = rows[is_own[part]].tolist()
+        candidates.append(Candidate(output, len(candidates) < len(whole), rows.tolist(), own))
+    return candidates
+
+
+def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
+    """Whether a text can come from an output that is equal to it: prompts may not have held it
+    before, unless it is long or of the reader's session."""
+    call = output.call
+    if call.ended is None or reader.now - call.ended > reader.horizon_s:
+        return False
+    if text.first_seen is None or text.first_seen >= call.ended:
+        return True
+    return reader.is_home(call) or len(text.normalised.content) >= WHOLE_EQUAL
+
+
+def _possible_pairs(
+    store: CallStore, text: NewText, whole: list[Output], reader: Reader
+) -> _Pairs | None:
+    """The pairs of outputs that the text can come from; None for none.
+
+    Of a text that resembles many outputs in one place each, only the rows of those that it
+    resembles in several, or that have few.
+    """
+    rows, owners = store.index.find(text.hashes)
+    if not len(rows):
+        return None
+    ordered = np.sort((owners.astype(np.uint64) << _NUMBER_BITS) | rows.view(np.uint64))
+    owners = (ordered >> _NUMBER_BITS).astype(np.uint32)
+    rows = (ordered & _ROW_MASK).view(np.int64)
+    first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
+    is_kept = (owners >= first) & (owners < end)
+    if whole:
+        is_kept |= np.isin(owners, [each.number for each in whole])
+    if len(owners) > _MAX_SINGLE:
+        pairs = _Pairs(rows, owners)
+        counts = pairs.counts
+        is_telling = np.zeros(len(text.hashes), np.bool_)
+        is_telling[rows[np.repeat(counts > 1, counts) | store.are_short(owners)]] = True
+        is_kept &= is_telling[rows]
+    if not is_kept.all():
+        rows, owners = rows[is_kept], owners[is_kept]
+    return _Pairs(rows, owners) if len(rows) else None
+
+
+def _largest(store: CallStore, pairs: _Pairs, whole: list[Output]) -> dict[Output, int]:
+    """The outputs that are candidates, those that are equal first, and their places in
+    `pairs.numbers`; -1 where they share nothing."""
+    found: dict[Output, int] = {}
+    for output in whole:
+        place = int(np.searchsorted(pairs.numbers, output.number))
+        is_there = place < len(pairs.numbers) and pairs.numbers[place] == output.number
+        found[output] = place if is_there else -1
+    order = np.argsort((pairs.counts.astype(np.uint64) << _NUMBER_BITS) | pairs.numbers)
+    for group in order[::-1].tolist():
+        output = store.outputs.get(int(pairs.numbers[group]))
+        if output is not None and output not in found:
+            found[output] = group
+            if len(found) >= len(whole) + _MAX_CANDIDATES:
+                break
+    return found
+
+
+def _own(store: CallStore, pairs: _Pairs, groups: list[int], is_common: np.ndarray) -> np.ndarray:
+    """Which pairs of some owners are of rows that are not common and that no other session than
+    the owner's has written; [n] bool.
+
+    Args:
+        groups: places of those owners in `pairs.numbers`.
+    """
+    is_of_groups = np.zeros(len(pairs.numbers), np.bool_)
+    is_of_groups[groups] = True
+    counts = pairs.counts
+    is_looked_at = np.zeros(len(is_common), np.bool_)
+    is_looked_at[pairs.rows[np.repeat(is_of_groups, counts)]] = True
+    is_involved = np.logical_or.reduceat(is_looked_at[pairs.rows], pairs.bounds[:-1])
+    # A number for each session, 0 for outputs that are forgotten.
+    sessions: dict[LinkedSession, int] = {}
+    session_of_group = np.zeros(len(pairs.numbers), np.uint32)
+    involved = np.flatnonzero(is_involved)
+    session_of_group[involved] = [
+        0 if (output := store.outputs.get(number)) is None
+        else sessions.setdefault(output.call.session.current, len(sessions) + 1)
+        for number in pairs.numbers.take(involved).tolist()
+    ]  # fmt: skip
+    session = np.repeat(session_of_group, counts)
+    is_known = session > 0
+    # Of several sessions that wrote a row one stays, from which the others differ.
+    writer = np.zeros(len(is_common), np.uint32)
+    writer[pairs.rows[is_known]] = session[is_known]
+    is_shared = is_common.copy()
+    is_shared[pairs.rows[is_known & (writer.take(pairs.rows) != session)]] = True
+    return is_known & ~is_shared[pairs.rows]

@@ -1,0 +1,100 @@
+"""Stretches of bytes that a text and an output share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from parrot_gateway.linking.fingerprints import RUN, WINDOW
+
+#: Stretches that lie no farther apart, about as far in the text as in the answer, are one passage.
+_GAP = 160
+
+
+class Span(NamedTuple):
+    """A shared stretch, in normalised bytes: where it stands in the text and in the output."""
+
+    start: int
+    end: int
+    source_start: int
+
+
+def shared_spans(content: bytes, source: bytes, places: Iterable[int]) -> list[Span]:
+    """The stretches that a text and an output share, around runs that they probably share.
+
+    Args:
+        content: of the text, normalised.
+        source: of the output, normalised.
+        places: where those runs start in the text, ascending.
+    """
+    spans: list[Span] = []
+    end = 0
+    for place in places:
+        if place < end:
+            continue
+        found = source.find(content[place : place + RUN])
+        if found < 0:
+            continue
+        before = _common_suffix(content[end:place], source[:found])
+        after = _common_prefix(content[place:], source[found:])
+        start, end = place - before, place + after
+        spans.append(Span(start, end, found - before))
+    return spans
+
+
+def passages_of(spans: Iterable[Span]) -> list[list[Span]]:
+    """Stretches grouped where they follow each other, but for a few signs, in text and output."""
+    passages: list[list[Span]] = []
+    for span in spans:
+        if passages:
+            before = passages[-1][-1]
+            gap = span.start - before.end
+            gap_in_source = span.source_start - before.source_start - before.end + before.start
+            if (
+                gap <= _GAP
+                and 0 <= gap_in_source <= _GAP
+                and abs(gap - gap_in_source) <= WINDOW + max(gap, gap_in_source) // 4
+            ):
+                passages[-1].append(span)
+                continue
+        passages.append([span])
+    return passages
+
+
+def size_in_text(spans: Iterable[Span]) -> int:
+    """Normalised bytes of a text that stretches cover."""
+    return sum(span.end - span.start for span in spans)
+
+
+def size_in_source(spans: Sequence[Span]) -> int:
+    """Normalised bytes of an output that stretches show, each once."""
+    size = end = 0
+    for start, length in sorted((span.source_start, span.end - span.start) for span in spans):
+        size += max(0, start + length - max(start, end))
+        end = max(end, start + length)
+    return size
+
+
+def _common_prefix(first: bytes, second: bytes) -> int:
+    return _equal(min(len(first), len(second)), lambda n: first[:n] == second[:n])
+
+
+def _common_suffix(first: bytes, second: bytes) -> int:
+    size = min(len(first), len(second))
+    return _equal(size, lambda n: first[len(first) - n :] == second[len(second) - n :])
+
+
+def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
+    """The largest n up to `size` for which `is_equal(n)`, which holds up to some n."""
+    if is_equal(size):
+        return size
+    low, high = 0, min(size, 64)
+    while high < size and is_equal(high):
+        low, high = high, min(size, high * 4)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_equal(middle):
+            low = middle
+        else:
+            high = middle
+    return low
