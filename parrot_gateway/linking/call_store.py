@@ -7,9 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parrot_gateway.linking.conversation import Choice, Message, ToolCall, argument_texts
 from parrot_gateway.linking.fingerprints import (
@@ -33,8 +33,8 @@ _KEPT_MESSAGES = 12
 _MAX_ARGUMENTS = 16
 #: Characters of the shortest text that others can begin with; a power of two.
 MIN_BEGINNING = 32
-#: Known fingerprints up to which others are looked up in a table.
-_MAX_TABLED = 512
+#: Fingerprints up to which they are looked up as they come.
+_MAX_UNSORTED = 512
 #: Fingerprints of an output that has few, and outputs of which that is known; a power of two.
 _SHORT = 4
 _MAX_SHORT = 1 << 16
@@ -152,19 +152,6 @@ def states_of(keys: Iterable[int], seed: int = 0) -> list[int]:
     return states
 
 
-class Tail(NamedTuple):
-    """The end of a prompt, or of what is its own of it.
-
-    Attributes:
-        size: number of its fingerprints.
-        ending: its last normalised bytes.
-    """
-
-    call: StoredCall
-    size: int
-    ending: bytes
-
-
 class CallStore:
     """Calls, the oldest of which make room.
 
@@ -178,9 +165,6 @@ class CallStore:
         self.max_calls = max_calls
         self.max_text = max_text
         self.index = FingerprintIndex(max_fingerprints)
-        #: Ends of prompts by their fingerprints, and what they are by number.
-        self.tails = FingerprintIndex(max_fingerprints // 4)
-        self.tails_by_number: OrderedDict[int, Tail] = OrderedDict()
         self.calls: OrderedDict[int, StoredCall] = OrderedDict()
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
@@ -206,11 +190,11 @@ class CallStore:
         self.fingerprints = FingerprintCache()
         #: When the outputs were written, by their numbers, from the number of the first one on.
         self._times: list[float] = []
+        #: The numbers of the sessions that they belong to now, likewise; 0 where one is forgotten.
+        self._sessions = array("q")
         self._first_time = 1
         self._numbers = 0
         self._output_numbers = 0
-        self._tail_numbers = 0
-        self._tail_sizes = np.zeros(max_calls, np.uint8)
 
     def add(self, call: StoredCall) -> None:
         """Take a call whose request is known."""
@@ -327,24 +311,11 @@ class CallStore:
             lengths[len(text)] += 1
             self.file(call, self.texts, (state, len(text), hash(text[start:])))
 
-    def file_tail(self, call: StoredCall, hashes: Hashes, ending: bytes) -> None:
-        """Let a call be found by texts that hold the end of its prompt."""
-        self._tail_numbers += 1
-        hashes = distinct(hashes)
-        self.tails.add(hashes, self._tail_numbers)
-        self.tails_by_number[self._tail_numbers] = Tail(call, len(hashes), ending)
-        self._tail_sizes[self._tail_numbers % self.max_calls] = len(hashes)
-        while len(self.tails_by_number) > self.max_calls:
-            self.tails_by_number.popitem(last=False)
-
-    def tail_sizes(self, numbers: Hashes) -> np.ndarray:
-        """How many fingerprints the ends of prompts have; any number for forgotten ones."""
-        return self._tail_sizes[numbers % self.max_calls]
-
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""
         for start, state in reversed(self._boundaries(text, seed)):
-            for length in sorted(self._lengths.get(state, ()), reverse=True):
+            lengths = self._lengths.get(state)
+            for length in sorted(lengths, reverse=True) if lengths else ():
                 if length < len(text):
                     found = list(self.find(self.texts, (state, length, hash(text[start:length]))))
                     if found:
@@ -356,6 +327,22 @@ class CallStore:
         if self._last is None or self._last[0] is not text or self._last[1] != seed:
             self._last = text, seed, _boundaries(text, seed)
         return self._last[2]
+
+    def sessions_of(self, numbers: Hashes) -> NDArray[np.int64]:
+        """The numbers of the sessions that outputs belong to, 0 for forgotten ones; [n]."""
+        if not self._sessions:
+            return np.zeros(len(numbers), np.int64)
+        places = numbers.astype(np.int64)
+        places -= self._first_time
+        found = np.frombuffer(self._sessions, np.int64).take(places, mode="clip")
+        found[places < 0] = 0
+        return found
+
+    def merge(self, ended: LinkedSession, session: LinkedSession) -> None:
+        """Count the outputs of a session that has become part of another as that one's."""
+        if self._sessions:
+            numbers = np.frombuffer(self._sessions, np.int64)
+            numbers[numbers == ended.number] = session.number
 
     def numbers(self, since: float, until: float | None) -> tuple[int, int]:
         """The first number of an output that was written in a time, and the one after the last.
@@ -387,6 +374,7 @@ class CallStore:
         self.outputs[output.number] = output
         self._is_short[output.number % _MAX_SHORT] = len(hashes) <= _SHORT
         self._times.append(call.ended or 0.0)
+        self._sessions.append(call.session.current.number)
         self.text_size += len(text)
         self.file(call, self.wholes, key)
         self.index.add(hashes, output.number)
@@ -407,6 +395,7 @@ class CallStore:
         call.keys.clear()
         for output in call.outputs:
             self.outputs.pop(output.number, None)
+            self._sessions[output.number - self._first_time] = 0
             self.text_size -= len(output.text)
         for state, length in call.beginnings:
             lengths = self._lengths[state]
@@ -418,6 +407,7 @@ class CallStore:
         gone = next(iter(self.outputs), self._output_numbers + 1) - self._first_time
         if gone > len(self._times) // 2:
             del self._times[:gone]
+            del self._sessions[:gone]
             self._first_time += gone
         # The next call's chain would keep all its ancestors alive.
         call.parent = None
@@ -446,17 +436,17 @@ def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
     """Which of `hashes` are among `known`; [n] bool."""
-    if len(known) > _MAX_TABLED:
-        known = np.sort(known)
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_)
+    known = np.sort(known)
+    if len(hashes) <= _MAX_UNSORTED:
         places = np.searchsorted(known, hashes)
         return known.take(places, mode="clip") == hashes  # type: ignore[no-any-return]
-    bits = max(10, (len(known) * 256).bit_length())
-    shift = np.uint32(32 - bits)
-    table = np.zeros(1 << bits, np.bool_)
-    table[known >> shift] = True
-    found: np.ndarray = table[hashes >> shift]
-    # The table alone takes one of 256 others for a known one.
-    found[found] = np.isin(hashes[found], known)
+    # In order they are found several times as fast.
+    order = np.argsort(hashes)
+    ordered = hashes.take(order)
+    found = np.empty(len(hashes), np.bool_)
+    found[order] = known.take(np.searchsorted(known, ordered), mode="clip") == ordered
     return found
 
 

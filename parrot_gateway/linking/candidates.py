@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
-from parrot_gateway.linking.fingerprints import Hashes, NormalisedText, Positions
+from parrot_gateway.linking.fingerprints import Hashes, NormalisedText, Positions, runs
 from parrot_gateway.linking.links import LinkedSession
 from parrot_gateway.linking.prompt import Prompt
 
@@ -127,27 +127,17 @@ class _Pairs:
     Attributes:
         numbers: each owner once, ascending, [m].
         bounds: where each owner's pairs begin, and where the last one's end, [m + 1].
+        counts: of each owner's pairs, [m].
     """
 
-    __slots__ = ("bounds", "numbers", "owners", "rows")
+    __slots__ = ("bounds", "counts", "numbers", "owners", "rows")
 
     def __init__(self, rows: Positions, owners: Hashes) -> None:
         self.rows = rows
         self.owners = owners
-        changes = np.flatnonzero(owners[1:] != owners[:-1])
-        changes += 1
-        self.bounds = np.concatenate(([0], changes, [len(owners)]))
+        self.bounds = runs(owners)
+        self.counts: Positions = self.bounds[1:] - self.bounds[:-1]
         self.numbers = owners.take(self.bounds[:-1])
-
-    @property
-    def counts(self) -> Positions:
-        """How many pairs each owner has; [m]."""
-        counts: Positions = self.bounds[1:] - self.bounds[:-1]
-        return counts
-
-    def slice_of(self, group: int) -> slice:
-        """The pairs of `numbers[group]`."""
-        return slice(int(self.bounds[group]), int(self.bounds[group + 1]))
 
 
 def find_candidates(
@@ -164,10 +154,11 @@ def find_candidates(
     if pairs is None:
         return [Candidate(output, True, [], []) for output in whole]
     groups = _largest(store, pairs, whole)
-    is_own = _own(store, pairs, [group for group in groups.values() if group >= 0], is_common)
+    is_own = _own(store, pairs, is_common)
+    bounds = pairs.bounds.tolist()
     candidates: list[Candidate] = []
     for output, group in groups.items():
-        part = pairs.slice_of(group) if group >= 0 else slice(0)
+        part = slice(bounds[group], bounds[group + 1]) if group >= 0 else slice(0)
         rows = pairs.rows[part]
         own = rows[is_own[part]].tolist()
         candidates.append(Candidate(output, len(candidates) < len(whole), rows.tolist(), own))
@@ -204,11 +195,10 @@ def _possible_pairs(
     if whole:
         is_kept |= np.isin(owners, [each.number for each in whole])
     if len(owners) > _MAX_SINGLE:
-        pairs = _Pairs(rows, owners)
-        counts = pairs.counts
+        counts = _Pairs(rows, owners).counts
         is_telling = np.zeros(len(text.hashes), np.bool_)
         is_telling[rows[np.repeat(counts > 1, counts) | store.are_short(owners)]] = True
-        is_kept &= is_telling[rows]
+        is_kept &= is_telling.take(rows)
     if not is_kept.all():
         rows, owners = rows[is_kept], owners[is_kept]
     return _Pairs(rows, owners) if len(rows) else None
@@ -222,43 +212,26 @@ def _largest(store: CallStore, pairs: _Pairs, whole: list[Output]) -> dict[Outpu
         place = int(np.searchsorted(pairs.numbers, output.number))
         is_there = place < len(pairs.numbers) and pairs.numbers[place] == output.number
         found[output] = place if is_there else -1
-    order = np.argsort((pairs.counts.astype(np.uint64) << _NUMBER_BITS) | pairs.numbers)
-    for group in order[::-1].tolist():
-        output = store.outputs.get(int(pairs.numbers[group]))
-        if output is not None and output not in found:
-            found[output] = group
+    order = np.argsort((pairs.counts.astype(np.uint64) << _NUMBER_BITS) | pairs.numbers)[::-1]
+    for group, number in zip(order.tolist(), pairs.numbers.take(order).tolist(), strict=True):
+        other = store.outputs.get(number)
+        if other is not None and other not in found:
+            found[other] = group
             if len(found) >= len(whole) + _MAX_CANDIDATES:
                 break
     return found
 
 
-def _own(store: CallStore, pairs: _Pairs, groups: list[int], is_common: np.ndarray) -> np.ndarray:
-    """Which pairs of some owners are of rows that are not common and that no other session than
-    the owner's has written; [n] bool.
-
-    Args:
-        groups: places of those owners in `pairs.numbers`.
-    """
-    is_of_groups = np.zeros(len(pairs.numbers), np.bool_)
-    is_of_groups[groups] = True
-    counts = pairs.counts
-    is_looked_at = np.zeros(len(is_common), np.bool_)
-    is_looked_at[pairs.rows[np.repeat(is_of_groups, counts)]] = True
-    is_involved = np.logical_or.reduceat(is_looked_at[pairs.rows], pairs.bounds[:-1])
-    # A number for each session, 0 for outputs that are forgotten.
-    sessions: dict[LinkedSession, int] = {}
-    session_of_group = np.zeros(len(pairs.numbers), np.uint32)
-    involved = np.flatnonzero(is_involved)
-    session_of_group[involved] = [
-        0 if (output := store.outputs.get(number)) is None
-        else sessions.setdefault(output.call.session.current, len(sessions) + 1)
-        for number in pairs.numbers.take(involved).tolist()
-    ]  # fmt: skip
-    session = np.repeat(session_of_group, counts)
-    is_known = session > 0
+def _own(store: CallStore, pairs: _Pairs, is_common: np.ndarray) -> np.ndarray:
+    """Which pairs are of rows that are not common and that no other session than the owner's has
+    written; [n] bool."""
+    rows = pairs.rows
+    sessions = np.repeat(store.sessions_of(pairs.numbers), pairs.counts)
+    is_known = sessions > 0
     # Of several sessions that wrote a row one stays, from which the others differ.
-    writer = np.zeros(len(is_common), np.uint32)
-    writer[pairs.rows[is_known]] = session[is_known]
-    is_shared = is_common.copy()
-    is_shared[pairs.rows[is_known & (writer.take(pairs.rows) != session)]] = True
-    return is_known & ~is_shared[pairs.rows]
+    writers = np.zeros(len(is_common), np.int64)
+    writers[rows[is_known]] = sessions[is_known]
+    is_own = ~is_common
+    is_own[rows[is_known & (writers.take(rows) != sessions)]] = False
+    own: np.ndarray = is_known & is_own.take(rows)
+    return own

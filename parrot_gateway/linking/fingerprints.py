@@ -22,6 +22,8 @@ Positions = NDArray[np.int64]
 #: Normalised bytes of one hashed run, and runs of which one is kept; powers of two.
 RUN = 16
 WINDOW = 16
+#: A passage that stood in the prompts of this many calls is nobody's.
+COMMON = 3
 
 # Letters and digits stay, in lower case, and what is not ASCII.
 _LOWER = bytes(range(256)).lower()
@@ -169,6 +171,15 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     return found.take(windows), (least.take(windows) & _PLACE_MASK).view(np.int64)
 
 
+def runs(values: NDArray[np.uint32]) -> Positions:
+    """Where runs of equal values begin, and where the last one ends; [m + 1]."""
+    changes = np.flatnonzero(values[1:] != values[:-1])
+    bounds = np.empty(len(changes) + 2, np.int64)
+    bounds[0], bounds[-1] = 0, len(values)
+    np.add(changes, 1, out=bounds[1:-1])
+    return bounds
+
+
 def distinct(hashes: Hashes) -> Hashes:
     """Each of some fingerprints once, ascending; several times as fast as `np.unique`."""
     ordered = np.sort(hashes)
@@ -254,19 +265,21 @@ class FingerprintIndex:
             self._used = len(order)
 
     def _insert(self, hashes: Hashes, owners: Hashes) -> None:
-        if not len(hashes):
-            return
+        tags, all_owners = self._tags.ravel(), self._owners.ravel()
         buckets = self._buckets(hashes)
-        order = np.argsort(buckets, kind="stable")
-        ordered = buckets[order]
-        begins = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-        starts = np.flatnonzero(begins)
-        counts = np.diff(np.append(starts, len(ordered)))
-        ranks = np.arange(len(ordered)) - np.repeat(starts, counts)
-        slots = (self._next[ordered] + ranks) % self._SLOTS
-        self._tags[ordered, slots] = hashes[order]
-        self._owners[ordered, slots] = owners[order]
-        self._next[ordered[starts]] = (self._next[ordered[starts]] + counts) % self._SLOTS
+        while len(hashes):
+            slots = self._next.take(buckets)
+            places = (buckets << self._SLOT_BITS) + slots
+            # Of those with the same place the one that is written last stays: the first.
+            tags[places[::-1]] = hashes[::-1]
+            all_owners[places[::-1]] = owners[::-1]
+            slots += 1
+            slots &= self._SLOTS - 1
+            self._next[buckets] = slots
+            is_left = (tags.take(places) != hashes) | (all_owners.take(places) != owners)
+            if not is_left.any():
+                return
+            hashes, owners, buckets = hashes[is_left], owners[is_left], buckets[is_left]
 
     def find(self, hashes: Hashes) -> tuple[Positions, Hashes]:
         """Pairs of (index into `hashes`, owner)."""
@@ -307,7 +320,9 @@ class PassageCounts:
         """Count the passages of one call, each once."""
         places = hashes >> self._shift
         # Of a place that is named twice one counts.
-        self._counts[places] += self._counts[places] < 255
+        counts = self._counts.take(places)
+        counts += counts < 255
+        self._counts[places] = counts
         self._added += len(places)
         # Past this, passages of which each was seen once would count as common by collisions.
         if self._added > self._counts.size // 4:
@@ -316,5 +331,4 @@ class PassageCounts:
 
     def of(self, hashes: Hashes) -> Bytes:
         """Calls in which each passage stood, at least; [m]."""
-        counts: Bytes = self._counts[hashes >> self._shift]
-        return counts
+        return self._counts.take(hashes >> self._shift)

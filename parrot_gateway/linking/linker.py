@@ -16,18 +16,12 @@ import numpy as np
 from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
 from parrot_gateway.linking.candidates import Reader, new_text
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
-from parrot_gateway.linking.fingerprints import (
-    RUN,
-    Hashes,
-    PassageCounts,
-    distinct,
-    fingerprint,
-    normalise,
-)
+from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.parents import MAX_SKETCH, MAX_TAIL, MIN_TAIL, Parent, find_parent
-from parrot_gateway.linking.passages import COMMON, Producer, find_producers
+from parrot_gateway.linking.parents import Parent, find_parent
+from parrot_gateway.linking.passages import Producer, find_producers
 from parrot_gateway.linking.prompt import Prompt
+from parrot_gateway.linking.prompt_ends import PromptEnds
 
 
 class LinkerLimits(NamedTuple):
@@ -79,6 +73,7 @@ class TenantLinker:
         self._limits = limits
         self._mint_session_id = mint_session_id
         self._store = CallStore(limits.calls, limits.text, limits.fingerprints)
+        self._ends = PromptEnds(limits.calls, limits.fingerprints // 4)
         self._counts = PassageCounts()
         self._explicit: dict[str, LinkedSession] = {}
         #: When a message was first seen in any prompt, by its text.
@@ -105,7 +100,7 @@ class TenantLinker:
         if not conversation.previous and self._store.is_flooded(prompt.states[-1]):
             # One of hundreds of equal prompts that come from nowhere: nothing tells it apart.
             return self._take(call_id, prompt, now, peer, own, None, [], None)
-        parent = find_parent(self._store, prompt, conversation.previous, peer, now)
+        parent = find_parent(self._store, self._ends, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
         reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s, peer)
         links: list[Link] = []
@@ -135,10 +130,12 @@ class TenantLinker:
                 its answer alone.
         """
         is_flooded = passages is None
+        session, merged = self._join(own, links, now)
+        session.calls += 1
         call = StoredCall(
             self._store.next_number(),
             call_id,
-            LinkedSession("", now, False),
+            session,
             now,
             prompt.states[-1],
             kept_keys(prompt.keys),
@@ -156,13 +153,10 @@ class TenantLinker:
         elif prompt.messages and not is_flooded:
             self._store.file_text(call, prompt.messages[-1].text, prompt.text_seed)
             if prompt.last_answer < 0:
-                self._file_tail(call, prompt)
-        session_of_call, merged = self._join(own, links, now)
-        call.session = session_of_call
-        session_of_call.calls += 1
+                self._ends.file(call, prompt, self._counts)
         self._store.add(call)
         self._store.run(call, passages)
-        return LinkedCall(session_of_call, links, merged)
+        return LinkedCall(session, links, merged)
 
     def answer(self, call_id: str, answer: Answer, now: float) -> None:
         """Take the complete answer of a call; without effect for one that is not known."""
@@ -187,27 +181,10 @@ class TenantLinker:
     def size_bytes(self) -> int:
         """What its tables and texts take, about."""
         tables = self._store.index.size_bytes + self._counts.size_bytes
-        tables += self._store.tails.size_bytes
+        tables += self._ends.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
         kept += len(self._store.calls) * _CALL_BYTES
         return tables + self._store.text_size + kept
-
-    def _file_tail(self, call: StoredCall, prompt: Prompt) -> None:
-        """Let a call be found by texts that hold the end of its own and its answer behind it."""
-        index = len(prompt.messages) - 1
-        hashes, positions = prompt.fingerprints(index)
-        if len(hashes) < MIN_TAIL:
-            return
-        content = prompt.normalised(index).content
-        rare = self._counts.of(hashes) < COMMON
-        call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
-        call.sketch = _least(hashes)
-        self._store.file_tail(call, hashes[-MAX_TAIL:], content[-2 * RUN :].tobytes())
-        if not rare[-MIN_TAIL:].any() and np.count_nonzero(rare) >= MIN_TAIL:
-            # What all prompts of a program end with says nothing.
-            end = int(positions[rare][-1]) + RUN
-            ending = content[end - 2 * RUN : end].tobytes()
-            self._store.file_tail(call, hashes[rare][-MAX_TAIL:], ending)
 
     def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
         """The last messages, within the limit; the text of the first of them may be cut."""
@@ -299,6 +276,7 @@ class TenantLinker:
                 ended = session.current.merge(source.session)
                 if ended is not None:
                     merged.append(ended)
+                    self._store.merge(ended, ended.current)
         if session is None:
             session = LinkedSession(self._mint_session_id(), now, False)
         return session.current, merged
@@ -316,15 +294,6 @@ def _link(
     ):
         kind = "spawned"
     return Link(producer.output.call.id, kind, producer.confidence, producer.evidence)
-
-
-def _least(hashes: Hashes) -> Hashes:
-    """The least `MAX_SKETCH` of some fingerprints, each once, ascending."""
-    if len(hashes) > 4 * MAX_SKETCH:
-        found = distinct(np.partition(hashes, 2 * MAX_SKETCH)[: 2 * MAX_SKETCH])
-        if len(found) >= MAX_SKETCH:
-            return found[:MAX_SKETCH].copy()
-    return distinct(hashes)[:MAX_SKETCH].copy()
 
 
 def _joined(hashes: Iterable[Hashes]) -> Hashes:

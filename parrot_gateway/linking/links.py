@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Literal, NamedTuple, TypeAlias
 
 #: `continues`: the prompt goes on where another call's prompt and answer ended. `output`: a passage
@@ -46,6 +47,9 @@ def session_id_of(call: str) -> str:
     return "sess_" + call.rpartition("_")[2]
 
 
+_numbers = count(1)
+
+
 class LinkedSession:
     """A set of connected calls; sets that turn out to be one are merged.
 
@@ -53,14 +57,18 @@ class LinkedSession:
         id: under which clients know it.
         started: seconds.
         is_explicit: a client has named it.
+
+    Attributes:
+        number: from 1 upward, another one for each session.
     """
 
-    __slots__ = ("_merged_into", "calls", "id", "is_explicit", "started")
+    __slots__ = ("_merged_into", "calls", "id", "is_explicit", "number", "started")
 
     def __init__(self, id: str, started: float, is_explicit: bool) -> None:
         self.id = id
         self.started = started
         self.is_explicit = is_explicit
+        self.number = next(_numbers)
         #: Calls linked so far.
         self.calls = 0
         self._merged_into: LinkedSession | None = None

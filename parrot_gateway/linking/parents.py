@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import CallStore, StoredCall, Tail, by_age
+from parrot_gateway.linking.call_store import CallStore, StoredCall, by_age
 from parrot_gateway.linking.conversation import Message
-from parrot_gateway.linking.fingerprints import RUN, Positions, distinct
+from parrot_gateway.linking.fingerprints import RUN
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.prompt import Prompt
+from parrot_gateway.linking.prompt_ends import FoundEnd, PromptEnds
 
 #: Answers of at least so many characters that only one call wrote identify it without context.
 _LONG_ANSWER = 60
@@ -20,15 +21,7 @@ _LONG_ANSWER = 60
 _LONG_PROMPT = 200
 #: Characters of an answer that are looked for behind the prompt.
 _COMPARED = 48
-#: Fingerprints of the end of a prompt by which it is found: most, least, and how many of them have
-#: to be there. Normalised bytes behind it within which its answer begins.
-MAX_TAIL = 16
-MIN_TAIL = 3
-_MOST_OF_TAIL = 0.6
-_BEHIND = 512
-_MAX_PLACES = 8
-#: Fingerprints of a prompt by which it is compared with others, and the least share of them.
-MAX_SKETCH = 32
+#: The least share of some fingerprints of a prompt that another one holds too.
 _ALIKE = 0.25
 _MAX_ALIKE = 64
 #: Of what stands before the end of a prompt so much has to be from that prompt.
@@ -62,7 +55,7 @@ class Parent(NamedTuple):
 
 
 def find_parent(
-    store: CallStore, prompt: Prompt, previous: str, peer: str, now: float
+    store: CallStore, ends: PromptEnds, prompt: Prompt, previous: str, peer: str, now: float
 ) -> Parent | None:
     """The call that a prompt continues; None for a first one.
 
@@ -96,7 +89,7 @@ def find_parent(
     elif by_tool:
         return Parent(chooser.choose(by_tool), 0, 1.0 if len(by_tool) == 1 else 0.85, True)
     by_text = _by_text(store, prompt, prompt.text_seed, chooser)
-    by_tail = _by_tail(store, prompt, chooser) if last < 0 else None
+    by_tail = _by_tail(store, ends, prompt, chooser) if last < 0 else None
     # The newest part of a conversation tells more than its beginning.
     if by_tail is not None and (by_text is None or by_text.call.is_ancestor_of(by_tail.call)):
         by_text = by_tail
@@ -222,84 +215,39 @@ def _by_text(store: CallStore, prompt: Prompt, seed: int, chooser: _Chooser) -> 
     return Parent(chooser.choose(ended), depth, confidence, beginning=size)
 
 
-def _by_tail(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | None:
+def _by_tail(
+    store: CallStore, ends: PromptEnds, prompt: Prompt, chooser: _Chooser
+) -> Parent | None:
     """The call whose prompt's end, and its answer behind it, stand in the last message: an agent
     that keeps the newest part of its history in one message. What stands before has to come from
     that prompt, and to begin like it: one who reads a prompt's subject and its answer begins
     otherwise. Of one conversation the newest call counts."""
     index = len(prompt.messages) - 1
-    hashes, positions = prompt.fingerprints(index)
-    rows, owners = store.tails.find(hashes)
-    if not len(rows):
-        return None
-    numbers, counts = np.unique(owners, return_counts=True)
-    # Most prompts share some fingerprints with many ends, by accident.
-    are_most = counts >= _MOST_OF_TAIL * store.tail_sizes(numbers)
-    numbers = numbers[are_most]
-    if not len(numbers):
-        return None
-    normalised = prompt.normalised(index)
-    content = normalised.content.tobytes()
-    known = distinct(hashes)
-    found: list[tuple[float, int, StoredCall]] = []
-    for number in numbers[::-1].tolist():
-        tail = store.tails_by_number.get(number)
-        if tail is None:
-            continue
-        call = tail.call
-        if (
-            call.ended is not None
-            and call.sketch is not None
-            and (call.seed, call.head) == (prompt.text_seed, prompt.head)
-            and (end := _end_of(tail, content, positions[rows[owners == number]])) is not None
+    found: list[FoundEnd] = []
+    for each in ends.find(prompt):
+        hashes, positions = prompt.fingerprints(index)
+        before = hashes[: np.searchsorted(positions, each.end - 2 * RUN)]
+        theirs = store.fingerprints.known(each.call.text)
+        if each.share >= _ALIKE and (
+            theirs is None or np.isin(before, theirs).sum() >= _MOST_BEFORE * len(before)
         ):
-            places = np.minimum(np.searchsorted(known, call.sketch), len(known) - 1)
-            share = float((known[places] == call.sketch).mean())
-            before = hashes[: np.searchsorted(positions, end - 2 * RUN)]
-            theirs = store.fingerprints.known(call.text)
-            if share >= _ALIKE and (
-                theirs is None or np.isin(before, theirs).sum() >= _MOST_BEFORE * len(before)
-            ):
-                found.append((share, end, call))
-                if len(found) >= _MAX_ALIKE:
-                    break
-    newest: dict[int, tuple[float, int, StoredCall]] = {}
+            found.append(each)
+            if len(found) >= _MAX_ALIKE:
+                break
+    newest: dict[int, FoundEnd] = {}
     for each in found:
-        other = newest.get(each[2].root)
-        if other is None or other[2].number < each[2].number:
-            newest[each[2].root] = each
+        other = newest.get(each.call.root)
+        if other is None or other.call.number < each.call.number:
+            newest[each.call.root] = each
     if not newest:
         return None
-    most = max(share for share, _, _ in newest.values())
-    near = [each for each in newest.values() if each[0] >= most - _ALIKE_NEARLY]
-    last = max(end for _, end, _ in near)
-    best = [call for _, end, call in near if end >= last - RUN]
-    beginning = normalised.character_span(0, last)[1]
+    most = max(each.share for each in newest.values())
+    near = [each for each in newest.values() if each.share >= most - _ALIKE_NEARLY]
+    last = max(each.end for each in near)
+    best = [each.call for each in near if each.end >= last - RUN]
+    beginning = prompt.normalised(index).character_span(0, last)[1]
     confidence = 0.9 if len(best) == 1 else 0.8
     return Parent(chooser.choose(best), index, confidence, beginning=beginning)
-
-
-def _end_of(tail: Tail, content: bytes, shared: Positions) -> int | None:
-    """Where in a normalised text the prompt of a call ends, with its answer soon behind; None where
-    that is not there.
-
-    Args:
-        shared: places of the fingerprints that the text shares with the prompt's end, ascending.
-    """
-    said = tail.call.said
-    place = len(content)
-    for _ in range(_MAX_PLACES if said else 0):
-        place = content.rfind(said, 0, place)
-        if place < 0:
-            return None
-        end = content.rfind(tail.ending, max(0, place - _BEHIND), place)
-        if end >= 0:
-            end += len(tail.ending)
-            first, last = np.searchsorted(shared, (end - RUN * MAX_TAIL, end)).tolist()
-            if last - first >= _MOST_OF_TAIL * tail.size:
-                return end
-        place += len(said) - 1
-    return None
 
 
 def _is_in(answer: str, text: str) -> bool:

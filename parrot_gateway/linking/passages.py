@@ -22,7 +22,14 @@ from parrot_gateway.linking.candidates import (
     Reader,
     find_candidates,
 )
-from parrot_gateway.linking.fingerprints import RUN, WINDOW, Hashes, NormalisedText, PassageCounts
+from parrot_gateway.linking.fingerprints import (
+    COMMON,
+    RUN,
+    WINDOW,
+    Hashes,
+    NormalisedText,
+    PassageCounts,
+)
 from parrot_gateway.linking.links import Evidence
 from parrot_gateway.linking.overlap import (
     Span,
@@ -32,8 +39,6 @@ from parrot_gateway.linking.overlap import (
     size_in_text,
 )
 
-#: A passage that stood in the prompts of this many calls is nobody's.
-COMMON = 3
 #: Normalised bytes that a candidate must be credited with: within one session; to join a call to
 #: the session of another; the same when only a smaller part of the answer was used; to merge two
 #: sessions of several calls.
@@ -156,9 +161,11 @@ class _Matcher:
                 if not is_home:
                     # Less is asked of others of this session.
                     again = [each for each in rejected if reader.is_home(each.output.call)]
-                    candidates += again
                     rejected = [each for each in rejected if each not in again]
-                    order = ranked()
+                    candidates += again
+                # Most others have no more than what has been credited now.
+                candidates = [each for each in candidates if self._is_left(each)]
+                order = ranked() if not is_home else [c for c in order if c in candidates]
                 continue
             rejected.append(best)
             if best.is_whole:
@@ -193,6 +200,11 @@ class _Matcher:
             return longest, longest / size, candidate is best
 
         return max(near, key=closeness)
+
+    def _is_left(self, candidate: Candidate) -> bool:
+        """Whether it may explain what has not been credited."""
+        covered, positions = self._covered, self._positions
+        return candidate.is_whole or any(not covered[positions[row]] for row in candidate.rows)
 
     def _uncovered(self, rows: list[int]) -> list[int]:
         """Rows that stand in what has not been credited."""
