@@ -1,4 +1,7 @@
-"""Actions: the scheduler's decisions, which its caller carries out and answers with events."""
+"""Actions: the scheduler's decisions, which its caller carries out and answers with events.
+
+Values, not to be changed; see `events` for why they are not frozen.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ RejectCode: TypeAlias = Literal[
 Retention: TypeAlias = Literal["keep", "normal", "drop"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reasons:
     """Why a task went where it went, and when; for traces, pictures and tests."""
 
@@ -43,7 +46,7 @@ class Reasons:
     details: dict[str, float | int | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Place:
     """Run a task on an engine."""
 
@@ -55,7 +58,7 @@ class Place:
     reasons: Reasons
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Hold:
     """An application's tasks wait in the admission queue until there is room for them."""
 
@@ -65,7 +68,7 @@ class Hold:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Release:
     """A held application may run."""
 
@@ -73,7 +76,7 @@ class Release:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reject:
     """A submitted task will not be run; it is forgotten."""
 
@@ -82,7 +85,7 @@ class Reject:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Cancel:
     """Stop a placed task (a Fill ahead that is in the way); the caller reports its end."""
 
@@ -90,7 +93,7 @@ class Cancel:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Forget:
     """KV retained on an engine for an application is of no use any more: drop what is its own."""
 
@@ -98,7 +101,7 @@ class Forget:
     engine_id: EngineId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class WakeAt:
     """Send a `Tick` at this time, if nothing else happens before; replaces earlier ones."""
 

@@ -15,15 +15,16 @@ _FEW = 64
 class LazyHeap(Generic[Item]):
     """Items by key, the smallest first; equal keys in the order in which they were given.
 
-    Items are distinguished by hash and equality. What has left or changed stays in the heap until
-    it comes up, or until most of the heap is such.
+    Items are distinguished by hash and equality. What has left or changed stays in the heap, but
+    for its item, until it comes up, or until most of the heap is such.
     """
 
     __slots__ = ("_count", "_heap", "_live")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, Item]] = []
-        self._live: dict[Item, tuple[Any, int, Item]] = {}
+        # Entries are [key, count, item]; the item of one that is out of date is None.
+        self._heap: list[list[Any]] = []
+        self._live: dict[Item, list[Any]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -38,29 +39,35 @@ class LazyHeap(Generic[Item]):
 
     def push(self, item: Item, key: Any) -> None:
         """Add an item, or change its key."""
-        known = self._live.get(item)
-        if known is not None and known[0] == key:
-            return
+        live = self._live
+        known = live.get(item)
+        if known is not None:
+            if known[0] == key:
+                return
+            known[2] = None
         self._count += 1
-        node = (key, self._count, item)
-        self._live[item] = node
-        heapq.heappush(self._heap, node)
-        if len(self._heap) > 2 * len(self._live) + _FEW:
-            self._heap = list(self._live.values())
+        node = [key, self._count, item]
+        live[item] = node
+        heap = self._heap
+        heapq.heappush(heap, node)
+        if len(heap) > 2 * len(live) + _FEW:
+            self._heap = list(live.values())
             heapq.heapify(self._heap)
 
     def remove(self, item: Item) -> bool:
         """Whether it was there."""
-        return self._live.pop(item, None) is not None
+        known = self._live.pop(item, None)
+        if known is None:
+            return False
+        known[2] = None
+        return True
 
     def first(self) -> Item | None:
         """The item with the smallest key, which stays; None when there is none."""
         heap = self._heap
         while heap:
-            _, count, item = heap[0]
-            # NOTE: compared by number: a compiled build copies tuples, they have no identity.
-            live = self._live.get(item)
-            if live is not None and live[1] == count:
+            item: Item | None = heap[0][2]
+            if item is not None:
                 return item
             heapq.heappop(heap)
         return None

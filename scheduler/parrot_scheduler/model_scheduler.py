@@ -6,6 +6,7 @@ bounds, retention, admission, order and placement, in this order.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -125,32 +126,31 @@ class ModelScheduler:
 
     def submit(self, state: TaskState, now: float) -> None:
         self._now = now
-        task = state.task
+        task, pool = state.task, self.pool
         self.waiting.add(state)
         application = self.applications.register(task, now)
-        if task.bound_to is not None and not self.pool.takes_work(self.pool.row_of(task.bound_to)):
+        if task.bound_to is not None and not pool.takes_work(pool.row_of(task.bound_to)):
             self._reject(state, "engine_left", f"engine {task.bound_to} is not here")
             return
         if not self._check_size(state):
             return
-        if state.is_fill:
+        if task.max_tokens == 0:
             state.status = "queued"
             application.num_queued += 1
             self.fills[task.id] = state
             return
         held = self.admission_queue.held.get(application.id)
         if held is None:
-            runs = application.num_queued + application.num_placed > 0
             if (
-                (runs and application.admitted)
-                or not self.pool.num_accepting
-                or self.admission.may_enter(application, state, self.pool, now)
+                (application.admitted and application.num_queued + application.num_placed > 0)
+                or not pool.num_accepting
+                or self.admission.may_enter(application, state, pool, now)
             ):
                 application.admitted = True
                 self._enter(state, application)
                 return
             held = self.admission_queue.hold(application, state, "working set", now)
-            self._emit(Hold(application.id, self.pool.model, held.reason))
+            self._emit(Hold(application.id, pool.model, held.reason))
         state.status = "held"
         application.num_held += 1
         held.tasks[task.id] = state
@@ -159,7 +159,8 @@ class ModelScheduler:
         """A task may be placed from now on."""
         state.status = "queued"
         application.num_queued += 1
-        self.waiting.join_groups(state)
+        if state.groups:
+            self.waiting.join_groups(state)
         self.admission.entered(state, application, self.pool)
         self.order.push(state, application, self._now)
         if self._first_new is None or state.sequence < self._first_new:
@@ -200,22 +201,22 @@ class ModelScheduler:
 
     def finish(self, state: TaskState, now: float, *, succeeded: bool) -> None:
         self._now = now
-        task = state.task
+        task, pool, row = state.task, self.pool, state.engine_row
         if succeeded:
-            self.pool.computed(state)
+            pool.computed(state)
             if self.config.predict_lengths:
                 length = state.generated_tokens / max(1, task.num_sequences)
                 self.lengths.observe(task.tenant, task.template, length, task.max_tokens)
-        application = self._application_of(state)
-        row = state.engine_row
-        own_tokens = self.pool.release(state)
-        self._placed_fills.pop(task.id, None)
+        application = self.applications.by_id[task.application]
+        own_tokens = pool.release(state)
         application.num_placed -= 1
         self.applications.add_service(state, application, own_tokens)
-        if not state.is_fill:
+        if task.max_tokens:
             self.order.finished(state, application, now)
-            self.admission.ended(state, application, self.pool)
-        self.placement.ended(state, self.pool, now)
+            self.admission.ended(state, application, pool)
+        else:
+            self._placed_fills.pop(task.id, None)
+        self.placement.ended(state, pool, now)
         self._freed_rows |= 1 << row
         self._end(state, application)
 
@@ -399,22 +400,21 @@ class ModelScheduler:
     def next_due(self, now: float) -> float | None:
         """When a bound is due although no event comes; None: never."""
         config = self.config
-        times: list[float] = []
+        due = math.inf
         oldest = self.waiting.oldest()
         if oldest is not None:
-            times.append(oldest.submitted_at + config.max_wait_s)
-            if self._no_engine_since is not None:
-                since = max(oldest.submitted_at, self._no_engine_since)
-                times.append(since + config.no_engine_wait_s)
-            starving = oldest.submitted_at + config.starvation_s
-            if starving > now and self._no_engine_since is None:
-                times.append(starving)
+            submitted_at, without_engine = oldest.submitted_at, self._no_engine_since
+            due = submitted_at + config.max_wait_s
+            if without_engine is not None:
+                due = min(due, max(submitted_at, without_engine) + config.no_engine_wait_s)
+            elif now < submitted_at + config.starvation_s < due:
+                due = submitted_at + config.starvation_s
         held = self.admission_queue.oldest()
         if held is not None:
-            times.append(held.since + config.max_hold_s)
+            due = min(due, held.since + config.max_hold_s)
         if self.applications.num_retained:
-            times.append(self._retention_checked_at + _RETENTION_CHECK_S)
-        return max(now, min(times)) if times else None
+            due = min(due, self._retention_checked_at + _RETENTION_CHECK_S)
+        return max(now, due) if due < math.inf else None
 
     def _refuse_overdue(self, now: float) -> None:
         config, since = self.config, self._no_engine_since
@@ -571,46 +571,44 @@ class ModelScheduler:
                 self._place(member, choice, now)
 
     def _place(self, state: TaskState, choice: EngineChoice, now: float) -> None:
-        pool, task = self.pool, state.task
-        application = self._application_of(state)
+        pool, task, is_fill = self.pool, state.task, state.task.max_tokens == 0
+        application = self.applications.by_id[task.application]
         self._leave_waiting(state)
-        if state.is_fill:
+        if is_fill:
             del self.fills[task.id]
             self._placed_fills[task.id] = state
         else:
             self.order.pop(state, application, now)
             self._blocked.discard(state)
-            self.waiting.leave_groups(state)
-            self.applications.release_retained(application)
+            if state.groups:
+                self.waiting.leave_groups(state)
+            if application.retained_tokens:
+                self.applications.release_retained(application)
         application.num_queued -= 1
         application.num_placed += 1
         self._has_placed = True
         pool.place(state, choice.row, choice.expected_cached_tokens, now)
-        if not state.is_fill:
+        if not is_fill:
             self.admission.placed(state, application, pool)
         self.placement.placed(state, choice, pool, now)
         retention = self.retention.retention_of(state, application, pool, now)
         application.retain_on_pause = retention == "keep"
-        application.last_engine = state.engine_id
-        self._emit(
-            Place(
-                task.id,
-                pool.table.ids[choice.row],
-                _FILL_PRIORITY if state.is_fill else _PRIORITIES[state.objective.kind],
-                retention,
-                Reasons(
-                    policy=self.placement.name,
-                    decided_by=choice.decided_by,
-                    waited_s=now - state.submitted_at,
-                    held_s=state.held_s,
-                    expected_cached_tokens=state.expected_cached,
-                    expected_output_tokens=state.expected_output,
-                    candidates=choice.candidates,
-                    cost=choice.cost,
-                    details=choice.details,
-                ),
-            )
+        engine_id = pool.table.ids[choice.row]
+        application.last_engine = engine_id
+        # By position: an action is made for every decision.
+        reasons = Reasons(
+            self.placement.name,
+            choice.decided_by,
+            now - state.submitted_at,
+            state.held_s,
+            state.expected_cached,
+            state.expected_output,
+            choice.candidates,
+            choice.cost,
+            choice.details,
         )
+        priority = _FILL_PRIORITY if is_fill else _PRIORITIES[state.objective.kind]
+        self._emit(Place(task.id, engine_id, priority, retention, reasons))
 
     # A task without room: Fills ahead make room, and an engine is drained for a starving task
 

@@ -170,7 +170,7 @@ class OrderPolicy(ABC):
         return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineChoice:
     """An engine for a task; see `Reasons` for what the fields after `row` are for."""
 

@@ -8,7 +8,7 @@ and the simulator both run it, each with its own clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from parrot_scheduler import admission, order, placement, retention
@@ -35,9 +35,6 @@ from parrot_scheduler.policy import Policies
 from parrot_scheduler.snapshot import snapshot_of
 from parrot_scheduler.task import EngineDescription, EngineId, Task, TaskId
 from parrot_scheduler.task_state import TaskState
-
-#: Events that are ignored unless their task is placed.
-_OF_PLACED_TASKS = (TaskProgress, TaskFinished)
 
 
 def policies_of(config: SchedulerConfig) -> Policies:
@@ -90,6 +87,21 @@ class Scheduler:
         self.models: dict[str, ModelScheduler] = {}
         self._wake_at = -math.inf
         self._actions: list[Action] = []
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            TaskSubmitted: self._on_submitted,
+            TaskProgress: self._on_progress,
+            TaskFinished: self._on_finished,
+            TaskCancelled: self._on_cancelled,
+            TaskUpdated: self._on_updated,
+            ApplicationFinished: self._on_application_finished,
+            EngineJoined: self._on_joined,
+            EngineDraining: self._on_draining,
+            EngineLeft: self._on_left,
+            EngineReport: self._on_report,
+            BlocksStored: self._on_stored,
+            BlocksEvicted: self._on_evicted,
+            Tick: self._on_tick,
+        }
 
     @property
     def now(self) -> float:
@@ -112,12 +124,14 @@ class Scheduler:
             self._started = True
         actions: list[Action] = []
         self._actions = actions
+        handlers = self._handlers
         for event in events:
-            self._apply(event)
+            handlers[type(event)](event)
         self._dispatch()
+        counts = self.counts
         for action in actions:
             kind = type(action).__name__
-            self.counts[kind] = self.counts.get(kind, 0) + 1
+            counts[kind] = counts.get(kind, 0) + 1
         return actions
 
     def snapshot(self) -> dict[str, Any]:
@@ -134,82 +148,101 @@ class Scheduler:
 
     # Events
 
-    def _apply(self, event: Event) -> None:
-        match event:
-            case TaskSubmitted():
-                self._submit(event.task)
-            case TaskProgress() | TaskFinished() | TaskCancelled() | TaskUpdated():
-                self._apply_to_task(event)
-            case ApplicationFinished():
-                known = [
-                    model.finish_application(event.application, self._now)
-                    for model in self.models.values()
-                ]
-                if not any(known):
-                    self._ignore("ApplicationFinished")
-            case EngineJoined():
-                self._join(event.engine)
-            case Tick():
-                for model in self.models.values():
-                    model.search_all()
-            case _:
-                self._apply_to_engine(event)
+    def _on_submitted(self, event: TaskSubmitted) -> None:
+        self._submit(event.task)
 
-    def _apply_to_task(
-        self, event: TaskProgress | TaskFinished | TaskCancelled | TaskUpdated
-    ) -> None:
+    def _on_progress(self, event: TaskProgress) -> None:
         found = self._tasks.get(event.task_id)
-        needs_placement = isinstance(event, _OF_PLACED_TASKS)
-        if found is None or (needs_placement and found[1].status != "placed"):
-            self._ignore(type(event).__name__)
+        if found is None or found[1].status != "placed":
+            self._ignore("TaskProgress")
             return
         model, state = found
-        match event:
-            case TaskProgress():
-                prompt = state.task.prompt_tokens
-                filled = max(state.filled_tokens, min(event.filled_tokens, prompt))
-                cached = max(state.cached_tokens, min(event.cached_tokens, prompt))
-                generated = max(
-                    state.generated_tokens, min(event.generated_tokens, _limit(state.task))
-                )
-                if (filled, cached, generated) != (
-                    event.filled_tokens,
-                    event.cached_tokens,
-                    event.generated_tokens,
-                ):
-                    self._ignore("TaskProgress")
-                model.progress(state, filled, cached, generated, self._now)
-            case TaskFinished():
-                state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
-                state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
-                model.finish(state, self._now, succeeded=event.succeeded)
-            case TaskCancelled():
-                model.cancel(state, self._now)
-            case TaskUpdated():
-                model.update(state, event, self._now)
+        task = state.task
+        prompt, limit = task.prompt_tokens, _limit(task)
+        filled, cached, generated = event.filled_tokens, event.cached_tokens, event.generated_tokens
+        if not (
+            state.filled_tokens <= filled <= prompt
+            and state.cached_tokens <= cached <= prompt
+            and state.generated_tokens <= generated <= limit
+        ):
+            filled = max(state.filled_tokens, min(filled, prompt))
+            cached = max(state.cached_tokens, min(cached, prompt))
+            generated = max(state.generated_tokens, min(generated, limit))
+            given = (event.filled_tokens, event.cached_tokens, event.generated_tokens)
+            if (filled, cached, generated) != given:
+                self._ignore("TaskProgress")
+        model.progress(state, filled, cached, generated, self._now)
 
-    def _apply_to_engine(
-        self, event: EngineDraining | EngineLeft | EngineReport | BlocksStored | BlocksEvicted
-    ) -> None:
+    def _on_finished(self, event: TaskFinished) -> None:
+        found = self._tasks.get(event.task_id)
+        if found is None or found[1].status != "placed":
+            self._ignore("TaskFinished")
+            return
+        model, state = found
+        state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
+        state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
+        model.finish(state, self._now, succeeded=event.succeeded)
+
+    def _on_cancelled(self, event: TaskCancelled) -> None:
+        found = self._tasks.get(event.task_id)
+        if found is None:
+            self._ignore("TaskCancelled")
+        else:
+            found[0].cancel(found[1], self._now)
+
+    def _on_updated(self, event: TaskUpdated) -> None:
+        found = self._tasks.get(event.task_id)
+        if found is None:
+            self._ignore("TaskUpdated")
+        else:
+            found[0].update(found[1], event, self._now)
+
+    def _on_application_finished(self, event: ApplicationFinished) -> None:
+        is_known = False
+        for model in self.models.values():
+            is_known |= model.finish_application(event.application, self._now)
+        if not is_known:
+            self._ignore("ApplicationFinished")
+
+    def _on_tick(self, event: Tick) -> None:
+        for model in self.models.values():
+            model.search_all()
+
+    def _on_joined(self, event: EngineJoined) -> None:
+        self._join(event.engine)
+
+    def _on_draining(self, event: EngineDraining) -> None:
+        model = self._engines.get(event.engine_id)
+        if model is None or not model.drain(event.engine_id, self._now):
+            self._ignore("EngineDraining")
+
+    def _on_left(self, event: EngineLeft) -> None:
+        model = self._engines.pop(event.engine_id, None)
+        if model is None:
+            self._ignore("EngineLeft")
+        else:
+            model.leave(event.engine_id, self._now)
+
+    def _on_report(self, event: EngineReport) -> None:
+        model = self._engines.get(event.engine_id)
+        if model is None or not model.pool.report(model.pool.row_of(event.engine_id), event):
+            self._ignore("EngineReport")
+
+    def _on_stored(self, event: BlocksStored) -> None:
         model = self._engines.get(event.engine_id)
         if model is None:
-            self._ignore(type(event).__name__)
-            return
-        row = model.pool.row_of(event.engine_id)
-        match event:
-            case EngineDraining():
-                if not model.drain(event.engine_id, self._now):
-                    self._ignore("EngineDraining")
-            case EngineLeft():
-                del self._engines[event.engine_id]
-                model.leave(event.engine_id, self._now)
-            case EngineReport():
-                if not model.pool.report(row, event):
-                    self._ignore("EngineReport")
-            case BlocksStored():
-                model.pool.prefixes.stored(row, event.hashes)
-            case BlocksEvicted():
-                model.pool.prefixes.evicted(row, event.hashes)
+            self._ignore("BlocksStored")
+        else:
+            pool = model.pool
+            pool.prefixes.stored(pool.row_of(event.engine_id), event.hashes)
+
+    def _on_evicted(self, event: BlocksEvicted) -> None:
+        model = self._engines.get(event.engine_id)
+        if model is None:
+            self._ignore("BlocksEvicted")
+        else:
+            pool = model.pool
+            pool.prefixes.evicted(pool.row_of(event.engine_id), event.hashes)
 
     def _join(self, engine: EngineDescription) -> None:
         old = self._engines.pop(engine.id, None)
@@ -228,7 +261,9 @@ class Scheduler:
                 text = f"task {task.id} lives already, and is another one"
                 self._actions.append(Reject(task.id, "duplicate", text))
             return
-        num_waiting = sum(len(model.waiting) for model in self.models.values())
+        num_waiting = 0
+        for each in self.models.values():
+            num_waiting += len(each.waiting)
         if num_waiting >= self.config.max_queued:
             text = f"{num_waiting} tasks wait; at most {self.config.max_queued} may"
             self._actions.append(Reject(task.id, "queue_full", text))

@@ -123,9 +123,12 @@ class GroupRef(NamedTuple):
     objective: Objective = LATENCY
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Task:
-    """One schedulable unit, `Fill* -> Generate`, of one application."""
+    """One schedulable unit, `Fill* -> Generate`, of one application.
+
+    Not to be changed; see `events` for why it is not frozen.
+    """
 
     id: TaskId
     model: str

@@ -11,7 +11,7 @@ from parrot_scheduler.engines.table import EngineTable
 from parrot_scheduler.events import EngineReport
 from parrot_scheduler.prefix_index.holders import pack, rows_of
 from parrot_scheduler.prefix_index.index import PrefixIndex, chain_of
-from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel
+from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel, Task
 from parrot_scheduler.task_state import EngineLoad, TaskState
 
 #: An output that outgrows what was expected is expected to grow by this factor.
@@ -31,6 +31,7 @@ class EnginePool:
     def __init__(self, model: str, max_blocks: int = 2_000_000) -> None:
         self.model = model
         self.table = EngineTable()
+        self._scalars = self.table.scalars
         #: Which engine holds which blocks, by row.
         self.prefixes = PrefixIndex(max_blocks)
         #: Tasks placed on each row, in order of placement.
@@ -92,7 +93,9 @@ class EnginePool:
         self.placed[row] = {}
         self._step_limits[row] = {}
         self.num_idle += 1
-        self._set_batch(row, 0.0)
+        bit = 1 << row
+        self.busy &= ~bit
+        self.full = self.full | bit if self._scalars.max_batch[row] <= 0 else self.full & ~bit
         self._recount()
         return row
 
@@ -165,7 +168,7 @@ class EnginePool:
         block = int(scalars.block_tokens[row])
         need = state.working_set
         if block:
-            need -= block * self.prefixes.claimed_on(row, _block_keys(state, block))
+            need -= block * self.prefixes.claimed_on(row, block_keys(state.task, block))
         return (
             scalars.batch[row] + sequences <= scalars.max_batch[row]
             and scalars.working_set[row] + need <= scalars.capacity[row]
@@ -233,37 +236,37 @@ class EnginePool:
         block = int(self.table.scalars.block_tokens[row])
         if not block:
             return 0
-        blocks = self.prefixes.blocks_on(row, _block_keys(state, block))
+        blocks = self.prefixes.blocks_on(row, block_keys(state.task, block))
         return max(0, min(blocks * block, state.task.prompt_tokens - 1))
 
     def place(self, state: TaskState, row: int, expected_cached: int, now: float) -> None:
-        table, task = self.table, state.task
-        scalars = table.scalars
+        table, task, scalars = self.table, state.task, self._scalars
+        prompt, sequences, objective = task.prompt_tokens, task.num_sequences, state.objective
         block = int(scalars.block_tokens[row])
-        keys = _block_keys(state, block)
+        keys = block_keys(task, block)
         claim = self.prefixes.claim(row, keys)
-        needed = (len(keys) - claim.shared_blocks) * block
+        expected = 0 if expected_cached < 0 else min(expected_cached, prompt)
+        pending = float(prompt - expected)
+        private = float(prompt + state.expected_output - len(keys) * block)
+        latency = sequences if objective.is_latency else 0
+        limit_s = _step_limit(objective) if objective.kind == "tpot" else math.inf
         state.status = "placed"
         state.engine_id = table.ids[row]
         state.engine_row = row
         state.placed_at = now
-        state.expected_cached = max(0, min(expected_cached, task.prompt_tokens))
-        load = EngineLoad(
-            sequences=task.num_sequences,
-            latency_sequences=task.num_sequences if state.objective.is_latency else 0,
-            pending_prefill=float(task.prompt_tokens - state.expected_cached),
-            private_tokens=float(task.prompt_tokens + state.expected_output - len(keys) * block),
-            step_limit_s=_step_limit(state.objective),
-            claim=claim,
-        )
-        state.load = load
+        state.expected_cached = expected
+        state.load = EngineLoad(sequences, latency, pending, private, limit_s, claim)
         self._most_free_is_stale = True
-        self._set_batch(row, scalars.batch[row] + load.sequences)
-        scalars.latency_batch[row] += load.latency_sequences
-        self.latency_sequences += load.latency_sequences
-        scalars.pending_prefill[row] += load.pending_prefill
-        self._use(row, load.private_tokens + needed)
-        self._count_step_limit(row, load.step_limit_s, 1)
+        self._set_batch(row, scalars.batch[row] + sequences)
+        if latency:
+            scalars.latency_batch[row] += latency
+            self.latency_sequences += latency
+        scalars.pending_prefill[row] += pending
+        used = private + (len(keys) - claim.shared_blocks) * block
+        scalars.working_set[row] += used
+        self.total_working_set += used
+        if limit_s != math.inf:
+            self._count_step_limit(row, limit_s, 1)
         here = self.placed[row]
         self.num_idle -= not here
         here[task.id] = state
@@ -276,42 +279,48 @@ class EnginePool:
         """
         load, row = state.load, state.engine_row
         assert load is not None, f"task {state.task.id} is not placed"
-        scalars = self.table.scalars
+        scalars = self._scalars
         freed = self.prefixes.release(load.claim) * scalars.block_tokens[row]
         here = self.placed[row]
         del here[state.task.id]
         self.num_idle += not here
-        self._count_step_limit(row, load.step_limit_s, -1)
+        if load.step_limit_s != math.inf:
+            self._count_step_limit(row, load.step_limit_s, -1)
         self._set_batch(row, scalars.batch[row] - load.sequences)
-        scalars.latency_batch[row] -= load.latency_sequences
-        self.latency_sequences -= load.latency_sequences
+        if load.latency_sequences:
+            scalars.latency_batch[row] -= load.latency_sequences
+            self.latency_sequences -= load.latency_sequences
         scalars.pending_prefill[row] -= load.pending_prefill
-        self._use(row, -load.private_tokens - freed)
-        free = scalars.capacity[row] - scalars.working_set[row]
+        private = load.private_tokens
+        self.total_working_set += -private - freed
+        used = scalars.working_set[row] = scalars.working_set[row] + (-private - freed)
+        free = scalars.capacity[row] - used
         if free > self._most_free:
             self._most_free = free
         state.load = None
         state.engine_row = -1
-        unused = state.expected_output - state.generated_tokens
-        return max(load.private_tokens - unused, 0.0) + freed
+        own = private - (state.expected_output - state.generated_tokens)
+        return (own if own > 0.0 else 0.0) + freed
 
     def progress(self, state: TaskState, filled: int, cached: int, generated: int) -> None:
         """A placed task got on; all counts are sane, none is smaller than before."""
         load, row, task = state.load, state.engine_row, state.task
         assert load is not None, f"task {task.id} is not placed"
+        scalars, expected = self._scalars, state.expected_cached
         state.filled_tokens = filled
         state.cached_tokens = cached
         state.generated_tokens = generated
-        pending = float(task.prompt_tokens - max(filled, state.expected_cached))
-        self.table.scalars.pending_prefill[row] += pending - load.pending_prefill
+        pending = float(task.prompt_tokens - (filled if filled > expected else expected))
+        scalars.pending_prefill[row] += pending - load.pending_prefill
         load.pending_prefill = pending
         if generated > state.expected_output:
             limit = task.max_tokens * task.num_sequences
-            expected = max(generated, min(limit, math.ceil(generated * _GROWTH)))
-            grown = expected - state.expected_output
-            state.expected_output = expected
+            most = max(generated, min(limit, math.ceil(generated * _GROWTH)))
+            grown = most - state.expected_output
+            state.expected_output = most
             load.private_tokens += grown
-            self._use(row, grown)
+            scalars.working_set[row] += grown
+            self.total_working_set += grown
 
     def set_objective(self, state: TaskState, objective: Objective) -> None:
         load, row = state.load, state.engine_row
@@ -331,22 +340,22 @@ class EnginePool:
         if description is not None and not description.reports_blocks:
             block = description.block_tokens
             blocks = description.capacity_tokens // block if block else _HIDDEN_BLOCKS
-            self.prefixes.assume(row, _block_keys(state, block), blocks)
+            self.prefixes.assume(row, block_keys(state.task, block), blocks)
 
     def retain(self, row: int, tokens: float) -> None:
         """Retain so many tokens of KV more for a paused application; fewer where negative."""
         self.table.scalars.retained[row] += tokens
         self.total_retained += tokens
 
-    def _use(self, row: int, tokens: float) -> None:
-        self.table.scalars.working_set[row] += tokens
-        self.total_working_set += tokens
-
     def _set_batch(self, row: int, sequences: float) -> None:
-        scalars, bit = self.table.scalars, 1 << row
+        scalars = self._scalars
+        before, most = scalars.batch[row], scalars.max_batch[row]
         scalars.batch[row] = sequences
-        self.full = self.full | bit if sequences >= scalars.max_batch[row] else self.full & ~bit
-        self.busy = self.busy | bit if sequences else self.busy & ~bit
+        # A large int is copied by each change: only where the row enters or leaves the set.
+        if (sequences >= most) != (before >= most):
+            self.full ^= 1 << row
+        if (sequences != 0.0) != (before != 0.0):
+            self.busy ^= 1 << row
 
     def _count_step_limit(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:
@@ -359,10 +368,12 @@ class EnginePool:
         self.table.scalars.step_limit_s[row] = min(limits, default=math.inf)
 
 
-def _block_keys(state: TaskState, block_tokens: int) -> tuple[Hashable, ...]:
+def block_keys(task: Task, block_tokens: int) -> tuple[Hashable, ...]:
     """The block keys of its prompt; never more than the prompt has full blocks."""
-    chain = chain_of(state.task, block_tokens)
-    return chain[: state.task.prompt_tokens // block_tokens] if block_tokens else chain
+    if block_tokens <= 0:
+        return chain_of(task, 0)
+    keys, full = task.prefix, task.prompt_tokens // block_tokens
+    return keys if len(keys) <= full else keys[:full]
 
 
 def _step_limit(objective: Objective) -> float:
