@@ -154,7 +154,9 @@ class EngineSupervisor:
         self._command = command
         #: In the order of the settings.
         self.processes = [
-            EngineProcess(model, f"{model.served_name}-{index}-{secrets.token_hex(4)}")
+            EngineProcess(
+                model.on_device(index), f"{model.served_name}-{index}-{secrets.token_hex(4)}"
+            )
             for model in models
             for index in range(model.engines)
         ]

@@ -76,6 +76,7 @@ class ModelSettings(_Section):
     kind: Literal["auto", "builtin", "huggingface"] = "auto"
     #: Engine processes for this model.
     engines: int = Field(default=1, ge=1, le=64)
+    #: Where they run; several with commas between are taken in turn.
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     #: Tokens in one block of the KV cache; the engine's own default when not given.
@@ -129,6 +130,11 @@ class ModelSettings(_Section):
     #: Whether reasoning between `<think>` and `</think>` is parted from the content of chats: where
     #: the chat template knows the markers, or never.
     reasoning_parser: Literal["auto", "off"] = "auto"
+
+    def on_device(self, index: int) -> ModelSettings:
+        """For the engine process with this number: with its own device."""
+        devices = self.device.split(",")
+        return self.model_copy(update={"device": devices[index % len(devices)].strip()})
 
     @property
     def served_name(self) -> str:

@@ -25,6 +25,8 @@ MIXED_CHUNKS = 16
 #: The latter is a quarter of the paper's lowest rate, which is about what four engines of the demo
 #: model on two cores can do.
 CHAT_RATE, GPTS_RATE = 1.0, 0.25
+#: Seconds between documents on average, scaled like the lengths.
+DOCUMENT_GAP_S = 2.0
 #: More than a job has calls: the same call of two jobs differs in its seed.
 SEEDS = 1000
 #: Of all draws.
@@ -65,10 +67,10 @@ def chain(size: Size, salt: str) -> Workload:
 
 def map_reduce(size: Size, salt: str) -> Workload:
     """Figure 13: `size.count` chunks summarised apart, then together."""
-    return Workload("map-reduce", (_summary(size, salt_first(salt)),), ("one by one", "parallel"))
+    return Workload("map-reduce", (summary(size, salt_first(salt)),), ("one by one", "parallel"))
 
 
-def _summary(
+def summary(
     size: Size,
     opening: Opening,
     *,
@@ -101,6 +103,24 @@ def _summary(
     return Job(f"{prefix}reduce", "map-reduce", (*maps, last), (last.name,), arrives_s)
 
 
+def documents(size: Size, salt: str) -> Workload:
+    """`size.count` documents, each as in figure 13, as one Poisson process."""
+    draw = random.Random(_DRAWS + size.seed)  # noqa: S311 - a workload, not a secret
+    jobs: list[Job] = []
+    arrives_s = 0.0
+    for number in range(size.count):
+        job = summary(
+            replace(size, count=MIXED_CHUNKS),
+            words_first(f"{salt} Document {number}."),
+            prefix=f"document_{number}_",
+            arrives_s=arrives_s,
+            first_seed=number * SEEDS,
+        )
+        jobs.append(job)
+        arrives_s += draw.expovariate(1 / DOCUMENT_GAP_S) * size.scale
+    return Workload("map-reduce", tuple(jobs), ("parallel",))
+
+
 def chat(size: Size, salt: str) -> Workload:
     """Figure 18: `size.count` chats and, in proportion, summaries that share nothing."""
     return Workload(
@@ -126,7 +146,7 @@ def mixed(size: Size, salt: str) -> Workload:
 
 def chats(size: Size, head: str) -> list[Job]:
     """`size.count` chats, evenly one after the other, each with its own prompt after `head`."""
-    draw = random.Random(_DRAWS)  # noqa: S311 - a workload, not a secret
+    draw = random.Random(_DRAWS + size.seed)  # noqa: S311 - a workload, not a secret
     jobs: list[Job] = []
     for number in range(size.count):
         prompt, answer = figures.chat_lengths(draw)
@@ -149,7 +169,7 @@ def summaries(
     share = size.count / figures.MIXED_CHATS
     gaps = islice(cycle(figures.SUMMARY_GAPS_S), max(0, round(figures.MIXED_SUMMARIES * share) - 1))
     return [
-        _summary(
+        summary(
             replace(size, count=MIXED_CHUNKS),
             opening(salt if one_document else f"{salt} Job {number}."),
             prefix=f"job_{number}_",
@@ -167,7 +187,7 @@ def gpts(size: Size, salt: str) -> Workload:
     """Figure 16: calls of four applications with long system prompts, `size.count` in whole fours,
     as one Poisson process. A query of a few words ends each prompt.
     """
-    draw = random.Random(_DRAWS)  # noqa: S311 - a workload, not a secret
+    draw = random.Random(_DRAWS + size.seed)  # noqa: S311 - a workload, not a secret
     names = [gpt.name.replace("-", "_") for gpt in figures.GPTS]
     systems = [
         f"{salt} You are {name}.\n"

@@ -20,12 +20,18 @@ from parrot_gateway.settings import DEMO_MODEL
 BY_CLIENT = tuple(name for name, recipe in RECIPES.items() if not recipe.by_policy)
 BY_POLICY = tuple(name for name, recipe in RECIPES.items() if recipe.by_policy)
 POLICIES = ("parrot", "round-robin", "least-loaded")
+MATRIX_POLICIES = (
+    "parrot", "lmetric", "prefix-linear", "session-affinity", "paper", "round-robin",
+)  # fmt: skip
 ENGINES = 4
 
 DELAYS_MS = (0.0, 50.0, 250.0)
 QUICK_DELAYS_MS = (0.0, 250.0)
-#: Names of `undeclared.RECIPES`, which takes long to import.
+#: Names of `undeclared.RECIPES` and `policies.RECIPES`, which take long to import.
 UNDECLARED = ("multi-agent", "agents", "mixed", "sessions")
+UNDER_POLICIES = (*RECIPES, "agents", "sessions")
+#: What `--compare policies` runs by itself, and under which policies.
+MATRIX = ("gpts", "mixed", "agents", "multi-agent", "map-reduce")
 #: Of `linking.use`.
 USES = ("lengths", "groups", "sessions")
 #: Of `--compare linking`, and with `--quick`.
@@ -47,8 +53,9 @@ def apps_command(
             metavar="NAME",
             help=f"{', '.join(RECIPES)}; repeatable. {' and '.join(BY_POLICY)} compare policies of "
             "placement on several engines, the others ways of calling. With --compare linking: "
-            f"{', '.join(UNDECLARED)}.",
-            show_default=f"{', '.join(BY_CLIENT)}; all of --compare linking",
+            f"{', '.join(UNDECLARED)}; with --compare policies also agents and sessions.",
+            show_default=f"{', '.join(BY_CLIENT)}; all of --compare linking; "
+            f"{', '.join(MATRIX)} of --compare policies",
         ),
     ] = None,
     compare: Annotated[
@@ -74,7 +81,8 @@ def apps_command(
             metavar="NAME",
             help="A policy to compare, as `serve --policy` takes it; the first is compared with "
             "each other; repeatable. With --compare linking: one to compare with, without linking.",
-            show_default=f"{', '.join(POLICIES)}; lmetric and prefix-linear for sessions",
+            show_default=f"{', '.join(POLICIES)}; {', '.join(MATRIX_POLICIES)} of --compare "
+            "policies; lmetric and prefix-linear for linking's sessions",
         ),
     ] = None,
     scale: Annotated[
@@ -91,7 +99,8 @@ def apps_command(
             min=1,
             help="Steps, chunks, branches, chats or calls; programs, agents or chats with "
             "--compare linking.",
-            show_default="the paper's; 40 calls of gpts, 200 agents of sessions",
+            show_default="the paper's; 40 calls of gpts, 200 agents of sessions; 24 documents, 6 "
+            "programs of --compare policies",
         ),
     ] = None,
     use: Annotated[
@@ -111,21 +120,41 @@ def apps_command(
         ),
     ] = KV_SHARE,
     load: Annotated[
-        float,
+        list[float] | None,
         typer.Option(
-            min=0.01, help="With --compare linking: so many times as fast do applications arrive."
+            min=0.01,
+            help="With --compare policies or linking: so many times as fast do jobs arrive; "
+            "repeatable.",
+            show_default="1",
         ),
-    ] = 1.0,
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option(
             min=1,
             metavar="S",
-            help="With --compare linking: no round begins that would end so many seconds after "
-            "its application was begun; there is one at least.",
+            help="With --compare policies or linking: no round begins that would end so many "
+            "seconds after its application (at its load) was begun; there is one at least.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="With --compare linking: of the texts.")] = 0,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="With --compare linking: of the texts; with --compare policies also of lengths "
+            "and arrivals, one round after the other; repeatable.",
+            show_default="0",
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="With --compare policies or linking: a setting of the engines, as in a gateway's "
+            "`models`, e.g. device=cuda:0,cuda:1; repeatable.",
+        ),
+    ] = None,
     network_delay: Annotated[
         list[float] | None,
         typer.Option(
@@ -163,13 +192,23 @@ def apps_command(
     from parrot_gateway.bench.apps import measure, policies, tables
     from parrot_gateway.settings.secret_reference import key_of_option
 
-    if compare is None:
+    default: Sequence[str]
+    names: Sequence[str] = POLICIES
+    if compare is Compared.POLICIES:
+        names, default = MATRIX_POLICIES, MATRIX
+    elif compare is Compared.LINKING:
+        default = UNDECLARED
+    else:
+        default = BY_CLIENT
         by_policy = engines or policy or set(app or ()) & set(BY_POLICY)
-        compare = Compared.POLICIES if by_policy else Compared.WAYS
-    known = UNDECLARED if compare is Compared.LINKING else tuple(RECIPES)
-    default = UNDECLARED if compare is Compared.LINKING else BY_CLIENT
+        if compare is None and by_policy:
+            _check_by_policy(app or default, engines, policy)
+            compare = Compared.POLICIES
+    known = {Compared.POLICIES: UNDER_POLICIES, Compared.LINKING: UNDECLARED}
     apps = tuple(dict.fromkeys(app or default))
-    _check_names("--app", apps, known)
+    _check_names("--app", apps, known.get(compare, tuple(RECIPES)) if compare else RECIPES)
+    loads, seeds = tuple(dict.fromkeys(load or [1.0])), tuple(dict.fromkeys(seed or [0]))
+    limit_s, settings = time_limit or math.inf, _settings_of(setting or ())
     plan = measure.Plan(apps, model, min(rounds, 2) if quick else rounds, count, scale)
     content: dict[str, Any]
     if compare is Compared.LINKING:
@@ -179,8 +218,9 @@ def apps_command(
         each = engines or (QUICK_ENGINES if quick else ENGINES)
         _check_names("--use", use or (), USES)
         others, uses = tuple(dict.fromkeys(policy or ())), tuple(dict.fromkeys(use or ()))
-        limit_s = time_limit or math.inf
-        gain_plan = gain.GainPlan(plan, each, kv_share, load, seed, others, uses, quick, limit_s)
+        gain_plan = gain.GainPlan(
+            plan, each, kv_share, loads, seeds, others, uses, quick, limit_s, settings
+        )
         gained = run_with_progress(
             lambda progress: asyncio.run(gain.compare_linking(gain_plan, progress))
         )
@@ -189,13 +229,13 @@ def apps_command(
         name, content = "apps, by linking", {"load_average": load_average()}
         plain = [msgspec.to_builtins(outcome) for outcome in gained]
     elif compare is Compared.POLICIES:
-        _check_by_policy(apps, engines, policy)
         _check_alone(policy, network_delay, base_url)
-        compared = tuple(dict.fromkeys(policy or POLICIES))
+        compared = tuple(dict.fromkeys(policy or names))
+        policies_plan = policies.PoliciesPlan(
+            plan, compared, engines or ENGINES, loads, seeds, limit_s, settings
+        )
         found = run_with_progress(
-            lambda progress: asyncio.run(
-                policies.compare_policies(plan, compared, engines or ENGINES, progress)
-            )
+            lambda progress: asyncio.run(policies.compare_policies(policies_plan, progress))
         )
         tables.show_policies(found)
         same_texts = all(outcome.same_texts for outcome in found)
@@ -231,6 +271,20 @@ def _check_names(option: str, names: Sequence[str], known: Iterable[str]) -> Non
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(known)}", param_hint=option)
+
+
+def _settings_of(given: Sequence[str]) -> dict[str, Any]:
+    """Settings of a model; numbers and the like are read as JSON, all else is text."""
+    found: dict[str, Any] = {}
+    for item in given:
+        name, separator, value = item.partition("=")
+        if not (name and separator and value):
+            raise typer.BadParameter(f"'{item}': expected NAME=VALUE", param_hint="--set")
+        try:
+            found[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            found[name] = value
+    return found
 
 
 def _check_by_policy(

@@ -8,39 +8,34 @@ the same texts. A first run of each arm is not timed: it lets linking see the ap
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from parrot_gateway.bench.apps.measure import Plan, alternate
-from parrot_gateway.bench.apps.policies import (
-    PolicyOutcome,
-    SpeedUp,
-    Work,
+from parrot_gateway.bench.apps.arms import (
+    Arm,
+    Fleet,
+    at_load,
     check_memory,
-    outcome,
-    run_counted,
-    speed_ups,
+    differing,
+    run_rounds,
+    salt_of,
+    start_arms,
 )
-from parrot_gateway.bench.apps.runner import GatewayClient, RunResult
+from parrot_gateway.bench.apps.measure import MAX_DIFFERENCES, Plan
+from parrot_gateway.bench.apps.policies import PolicyOutcome, SpeedUp, outcome, speed_ups
+from parrot_gateway.bench.apps.runner import RunResult
 from parrot_gateway.bench.apps.undeclared import RECIPES
 from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload
-from parrot_gateway.bench.servers import Server, start_gateway
 
 #: Policies that `sessions` is compared with.
 SESSION_POLICIES = ("lmetric", "prefix-linear")
-#: Engines report so often: each run waits for a report.
-_HEARTBEAT_S = 0.5
 #: Of an engine's KV.
 _BLOCK_TOKENS = 16
 #: An engine has room for so many of the longest calls.
@@ -59,23 +54,25 @@ class GainPlan:
         engines: of each arm.
         kv_share: of the tokens of a run, each common beginning counted once, so much fits into
             the engines' KV together.
-        load: how many times as fast as by themselves applications arrive.
-        seed: of the texts.
+        loads: how many times as fast as by themselves applications arrive, one after the other.
+        seeds: of the texts, one after the other.
         policies: further arms without linking.
         uses: further arms with linking, of which each uses one of these alone.
         quick: fewer and shorter applications, where the plan gives no number or scale.
         time_limit_s: of an application: a round that would take longer is not begun.
+        settings: of the model, as in a gateway's `models`.
     """
 
     plan: Plan
     engines: int
     kv_share: float
-    load: float = 1.0
-    seed: int = 0
+    loads: Sequence[float] = (1.0,)
+    seeds: Sequence[int] = (0,)
     policies: Sequence[str] = ()
     uses: Sequence[str] = ()
     quick: bool = False
     time_limit_s: float = math.inf
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def size(self, app: str) -> Size:
         recipe = RECIPES[app]
@@ -83,16 +80,6 @@ class GainPlan:
         if self.quick:
             count, scale = max(2, count // _QUICK), scale / _QUICK_LENGTHS
         return Size(self.plan.count or count, self.plan.scale or scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One gateway and one kind of client."""
-
-    name: str
-    way: Way
-    settings: dict[str, Any] = field(default_factory=dict)
-    policy: str = "parrot"
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -132,6 +119,8 @@ class GainOutcome(msgspec.Struct, frozen=True):
     distinct_tokens: int
     kv_tokens: int
     same_texts: bool
+    #: The first of them, if any.
+    differences: list[str]
     arms: list[PolicyOutcome]
     #: Of each arm but the first against it; `against` names the arm.
     speed_ups: list[SpeedUp]
@@ -165,10 +154,17 @@ async def compare_linking(plan: GainPlan, progress: Callable[[str], None]) -> li
     Raises:
         BenchmarkError: there is too little memory, a gateway did not start, or a call failed.
     """
-    return [await _compare(app, plan, progress) for app in plan.plan.apps]
+    return [
+        await _compare(app, plan, load, seed, progress)
+        for app in plan.plan.apps
+        for load in plan.loads
+        for seed in plan.seeds
+    ]
 
 
-async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) -> GainOutcome:
+async def _compare(
+    app: str, plan: GainPlan, load: float, seed: int, progress: Callable[[str], None]
+) -> GainOutcome:
     recipe, rounds = RECIPES[app], plan.plan.rounds
     ends_by = time.monotonic() + plan.time_limit_s
     compared = arms(app, plan.policies, plan.uses)
@@ -176,37 +172,24 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
     size = plan.size(app)
     # The first is not timed.
     workloads = [
-        _at_load(recipe.build(size, _salt(app, plan.seed, number)), plan.load)
+        at_load(recipe.build(size, salt_of(app, seed, number)), load)
         for number in range(rounds + 1)
     ]
     distinct, longest = distinct_tokens(workloads[0], size.characters_per_token)
     blocks = math.ceil(
         max(plan.kv_share * distinct / plan.engines, _LEAST_CALLS * longest) / _BLOCK_TOKENS
     )
+    settings = {"block_size": _BLOCK_TOKENS, "num_blocks": blocks, **plan.settings}
+    fleet = Fleet(plan.plan.model, plan.engines, settings)
     async with AsyncExitStack() as stack:
         progress(f"{app}: starting {plan.engines} engines each for {len(compared)} gateways")
-        clients = await _start(stack, plan, compared, blocks)
+        clients = await start_arms(stack, compared, fleet)
 
-        async def run(name: str, number: int) -> tuple[RunResult, Work]:
-            way = next(arm.way for arm in compared if arm.name == name)
-            return await run_counted(clients[name], workloads[number], way, forget_jobs=True)
-
-        for arm in compared:
-            progress(f"{app}: a first run, {arm.name}")
-            await run(arm.name, 0)
-        runs = await alternate(
-            [arm.name for arm in compared],
-            rounds,
-            lambda name, number: run(name, number + 1),
-            progress,
-            app,
-            ends_by=ends_by,
-        )
+        progress(f"{app}: first runs")
+        await run_rounds(compared, clients, workloads[:1], progress, app)
+        runs = await run_rounds(compared, clients, workloads[1:], progress, app, ends_by)
         linking = {name: (await client.health())["linking"] for name, client in clients.items()}
-    texts = [
-        {tuple(job.texts for job in run.jobs) for run, _ in round_}
-        for round_ in zip(*runs.values(), strict=True)
-    ]
+    different = differing({name: [run for run, _ in each] for name, each in runs.items()})
     workload = workloads[0]
     outcomes = [
         outcome(name, workload, [run for run, _ in each], [work for _, work in each])
@@ -217,17 +200,18 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
         what=recipe.what,
         count=size.count,
         scale=size.scale,
-        load=plan.load,
-        seed=plan.seed,
+        load=load,
+        seed=seed,
         engines=plan.engines,
-        rounds=len(texts),
+        rounds=len(outcomes[0].work),
         jobs=len(workload.jobs),
         calls=len(workload.calls),
         tokens=workload.tokens,
         pauses_s=sum(job.pauses_s for job in workload.jobs) / len(workload.jobs),
         distinct_tokens=distinct,
-        kv_tokens=plan.engines * blocks * _BLOCK_TOKENS,
-        same_texts=all(len(each) == 1 for each in texts),
+        kv_tokens=fleet.kv_tokens,
+        same_texts=not different,
+        differences=different[:MAX_DIFFERENCES],
         arms=outcomes,
         speed_ups=gains(outcomes),
         savings=savings(
@@ -239,44 +223,6 @@ async def _compare(app: str, plan: GainPlan, progress: Callable[[str], None]) ->
         ),
         linking=linking,
     )
-
-
-async def _start(
-    stack: AsyncExitStack, plan: GainPlan, compared: Sequence[Arm], blocks: int
-) -> dict[str, GatewayClient]:
-    """Gateways of all arms, started together, by the arms' names; `stack` ends them."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-linking-")))
-    model = {"model": plan.plan.model, "engines": plan.engines}
-    model |= {"block_size": _BLOCK_TOKENS, "num_blocks": blocks}
-
-    async def start(arm: Arm) -> Server:
-        config = folder / f"{arm.name}.yaml"
-        settings = {"models": [model], "engines": {"heartbeat_s": _HEARTBEAT_S}, **arm.settings}
-        # JSON is YAML too.
-        config.write_bytes(msgspec.json.encode(settings))
-        arguments = ("--config", str(config), "--policy", arm.policy)
-        server = await start_gateway(*arguments, name=arm.name)
-        stack.push_async_callback(server.stop)
-        return server
-
-    started = await asyncio.gather(*map(start, compared), return_exceptions=True)
-    clients = {}
-    for arm, server in zip(compared, started, strict=True):
-        if isinstance(server, BaseException):
-            raise server
-        client = GatewayClient(server.url, plan.plan.model)
-        clients[arm.name] = await stack.enter_async_context(client)
-    return clients
-
-
-def _salt(app: str, seed: int, number: int) -> str:
-    draw = random.Random(f"{app} {seed} {number}")  # noqa: S311 - a workload, not a secret
-    return f"Copy {draw.randrange(10**12):012d}."
-
-
-def _at_load(workload: Workload, load: float) -> Workload:
-    jobs = tuple(replace(job, arrives_s=job.arrives_s / load) for job in workload.jobs)
-    return replace(workload, jobs=jobs)
 
 
 def distinct_tokens(workload: Workload, per_token: float) -> tuple[int, int]:

@@ -31,6 +31,8 @@ from parrot_gateway.bench.servers import start_gateway
 AIMS = {("chain", "one by one"): (3.0, 250, 20), ("map-reduce", "one by one"): (2.0, 250, 16)}
 #: Without a network, and for the clients that have no aim of their own.
 NEVER_SLOWER = 0.98
+#: Texts that differ are listed up to so many.
+MAX_DIFFERENCES = 5
 
 T = TypeVar("T")
 
@@ -182,7 +184,7 @@ async def measure(
         tokens=workload.tokens,
         requests={way: run.requests for way, run in firsts.items()},
         same_texts=not unequal,
-        differences=unequal[:5],
+        differences=unequal[:MAX_DIFFERENCES],
         comparisons=comparisons,
         samples=samples,
     )

@@ -1,64 +1,83 @@
 """Compares policies of placement: a gateway with engines of its own for each, the same workload.
 
-All gateways stay up and run one after the other; the first in one round is the last in the next.
-Prompts of a round begin with a fresh salt, the same for all policies, so that every cache starts
-cold. Clients use semantic variables, a session for each job. A first round, not timed, shows that
-all policies give the same texts.
+Prompts of a round begin with a salt of its own, the same for all policies, so that every cache
+starts cold. Clients use semantic variables where the application allows them, and a session for
+each job. A first round of each application is not timed. A round takes the next of the seeds, which
+draw lengths, arrivals and texts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import tempfile
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from parrot_gateway.bench.apps.applications import RECIPES
+from parrot_gateway.bench.apps import applications, undeclared
+from parrot_gateway.bench.apps.applications import Recipe
+from parrot_gateway.bench.apps.arms import (
+    Arm,
+    Fleet,
+    Work,
+    at_load,
+    check_memory,
+    differing,
+    run_rounds,
+    salt_of,
+    salted,
+    start_arms,
+)
 from parrot_gateway.bench.apps.measure import (
+    MAX_DIFFERENCES,
     Plan,
     Summary,
-    alternate,
     characters_per_token,
     p99,
-    salt,
     samples_by_kind,
 )
-from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload, session_of
-from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload
-from parrot_gateway.bench.servers import BenchmarkError, start_gateway
+from parrot_gateway.bench.apps.runner import GatewayClient, RunResult
+from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Size, Workload
 
-#: Longest wait for the counters that come with heartbeats.
-_STATS_TIMEOUT_S = 15.0
-#: Memory of a process of the demo model.
-_ENGINE_BYTES = 350 * 1024 * 1024
+#: By the names of the command line: many jobs at once where an application is one job.
+RECIPES = {
+    **applications.RECIPES,
+    "map-reduce": Recipe(applications.documents, 24, 0.25, "documents"),
+    "multi-agent": undeclared.RECIPES["multi-agent"],
+    "agents": undeclared.RECIPES["agents"],
+    "sessions": undeclared.RECIPES["sessions"],
+}
+#: Tools run between their calls: the graph cannot be declared ahead.
+_WITH_TOOLS = ("agents", "sessions")
+#: Rounds that differ by more say little.
+NOISE = 0.10
 
 
-class Work(msgspec.Struct, frozen=True):
-    """What the engines of a gateway did, by their own counters."""
+@dataclass(frozen=True, slots=True)
+class PoliciesPlan:
+    """What to run; see `Plan`.
 
-    #: Prompt tokens, and of these those found in a cache; tokens that were computed again after
-    #: a preemption count anew.
-    filled_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    preemptions: int
-    #: Seconds that engines spent in steps, all together.
-    busy_s: float
-    #: Steps of all engines.
-    steps: int
+    Attributes:
+        policies: as `serve --policy` takes them; the first is compared with each other.
+        engines: of each gateway.
+        loads: how many times as fast as by themselves jobs arrive, one after the other.
+        seeds: of lengths, arrivals and texts; each is run in `plan.rounds` rounds.
+        time_limit_s: of an application at a load: a round that would take longer is not begun.
+        settings: of the model, as in a gateway's `models`.
+    """
 
-    @property
-    def prefilled_tokens(self) -> int:
-        """Prompt tokens whose KV had to be computed."""
-        return self.filled_tokens - self.cached_tokens
+    plan: Plan
+    policies: Sequence[str]
+    engines: int
+    loads: Sequence[float] = (1.0,)
+    seeds: Sequence[int] = (0,)
+    time_limit_s: float = math.inf
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -108,128 +127,126 @@ class SpeedUp(msgspec.Struct, frozen=True):
     largest: float
 
 
+class Verdict(msgspec.Struct, frozen=True):
+    """One figure of an application under the first policy beside the best of the others."""
+
+    kind: str
+    #: `mean`, or `p99` where there is one kind of job only.
+    figure: str
+    unit: str
+    ours: float
+    best: float
+    #: The policy that has it.
+    policy: str
+    #: `best` over `ours`, and the smallest and the largest of a round.
+    ratio: float
+    least: float
+    largest: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether rounds differ by more than `NOISE`, or say both that it is ahead and behind."""
+        spread = (self.largest - self.least) / self.ratio
+        return spread > NOISE or self.least < 1.0 < self.largest
+
+
 class PoliciesOutcome(msgspec.Struct, frozen=True):
     app: str
+    #: What `count` counts.
+    what: str
     count: int
     scale: float
+    load: float
+    #: Of each round.
+    seeds: list[int]
     engines: int
+    jobs: int
     calls: int
     tokens: int
     same_texts: bool
+    #: The first of them, if any.
+    differences: list[str]
     policies: list[PolicyOutcome]
     speed_ups: list[SpeedUp]
+    verdicts: list[Verdict]
 
 
 async def compare_policies(
-    plan: Plan, policies: Sequence[str], engines: int, progress: Callable[[str], None]
+    plan: PoliciesPlan, progress: Callable[[str], None]
 ) -> list[PoliciesOutcome]:
-    """Run applications under all policies.
+    """Run applications (keys of `RECIPES`) under all policies, at all loads.
 
     Args:
-        plan: the applications.
-        policies: as `serve --policy` takes them; the first is compared with each other.
-        engines: of each gateway.
+        plan: what to run.
         progress: called with what is being measured.
 
     Raises:
         BenchmarkError: there is too little memory, a gateway did not start, or a call failed.
     """
-    check_memory(engines * len(policies))
+    check_memory(plan.engines * len(plan.policies))
+    fleet = Fleet(plan.plan.model, plan.engines, plan.settings)
+    found: list[PoliciesOutcome] = []
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-policies-")))
-        config = folder / "config.yaml"
-        # JSON is YAML too.
-        models = [{"model": plan.model, "engines": engines}]
-        config.write_bytes(msgspec.json.encode({"models": models}))
-        clients: dict[str, GatewayClient] = {}
-        for policy in policies:
-            progress(f"starting {engines} engines for {policy}")
-            server = await start_gateway("--config", str(config), "--policy", policy, name=policy)
-            stack.push_async_callback(server.stop)
-            client = GatewayClient(server.url, plan.model)
-            clients[policy] = await stack.enter_async_context(client)
-        density = await characters_per_token(clients[policies[0]])
-        return [
-            await _compare(app, clients, plan.size(app, density), engines, plan.rounds, progress)
-            for app in plan.apps
-        ]
+        progress(f"starting {plan.engines} engines each for {len(plan.policies)} gateways")
+        policies = [Arm(policy, SEMANTIC, policy=policy) for policy in plan.policies]
+        clients = await start_arms(stack, policies, fleet)
+        density = await characters_per_token(clients[plan.policies[0]])
+        for app in plan.plan.apps:
+            recipe = RECIPES[app]
+            size = Size(plan.plan.count or recipe.count, plan.plan.scale or recipe.scale, density)
+            way = NAMED if app in _WITH_TOOLS else SEMANTIC
+            arms = [replace(arm, way=way) for arm in policies]
+            found += [
+                await _compare(app, plan, arms, clients, size, load, progress)
+                for load in plan.loads
+            ]
+    return found
 
 
 async def _compare(
     app: str,
-    clients: dict[str, GatewayClient],
+    plan: PoliciesPlan,
+    arms: Sequence[Arm],
+    clients: Mapping[str, GatewayClient],
     size: Size,
-    engines: int,
-    rounds: int,
+    load: float,
     progress: Callable[[str], None],
 ) -> PoliciesOutcome:
-    workload = RECIPES[app].build(size, salt())
-    texts: set[tuple[tuple[str, ...], ...]] = set()
-    for policy, client in clients.items():
-        progress(f"{app}: same texts, {policy}")
-        result, _ = await run_counted(client, workload, SEMANTIC)
-        texts.add(tuple(job.texts for job in result.jobs))
-    workloads = [RECIPES[app].build(size, salt()) for _ in range(rounds)]
+    ends_by = time.monotonic() + plan.time_limit_s
+    seeds = [*plan.seeds] * plan.plan.rounds
 
-    async def timed(policy: str, number: int) -> tuple[RunResult, Work]:
-        return await run_counted(clients[policy], workloads[number], SEMANTIC)
+    def workload(seed: int, number: int) -> Workload:
+        salt = salt_of(app, seed, number)
+        built = RECIPES[app].build(replace(size, seed=seed), salt)
+        return at_load(salted(built, salt), load)
 
-    runs = await alternate(list(clients), rounds, timed, progress, app)
+    workloads = [workload(seed, number) for number, seed in enumerate(seeds, 1)]
+    title = f"{app}, load {load:g}"
+    if load == plan.loads[0]:
+        await run_rounds(arms, clients, [workload(seeds[0], 0)], progress, f"{title}, not timed")
+    runs = await run_rounds(arms, clients, workloads, progress, title, ends_by)
     outcomes = [
-        outcome(policy, workload, [run for run, _ in each], [work for _, work in each])
+        outcome(policy, workloads[0], [run for run, _ in each], [work for _, work in each])
         for policy, each in runs.items()
     ]
+    different = differing({policy: [run for run, _ in each] for policy, each in runs.items()})
     return PoliciesOutcome(
         app=app,
+        what=RECIPES[app].what,
         count=size.count,
         scale=size.scale,
-        engines=engines,
-        calls=len(workload.calls),
-        tokens=workload.tokens,
-        same_texts=len(texts) == 1,
+        load=load,
+        seeds=seeds[: len(outcomes[0].work)],
+        engines=plan.engines,
+        jobs=len(workloads[0].jobs),
+        calls=len(workloads[0].calls),
+        tokens=workloads[0].tokens,
+        same_texts=not different,
+        differences=different[:MAX_DIFFERENCES],
         policies=outcomes,
         speed_ups=speed_ups(outcomes),
+        verdicts=verdicts(outcomes),
     )
-
-
-async def run_counted(
-    client: GatewayClient, workload: Workload, way: Way, *, forget_jobs: bool = False
-) -> tuple[RunResult, Work]:
-    """Run a workload, a session for each job where the way has sessions, and count the work.
-
-    Sessions are deleted at the end of the run, with `forget_jobs` each at the end of its job.
-
-    Raises:
-        BenchmarkError: a call failed, or the engines send no counters.
-    """
-    session = f"bench-{secrets.token_hex(8)}"
-    before = await _counters(client)
-    try:
-        result = await run_workload(
-            client, workload, way, session, session_per_job=True, forget_jobs=forget_jobs
-        )
-    finally:
-        if way in (SEMANTIC, NAMED) and not forget_jobs:
-            names = (session_of(session, job) for job in workload.jobs)
-            await asyncio.gather(*(client.forget(name) for name in names))
-    after = await _counters(client)
-    return result, Work(**{name: after[name] - before[name] for name in after})
-
-
-async def _counters(client: GatewayClient) -> dict[str, Any]:
-    """By the fields of `Work`: sums over all engines, of counters younger than this call."""
-    began = time.monotonic()
-    while True:
-        engines = (await client.health())["engines"]
-        elapsed_s = time.monotonic() - began
-        if all(engine["stats_age_s"] < elapsed_s for engine in engines):
-            return {
-                name: sum(engine["stats"][name] for engine in engines)
-                for name in Work.__struct_fields__
-            }
-        if elapsed_s > _STATS_TIMEOUT_S:
-            raise BenchmarkError(f"{client.base_url}: its engines send no counters.")
-        await asyncio.sleep(0.1)
 
 
 def outcome(
@@ -278,27 +295,43 @@ def speed_ups(outcomes: Sequence[PolicyOutcome]) -> list[SpeedUp]:
     return found
 
 
-def check_memory(engines: int) -> None:
-    """Refuse to start more engines than there is memory for.
-
-    Raises:
-        BenchmarkError: there is too little.
-    """
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    sizes = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
-    free = sizes.get("MemAvailable", 0) * 1024
-    if free and free < engines * _ENGINE_BYTES:
-        raise BenchmarkError(
-            f"{engines} engines take about {engines * _ENGINE_BYTES >> 20:,} MiB, and "
-            f"{free >> 20:,} MiB of memory are available: take fewer engines or policies."
-        )
+def verdicts(outcomes: Sequence[PolicyOutcome]) -> list[Verdict]:
+    """The first against the best of the others, in each figure; none without others."""
+    ours, *others = outcomes
+    figures: list[tuple[str, Callable[[list[float]], float]]] = [("mean", fmean)]
+    if len(ours.times) == 1:
+        figures.append(("p99", p99))
+    found = []
+    for times in ours.times:
+        factor = 1000.0 if times.unit == "ms/token" else 1.0
+        for figure, value_of in figures:
+            values = {
+                each.policy: factor * value_of([*chain.from_iterable(each.samples[times.kind])])
+                for each in outcomes
+            }
+            best = min(others, key=lambda each: values[each.policy], default=None)
+            if best is None:
+                continue
+            rounds = zip(best.samples[times.kind], ours.samples[times.kind], strict=True)
+            ratios = [value_of(theirs) / value_of(mine) for theirs, mine in rounds]
+            found.append(
+                Verdict(
+                    *(times.kind, figure, times.unit),
+                    ours=values[ours.policy],
+                    best=values[best.policy],
+                    policy=best.policy,
+                    ratio=values[best.policy] / values[ours.policy],
+                    least=min(ratios),
+                    largest=max(ratios),
+                )
+            )
+    return found
 
 
 def to_dict(outcome: PoliciesOutcome) -> dict[str, Any]:
     content: dict[str, Any] = msgspec.to_builtins(outcome)
     for plain, policy in zip(content["policies"], outcome.policies, strict=True):
         plain["prefilled_tokens"] = policy.prefilled()
+    for plain, verdict in zip(content["verdicts"], outcome.verdicts, strict=True):
+        plain["noise"] = verdict.is_noise
     return content

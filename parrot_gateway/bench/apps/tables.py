@@ -24,15 +24,12 @@ def show_ways(outcomes: Sequence[AppOutcome]) -> None:
         _show_table(
             console,
             outcome,
-            "",
             ("network", "client"),
             ("p50", "p99", "semantic", "p99", "speed-up", "aim", "trips"),
             map(_way_cells, outcome.comparisons),
         )
         requests = ", ".join(f"{way} {number}" for way, number in outcome.requests.items())
         _show_sameness(console, outcome, f"of all ways: {{}}. Requests of a run: {requests}.")
-        for difference in outcome.differences:
-            console.print(difference, style="red", highlight=False, markup=False)
         console.print()
     console.print(
         "p50 and p99 of the time from a job's start until its client has what it reads (of chats: "
@@ -50,30 +47,63 @@ def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
 
     console = Console()
     for outcome in outcomes:
-        _show_table(
-            console,
-            outcome,
-            f", {outcome.engines} engines under each policy",
-            ("", "policy"),
-            ("mean", "of rounds", "p50", "n", "faster", "of rounds", "filled"),
-            (
-                _policy_cells(outcome, policy, times, first=index == 0)
-                for policy in outcome.policies
-                for index, times in enumerate(policy.times)
-            ),
+        seeds = ", ".join(map(str, dict.fromkeys(outcome.seeds)))
+        console.print(
+            f"[bold]{outcome.app}[/]: {outcome.count} {outcome.what}, {outcome.jobs} jobs, "
+            f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, lengths x "
+            f"{outcome.scale:g}, arrivals x {outcome.load:g}; {outcome.engines} engines under each "
+            f"policy; {len(outcome.seeds)} rounds, seeds {seeds}",
+            highlight=False,
         )
+        for kind in [times.kind for times in outcome.policies[0].times]:
+            rows = [
+                (policy, times)
+                for policy in outcome.policies
+                for times in policy.times
+                if times.kind == kind
+            ]
+            _show_rows(
+                (f"{kind}, {rows[0][1].unit}",),
+                ("mean", "p50", "p99", "n", "faster", "of rounds", "filled"),
+                (_policy_cells(outcome, policy, times) for policy, times in rows),
+            )
         _show_sameness(console, outcome, "under all policies: {}.")
         console.print()
+    _show_verdicts(outcomes)
     console.print(
-        "Times from a job's start until its client has what it reads, of the n jobs of all rounds; "
-        "of rounds: the smallest and the largest mean of a round. Faster: so many times is the "
-        "first policy than this one in the mean of all jobs, and in the means of the round where "
-        "it was least so and where it was most; where 1 lies between them, take more rounds. "
-        "Filled: prompt tokens that engines computed in a round, the median. "
+        "Times from a job's start until its client has what it reads, of the n jobs of all rounds. "
+        "Faster: so many times is the first policy than this one in the mean of all jobs, and in "
+        "the means of the round where it was least so and where it was most. Filled: prompt tokens "
+        "that engines computed in a round, the median. Best other: of each figure for itself, a "
+        "mean where nothing else is said. Noise: the ratio differs between rounds by more than "
+        "10 %, or 1 lies between them. "
         f"Load average of this machine: {load_average()}.",
         style="dim",
         highlight=False,
     )
+
+
+def _show_verdicts(outcomes: Sequence[PoliciesOutcome]) -> None:
+    """The first policy beside the best of the others, in all figures of all applications."""
+    rows = []
+    for outcome in outcomes:
+        for each in outcome.verdicts:
+            digits = 1 if each.unit == "ms/token" else 2
+            what = each.figure if len(outcome.policies[0].times) == 1 else each.kind
+            rows.append(
+                (
+                    f"{outcome.app} x{outcome.load:g}",
+                    f"{what}, {each.unit.removesuffix('/token')}",
+                    f"{each.ours:.{digits}f}",
+                    f"{each.best:.{digits}f} {each.policy}",
+                    f"{each.ratio:.2f}x",
+                    f"{each.least:.2f}-{each.largest:.2f}",
+                    "noise" if each.is_noise else "",
+                )
+            )
+    if rows:
+        ours = outcomes[0].policies[0].policy
+        _show_rows(("arrivals", "figure"), (ours, "best other", "ratio", "of rounds", ""), rows)
 
 
 def show_gain(outcomes: Sequence[GainOutcome]) -> None:
@@ -159,8 +189,7 @@ def _time_cells(outcome: GainOutcome, arm: str, times: Times) -> list[str]:
 
 def _show_table(
     console: Console,
-    outcome: AppOutcome | PoliciesOutcome,
-    more: str,
+    outcome: AppOutcome,
     left: Sequence[str],
     right: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -169,7 +198,7 @@ def _show_table(
     console.print(
         f"[bold]{outcome.app}[/]: {outcome.count} {RECIPES[outcome.app].what}, "
         f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, the paper's lengths x "
-        f"{outcome.scale:g}{more}",
+        f"{outcome.scale:g}",
         highlight=False,
     )
     _show_rows(left, right, rows)
@@ -194,6 +223,8 @@ def _show_sameness(
     same = "the same" if outcome.same_texts else "DIFFERENT"
     style = "dim" if outcome.same_texts else "red"
     console.print("Final texts " + form.format(same), style=style, highlight=False)
+    for difference in outcome.differences:
+        console.print(difference, style="red", highlight=False, markup=False)
 
 
 def _way_cells(each: Comparison) -> list[str]:
@@ -211,21 +242,16 @@ def _way_cells(each: Comparison) -> list[str]:
     ]
 
 
-def _policy_cells(
-    outcome: PoliciesOutcome, policy: PolicyOutcome, times: Times, *, first: bool
-) -> list[str]:
+def _policy_cells(outcome: PoliciesOutcome, policy: PolicyOutcome, times: Times) -> list[str]:
     digits = 1 if times.unit == "ms/token" else 2
     found = ["", ""]
     for each in outcome.speed_ups:
         if (each.kind, each.against) == (times.kind, policy.policy):
-            found = [f"{each.of_all:.2f}", f"{each.least:.2f}-{each.largest:.2f}"]
+            found = [f"{each.of_all:.2f}x", f"{each.least:.2f}-{each.largest:.2f}"]
     return [
-        f"{times.kind} {times.unit}",
         policy.policy,
-        f"{times.mean:.{digits}f}",
-        f"{times.least_mean:.{digits}f}-{times.largest_mean:.{digits}f}",
-        f"{times.p50:.{digits}f}",
+        *(f"{value:.{digits}f}" for value in (times.mean, times.p50, times.p99)),
         f"{times.jobs}",
         *found,
-        f"{policy.prefilled():,.0f}" if first else "",
+        f"{policy.prefilled():,.0f}",
     ]

@@ -31,6 +31,8 @@ PROGRAM_GAP_S, AGENT_GAP_S, SESSION_GAP_S = 4.0, 1.5, 0.6
 TURNS, TURNS_MIN, CONTEXT_TOKENS = 0.07, 2, 40_000
 #: Recorded pauses hold people too; tools alone take no longer than this.
 PAUSE_MAX_S = 30.0
+#: More than there are agents: those of another seed are others.
+_AGENTS = 1_000_003
 
 
 def multi_agent(size: Size, salt: str) -> Workload:
@@ -80,7 +82,7 @@ def _agents(name: str, size: Size, salt: str, roles: tuple[str, ...], gap_s: flo
 
 def _agent(size: Size, salt: str, number: int, system: str, kind: str, gap_s: float) -> Job:
     """Turns that each hold all before; a tool's result comes as the user's message."""
-    draw = random.Random(number)  # noqa: S311 - a workload, not a secret
+    draw = random.Random(number + size.seed * _AGENTS)  # noqa: S311 - a workload, not a secret
     turns = figures.lognormal(draw, mean=recorded.TURNS_MEAN, median=recorded.TURNS_MEDIAN)
     task = book.passage(size.characters(recorded.TASK_TOKENS), draw.randrange(100_000))
     history: tuple[Message, ...] = (Message("system", (system,)),)

@@ -136,6 +136,8 @@ class Size:
     scale: float
     #: Of the model's tokenizer on the book, on average.
     characters_per_token: float = 3.6
+    #: Of what is drawn: lengths, arrivals.
+    seed: int = 0
 
     def tokens(self, paper: float) -> int:
         """The paper's number of tokens, scaled; 1 at least."""

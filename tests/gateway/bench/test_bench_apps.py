@@ -11,7 +11,7 @@ import pytest
 from harness.fake_upstream import FakeUpstream
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
-from parrot_gateway.bench.apps import book, measure, policies
+from parrot_gateway.bench.apps import book, measure
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Call, Job, Output, Size, Workload
@@ -295,101 +295,3 @@ def test_what_the_command_refuses(demo: GatewayProcess) -> None:
     assert "sk-secret" not in literal.stderr
     for run in (unknown, nowhere, literal):
         assert "Traceback" not in run.stderr
-
-
-# -- policies -----------------------------------------------------------------------------
-
-
-def test_gpts() -> None:
-    workload = build("gpts")
-    calls = workload.calls
-    assert len(calls) == 40
-    kinds = {call.name.rpartition("_")[0] for call in calls}
-    assert kinds == {"productivity", "image_generation", "programming", "data_analysis"}
-    for kind, system, answer in (("productivity", 7437, 704), ("image_generation", 1116, 89)):
-        alike = [call for call in calls if call.name.startswith(kind)]
-        assert len(alike) == 10
-        assert {call.tokens for call in alike} == {answer}
-        texts = [call.text(str).rpartition("\n") for call in alike]
-        assert len({head for head, _, _ in texts}) == 1, "the system prompt is shared"
-        assert len({query for _, _, query in texts}) == 10
-        assert len(texts[0][0]) / 3.6 == pytest.approx(system, rel=0.02)
-    arrivals = [job.arrives_s for job in workload.jobs]
-    assert arrivals == sorted(arrivals)
-    assert arrivals[-1] == pytest.approx(40 / 0.25, rel=0.5)
-
-
-def test_summaries_beside_chats_are_of_one_document() -> None:
-    workload = build("mixed")
-    summaries = [job for job in workload.jobs if job.kind == "map-reduce"]
-    assert len(summaries) == 9
-    for number in range(16):
-        alike = [job.calls[number] for job in summaries]
-        assert len({call.text(str) for call in alike}) == 1
-        assert len({call.seed for call in alike}) == 9
-    assert len({job.calls[0].text(str) for job in workload.jobs if job.kind == "chat"}) == 40
-
-
-def a_run(workload: Workload, seconds: float) -> RunResult:
-    return RunResult(tuple(JobResult(job, seconds, ("x",)) for job in workload.jobs), 1)
-
-
-def a_round(prefilled: int) -> policies.Work:
-    return policies.Work(prefilled + 100, 100, 40, 0, 1.0, 50)
-
-
-def test_speed_ups_are_of_the_first_policy_round_by_round() -> None:
-    workload = build("gpts", 4)
-    ours = policies.outcome(
-        "ours", workload, [a_run(workload, 1.0), a_run(workload, 2.0)], [a_round(10), a_round(20)]
-    )
-    theirs = policies.outcome(
-        "theirs", workload, [a_run(workload, 3.0), a_run(workload, 2.0)], [a_round(50)]
-    )
-    (found,) = policies.speed_ups([ours, theirs])
-    assert (found.kind, found.against) == ("gpts", "theirs")
-    assert found.p50 == pytest.approx((3.0 + 1.0) / 2)
-    assert (found.least, found.largest) == pytest.approx((1.0, 3.0))
-    assert found.of_all == pytest.approx(5.0 / 3.0)
-    assert ours.prefilled() == 15
-    (times,) = ours.times
-    assert times.unit == "ms/token"
-    assert times.end_to_end_p50_s == 1.5
-    assert times.jobs == 2 * len(workload.jobs)
-    assert times.least_mean == pytest.approx(times.largest_mean / 2)
-    assert times.mean == pytest.approx((times.least_mean + times.largest_mean) / 2)
-
-
-def test_the_command_compares_policies(tmp_path: Path) -> None:
-    path = tmp_path / "policies.json"
-    run = run_cli(
-        *("bench", "apps", "--app", "gpts", "--engines", "2", "--count", "4", "--scale", "0.02"),
-        *("--policy", "parrot", "--policy", "round-robin", "--rounds", "1", "--json", str(path)),
-        environment={"COLUMNS": "80"},
-    )
-    assert run.returncode == 0, run.stderr
-    assert "round-robin" in run.stdout
-    assert "…" not in run.stdout, "a table that is cut"
-    (app,) = msgspec.json.decode(path.read_bytes())["apps"]
-    assert app["same_texts"]
-    assert [each["policy"] for each in app["policies"]] == ["parrot", "round-robin"]
-    for each in app["policies"]:
-        (work,) = each["work"]
-        assert work["generated_tokens"] == app["tokens"]
-        assert each["prefilled_tokens"] == work["filled_tokens"] - work["cached_tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--app", "gpts", "--policy", "best"), "best"),
-        (("--app", "gpts", "--app", "chain"), "--engines"),
-        (("--app", "gpts", "--network-delay", "5"), "network"),
-        (("--app", "mixed", "--base-url", "http://127.0.0.1:1/v1"), "--base-url"),
-    ],
-)
-def test_what_a_comparison_of_policies_refuses(arguments: tuple[str, ...], why: str) -> None:
-    run = run_cli("bench", "apps", *arguments)
-    assert run.returncode == 2
-    assert why in run.stderr
-    assert "Traceback" not in run.stderr

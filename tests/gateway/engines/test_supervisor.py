@@ -306,6 +306,15 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     assert (options.num_blocks, options.kv_cache_bytes, options.seed) == (7, 10**9, 5)
 
 
+def test_engines_of_a_model_take_its_devices_in_turn() -> None:
+    model = ModelSettings(model="owner/model", engines=3, device="cuda:0, cuda:1")
+    supervisor = EngineSupervisor(
+        [model, ModelSettings(model="other")], EngineRegistry(max_engines=8)
+    )
+    devices = [process.model.device for process in supervisor.processes]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", "auto"]
+
+
 SECRETS = {
     "OPENAI_API_KEY": "s1",
     "PARROT_API_KEY": "s2",
