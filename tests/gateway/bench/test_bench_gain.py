@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
-from parrot_gateway.bench.apps import command, gain, policies
+from parrot_gateway.bench.apps import arms, command, gain, policies
 from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_gateway.bench.apps.undeclared import RECIPES
 from parrot_gateway.bench.apps.workload import NAMED, SEMANTIC, Call, Job, Output, Size, Workload
@@ -138,7 +138,7 @@ def test_gains_are_against_the_first_arm_round_by_round() -> None:
             name,
             workload,
             [a_run(workload, seconds) for seconds, _, _ in rounds],
-            [policies.Work(filled, cached, 40, 0, 1.0, 50) for _, filled, cached in rounds],
+            [arms.Work(filled, cached, 40, 0, 1.0, 50) for _, filled, cached in rounds],
         )
 
     outcomes = [
@@ -219,4 +219,4 @@ def test_what_a_comparison_of_linking_refuses(arguments: tuple[str, ...], why: s
 
 def test_too_many_engines_for_the_memory_are_refused() -> None:
     with pytest.raises(BenchmarkError, match="memory"):
-        policies.check_memory(10**6)
+        arms.check_memory(10**6)

@@ -97,8 +97,8 @@ def a_run(workload: Workload, seconds: float) -> RunResult:
     return RunResult(tuple(JobResult(job, seconds, ("x",)) for job in workload.jobs), 1)
 
 
-def a_round(prefilled: int) -> policies.Work:
-    return policies.Work(prefilled + 100, 100, 40, 0, 1.0, 50)
+def a_round(prefilled: int) -> arms.Work:
+    return arms.Work(prefilled + 100, 100, 40, 0, 1.0, 50)
 
 
 def test_speed_ups_are_of_the_first_policy_round_by_round() -> None:
