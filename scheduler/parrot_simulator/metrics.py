@@ -395,6 +395,25 @@ class Results:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What is measured of an application: the mean or a quantile of a metric of a kind."""
+
+    label: str
+    metric: Metric
+    #: None: of all kinds.
+    kind: str | None = None
+    #: None: the mean.
+    quantile: float | None = None
+
+    def of(self, results: Results) -> float:
+        """In the metric's unit; NaN where nothing was measured."""
+        distribution, unit = results.distribution(self.kind, self.metric)
+        if self.quantile is None:
+            return distribution.mean * unit
+        return distribution.quantile(self.quantile) * unit
+
+
 def _to_dicts(groups: Mapping[str, Measures]) -> dict[str, Any]:
     return {name: groups[name].to_dict() for name in sorted(groups)}
 

@@ -7,9 +7,11 @@ into its events, and carries out its actions.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
-from parrot_scheduler.actions import Cancel, Forget, Place, Reject, WakeAt
+from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
 from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, TaskSubmitted, Tick
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import TaskId
@@ -29,14 +31,36 @@ class SimulationStuckError(Exception):
     """Calls are unfinished and nothing is going to happen any more."""
 
 
-def simulate(workload: Workload, options: SimulationOptions) -> Results:
+class Decider(Protocol):
+    """What decides about tasks: the scheduler, or something in its place."""
+
+    #: Actions so far, and ignored events, by kind.
+    counts: dict[str, int]
+    ignored: dict[str, int]
+
+    @property
+    def num_tasks(self) -> int: ...
+
+    def step(self, now: float, events: Iterable[Event]) -> list[Action]:
+        """See `Scheduler.step`."""
+        ...
+
+
+def simulate(
+    workload: Workload, options: SimulationOptions, decider: Decider | None = None
+) -> Results:
     """Run a workload to its end.
+
+    Args:
+        workload: what arrives.
+        options: engines, clients and policies.
+        decider: in place of a scheduler of the policies.
 
     Raises:
         ValueError: a plan that makes no sense.
         SimulationStuckError: the scheduler forgot a call.
     """
-    return _Simulation(workload, options).run()
+    return _Simulation(workload, options, decider or Scheduler(options.config)).run()
 
 
 @dataclass(slots=True)
@@ -51,11 +75,11 @@ class _Submitted:
 class _Simulation:
     """One run, see `simulate`: the clients' `Server`, and the `Gateway` of the fleet."""
 
-    def __init__(self, workload: Workload, options: SimulationOptions) -> None:
+    def __init__(self, workload: Workload, options: SimulationOptions, scheduler: Decider) -> None:
         self._workload = workload
         self._options = options
         self._clock = Clock()
-        self._scheduler = Scheduler(options.config)
+        self._scheduler = scheduler
         #: Events for the scheduler's next step.
         self._events: list[Event] = []
         self._tasks: dict[TaskId, _Submitted] = {}

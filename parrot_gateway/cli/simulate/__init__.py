@@ -15,6 +15,7 @@ from parrot_gateway.cli.simulate.fit import fit_command
 from parrot_gateway.cli.simulate.studies import (
     ablation_command,
     knowledge_command,
+    oracle_command,
     paper_command,
     policies_command,
 )
@@ -41,3 +42,4 @@ simulate.command("ablation")(ablation_command)
 simulate.command("knowledge")(knowledge_command)
 simulate.command("policies")(policies_command)
 simulate.command("fit")(fit_command)
+simulate.command("oracle")(oracle_command)

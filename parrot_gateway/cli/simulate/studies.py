@@ -23,6 +23,10 @@ Applications: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--app", help="One of the applications; repeatable.", show_default="all"),
 ]
+Load: TypeAlias = Annotated[
+    list[int] | None,
+    typer.Option(min=1, max=3, help="Which of the loads; repeatable.", show_default="all"),
+]
 Ordinary: TypeAlias = Annotated[
     bool, typer.Option("--ordinary", help="Engines without shared attention and background chunks.")
 ]
@@ -112,10 +116,7 @@ def policies_command(
             show_default="parrot and five others",
         ),
     ] = None,
-    load: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=3, help="Which of the loads; repeatable.", show_default="all"),
-    ] = None,
+    load: Load = None,
     engines: Engines = 4,
     profile: Profile = "H200-8B",
     ordinary: Ordinary = False,
@@ -152,6 +153,54 @@ def policies_command(
         typer.echo(policies_table(figures))
         settings = {"profile": profile, "engines": engines, "ordinary": ordinary, "seeds": seeds}
         found = [figure.to_dict() | {"ratio": figure.ratio} for figure in figures]
+        _write({"settings": settings, "machine": machine(), "figures": found}, json)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+def oracle_command(
+    app: Applications = None,
+    load: Load = None,
+    engines: Engines = 4,
+    profile: Profile = "H200-8B",
+    ordinary: Ordinary = False,
+    iterations: Annotated[
+        int, typer.Option(min=0, help="Changes of schedules to try, for each load.")
+    ] = 300,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the applications of `simulate policies`.")
+    ] = 0.4,
+    seed: Annotated[int, typer.Option(min=0, help="Of workloads and search.")] = 0,
+    json: Json = None,
+) -> None:
+    """How far policies are from the best schedule that a search with foresight finds."""
+    from parrot_simulator.experiments import applications, oracle
+    from parrot_simulator.profiles import PROFILES
+    from parrot_simulator.reports.oracle import oracle_table
+
+    from parrot_gateway.bench.report import machine
+
+    try:
+        named(profile, PROFILES, "profile")
+        figures = list(
+            oracle.run(
+                applications.select(app or ()),
+                profile=profile,
+                engines=engines,
+                ordinary=ordinary,
+                loads=[number - 1 for number in load or (1, 2, 3)],
+                iterations=iterations,
+                share=share,
+                seed=seed,
+                progress=report,
+            )
+        )
+        typer.echo(oracle_table(figures))
+        settings = {
+            "profile": profile, "engines": engines, "ordinary": ordinary, "seed": seed,
+            "iterations": iterations, "share": share,
+        }  # fmt: skip
+        found = [figure.to_dict() for figure in figures]
         _write({"settings": settings, "machine": machine(), "figures": found}, json)
     except (ValueError, OSError) as error:
         fail(str(error))

@@ -12,28 +12,9 @@ from statistics import fmean
 
 from parrot_simulator.experiments.definitions import OWN
 from parrot_simulator.figures import SUMMARY_GAPS_S
-from parrot_simulator.metrics import Metric, Results
+from parrot_simulator.metrics import Figure, Metric
 from parrot_simulator.profiles import DEFAULT_PROFILE
 from parrot_simulator.workloads import Generator, build
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """What is measured of an application: the mean or a quantile of a metric of a kind."""
-
-    label: str
-    metric: Metric
-    #: None: of all kinds.
-    kind: str | None = None
-    #: None: the mean.
-    quantile: float | None = None
-
-    def of(self, results: Results) -> float:
-        """In the metric's unit; NaN where nothing was measured."""
-        distribution, unit = results.distribution(self.kind, self.metric)
-        if self.quantile is None:
-            return distribution.mean * unit
-        return distribution.quantile(self.quantile) * unit
 
 
 def _mean_and_tail(metric: Metric, unit: str) -> tuple[Figure, Figure]:
@@ -67,6 +48,11 @@ class Application:
     figures: tuple[Figure, Figure]
     #: By the engines' profile.
     loads: Mapping[str, Loads]
+
+    @property
+    def means(self) -> tuple[Figure, ...]:
+        """Those figures that are means."""
+        return tuple(figure for figure in self.figures if figure.quantile is None)
 
     def loads_of(self, profile: str) -> Loads:
         """The loads for engines of a profile.

@@ -49,15 +49,19 @@ def test_behind_is_behind_in_both_figures() -> None:
     assert policies_table([]) == ""
 
 
-def test_the_command_compares_all_policies_on_the_same_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = replace(
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands have one small application."""
+    mixed = replace(
         applications.select(["mixed"])[0],
         parameters=lambda load, seconds: {"count": round(6 * load), "summaries": 1},
         loads={DEFAULT_PROFILE: Loads((1, 2, 3), scale=0.2)},
     )
-    monkeypatch.setattr(applications, "APPLICATIONS", (small,))
+    monkeypatch.setattr(applications, "APPLICATIONS", (mixed,))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_compares_all_policies_on_the_same_calls(tmp_path: Path) -> None:
     path = tmp_path / "policies.json"
     arguments = ["--load", "1", "--load", "3", "--engines", "2", "--seeds", "2"]
     result = CliRunner().invoke(app, ["simulate", "policies", *arguments, "--json", str(path)])
@@ -89,3 +93,26 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["simulate", "policies", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.usefixtures("small")
+def test_the_oracle_is_between_the_bound_and_the_best_policy(tmp_path: Path) -> None:
+    path = tmp_path / "oracle.json"
+    arguments = ["--load", "2", "--engines", "2", "--iterations", "30", "--json", str(path)]
+    result = CliRunner().invoke(app, ["simulate", "oracle", *arguments])
+    assert result.exit_code == 0, result.output
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert data["settings"]["iterations"] == 30
+    chats, jobs = data["figures"]
+    ratios = [found["oracle"] / min(found["values"].values()) for found in (chats, jobs)]
+    assert sum(ratios) <= 2.0 * min(
+        sum(found["values"][policy] / min(found["values"].values()) for found in (chats, jobs)) / 2
+        for policy in POLICIES
+    )
+    for found in (chats, jobs):
+        assert 0 < found["bound"] <= min(found["oracle"], *found["values"].values())
+        assert list(found["values"]) == list(POLICIES)
+    assert "40 schedules" in result.stderr
+    assert "Over the oracle, in the mean: parrot" in result.stdout
+    again = CliRunner().invoke(app, ["simulate", "oracle", *arguments[:-2]])
+    assert again.stdout == result.stdout
