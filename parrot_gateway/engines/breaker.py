@@ -13,6 +13,7 @@ starts the count afresh, so an upstream that mostly works is never cut off.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NewType, TypeAlias
 
@@ -37,6 +38,8 @@ class CircuitBreaker:
     open_s: float
     #: Consecutive successes that close it again; also the probes let through at once.
     successes: int
+    #: Called with each state that it enters.
+    on_change: Callable[[BreakerState], None] | None = None
 
     def __post_init__(self) -> None:
         self._state: BreakerState = "closed"
@@ -102,9 +105,9 @@ class CircuitBreaker:
         return max(0.0, self._opened_at + self.open_s - now)
 
     def _open(self, now: float) -> None:
-        self._enter("open")
         self._opened_at = now
         self.openings += 1
+        self._enter("open")
 
     def _enter(self, state: BreakerState) -> None:
         self._state = state
@@ -112,3 +115,5 @@ class CircuitBreaker:
         self._failed_at.clear()
         self._probes = 0
         self._succeeded = 0
+        if self.on_change is not None:
+            self.on_change(state)

@@ -13,9 +13,9 @@ import logging
 import random
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import aiohttp
@@ -23,11 +23,11 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
-from parrot_gateway.engines.breaker import CircuitBreaker, Permit
+from parrot_gateway.engines.breaker import BreakerState, CircuitBreaker, Permit
 from parrot_gateway.engines.proxy_headers import RequestHeaders, can_be_passed_on
 from parrot_gateway.engines.retry import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
-from parrot_gateway.engines.upstream_response import Broken, UpstreamResponse, explain
+from parrot_gateway.engines.upstream_response import Broken, CallTracker, UpstreamResponse, explain
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
     GatewayError,
@@ -62,6 +62,31 @@ class _PlainRequest(aiohttp.ClientRequest):
         """See `aiohttp.ClientRequest`."""
 
 
+class UpstreamClient(Protocol):
+    """What a call needs of an upstream: one server, or several that take it in turns."""
+
+    @property
+    def settings(self) -> UpstreamSettings:
+        """As checked."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+
+    async def request(
+        self,
+        method: str,
+        path: str | bytes,
+        query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        first_byte_timeout_s: float | None = None,
+        readable: bool = True,
+    ) -> UpstreamResponse:
+        """See `Upstream.request`."""
+
+
 class Upstream:
     """One upstream server.
 
@@ -69,10 +94,18 @@ class Upstream:
         settings: as checked.
         secret: its key; by default the one that the settings refer to.
         gateway_has_key: callers send the gateway's own key, which must not leave it.
+        server: name and URL of this server, where the upstream has several.
+        on_breaker: called with each state that its circuit breaker enters.
     """
 
     def __init__(
-        self, settings: UpstreamSettings, secret: str | None = None, *, gateway_has_key: bool = True
+        self,
+        settings: UpstreamSettings,
+        secret: str | None = None,
+        *,
+        gateway_has_key: bool = True,
+        server: tuple[str, str] | None = None,
+        on_breaker: Callable[[BreakerState], None] | None = None,
     ) -> None:
         reference = settings.key_reference()
         if secret is None and reference is not None:
@@ -82,7 +115,7 @@ class Upstream:
             forward = secret is None and not gateway_has_key
         self.settings = settings
         #: The operator's name for it.
-        self.name = settings.name
+        self.name, self._base_url = server or (settings.name, settings.url)
         #: Tokens and calls since the start.
         self.usage = UsageTotals()
         #: Calls in flight and in line.
@@ -90,7 +123,7 @@ class Upstream:
         #: Tries after the first, and tries that failed, since the start.
         self.retries = 0
         self.failures = 0
-        self._base = URL(settings.url)
+        self._base = URL(self._base_url)
         self._headers = RequestHeaders(secret, forward_credentials=forward, api=settings.api)
         self._policy = RetryPolicy(settings.max_retries, settings.backoff_s, settings.max_backoff_s)
         self._breaker = CircuitBreaker(
@@ -98,6 +131,7 @@ class Upstream:
             window_s=settings.breaker_window_s,
             open_s=settings.breaker_open_s,
             successes=settings.breaker_successes,
+            on_change=on_breaker,
         )
         self._url = lru_cache(maxsize=_MAX_CACHED_URLS)(self._make_url)
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
@@ -188,6 +222,7 @@ class Upstream:
         *,
         first_byte_timeout_s: float | None = None,
         readable: bool = True,
+        tracker: CallTracker | None = None,
     ) -> UpstreamResponse:
         """Send one request and return its answer once the first bytes of the body are there.
 
@@ -203,6 +238,7 @@ class Upstream:
             first_byte_timeout_s: seconds that the client waits for a first byte: no wait in line
                 and no retry goes beyond it.
             readable: request an uncompressed answer.
+            tracker: notified of what becomes of the answer that is returned.
 
         Raises:
             InvalidRequestError: the path leads elsewhere.
@@ -220,7 +256,7 @@ class Upstream:
         if not self.slots.acquire_nowait():
             await self._wait_in_line(limit_s)
         try:
-            return await self._try_until_answered(method, url, outgoing, body, deadline)
+            return await self._try_until_answered(method, url, outgoing, body, deadline, tracker)
         except BaseException:
             self.slots.release()
             raise
@@ -238,8 +274,34 @@ class Upstream:
                 f"The upstream '{self.name}' had no room within {limit_s:g} s. Try again later."
             ) from None
 
+    async def probe(self) -> None:
+        """Ask a server whose breaker has opened for its models, once the breaker lets a try
+        through; any answer without a 5xx is a success."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._breaker.retry_after_s(loop.time()))
+        permit = self._breaker.acquire(loop.time())
+        if permit is None:
+            return
+        try:
+            async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
+                response = await self._get_models()
+        except (Broken, TimeoutError):
+            self._breaker.failure(permit, loop.time())
+        except BaseException:
+            self._breaker.abandon(permit)
+            raise
+        else:
+            response.discard()
+            self._note_end(permit, complete=response.status < 500)
+
     async def _try_until_answered(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes, deadline: float
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: bytes,
+        deadline: float,
+        tracker: CallTracker | None,
     ) -> UpstreamResponse:
         loop = asyncio.get_running_loop()
         retry = 0
@@ -248,7 +310,7 @@ class Upstream:
             if permit is None:
                 raise self._unavailable(loop.time())
             try:
-                response = await self._try_once(method, url, headers, body)
+                response = await self._try_once(method, url, headers, body, tracker)
             except Broken as broken:
                 self._note_end(permit, complete=False)
                 if not broken.retry or retry >= self._policy.max_retries:
@@ -284,7 +346,12 @@ class Upstream:
                 await asyncio.sleep(delay)
 
     async def _try_once(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: bytes,
+        tracker: CallTracker | None = None,
     ) -> UpstreamResponse:
         session = self._session
         if session is None:
@@ -295,16 +362,18 @@ class Upstream:
                 method, url, data=data or None, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, ValueError) as cause:
-            raise explain(self.settings, cause, "closed the connection without an answer") from None
+            raise self._explained(cause, "closed the connection without an answer") from None
         if not can_be_passed_on(inner.status, inner.raw_headers):
             inner.close()
-            raise explain(self.settings, ValueError("status or headers"), "") from None
-        response = UpstreamResponse(self.settings, inner, self.slots, self._note_end)
+            raise self._explained(ValueError("status or headers"), "") from None
+        response = UpstreamResponse(
+            self.name, self.settings, inner, self.slots, self._note_end, self.usage, tracker
+        )
         try:
             await response.read_first()
         except (aiohttp.ClientError, OSError) as cause:
             inner.close()
-            raise explain(self.settings, cause, "broke off before its answer was whole") from None
+            raise self._explained(cause, "broke off before its answer was whole") from None
         except BaseException:
             inner.close()
             raise
@@ -314,6 +383,9 @@ class Upstream:
                 retry=True,
             )
         return response
+
+    def _explained(self, cause: BaseException, otherwise: str) -> Broken:
+        return explain(self.name, self.settings, cause, otherwise)
 
     def _note_end(self, permit: Permit | None, complete: bool) -> None:
         """Count an answer that broke off; of one with a permit the breaker learns the outcome."""
@@ -339,8 +411,8 @@ class Upstream:
     def _make_url(self, path: bytes, query: bytes) -> URL:
         suffix = f"?{query.decode('latin-1')}" if query else ""
         if path == TOKENIZE.encode():
-            return URL(self.settings.url.removesuffix("/v1") + TOKENIZE, encoded=True)
-        return URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
+            return URL(self._base_url.removesuffix("/v1") + TOKENIZE, encoded=True)
+        return URL(f"{self._base_url}{_below_v1(path)}{suffix}", encoded=True)
 
     async def _keep_discovering(self) -> None:
         shortest, longest = DISCOVERY_BACKOFF_S
@@ -362,11 +434,9 @@ class Upstream:
             await asyncio.sleep(REFRESH_S)
 
     async def _read_models(self) -> list[str]:
-        headers = self._headers.build([(b"accept", b"application/json")], readable=True)
-        url = self._url(b"/v1/models", b"")
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
             try:
-                response = await self._try_once("GET", url, headers, b"")
+                response = await self._get_models()
             except Broken as broken:
                 raise broken.error from None
         response.discard()
@@ -376,6 +446,10 @@ class Upstream:
             return [model.id for model in _model_list_decoder.decode(response.first).data]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("GET /models did not answer with a list of models.") from None
+
+    def _get_models(self) -> Coroutine[Any, Any, UpstreamResponse]:
+        headers = self._headers.build([(b"accept", b"application/json")], readable=True)
+        return self._try_once("GET", self._url(b"/v1/models", b""), headers, b"")
 
     def _advice(self, response: UpstreamResponse) -> str:
         if response.status in (401, 403):

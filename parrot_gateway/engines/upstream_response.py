@@ -9,12 +9,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import aiohttp
 
 from parrot_gateway.engines.breaker import Permit
 from parrot_gateway.engines.proxy_headers import response_headers
 from parrot_gateway.engines.slots import Slots
+from parrot_gateway.engines.usage import Usage, UsageTotals
 from parrot_gateway.exceptions import UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -36,10 +38,32 @@ class Broken(Exception):
         self.at_once = at_once
 
 
-def explain(settings: UpstreamSettings, cause: BaseException, otherwise: str) -> Broken:
-    """What a failure of the connection means to the client. Names no address."""
-    upstream = f"The upstream '{settings.name}'"
-    logger.debug("%s: %r", settings.name, cause)
+class CallTracker(Protocol):
+    """Follows one request to a server of several; see `UpstreamResponse`."""
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the call waited for a server."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is this server, in a few words."""
+
+    def read(self, data: bytes) -> None:
+        """Bytes of the answer's body, as they come."""
+
+    def succeeded(self, usage: Usage | None) -> None:
+        """The answer is complete; what it says of tokens, if anything."""
+
+    def close(self) -> None:
+        """The request is over. Safe to call twice."""
+
+
+def explain(name: str, settings: UpstreamSettings, cause: BaseException, otherwise: str) -> Broken:
+    """What a failure of the connection to the server `name` means to the client. Names no
+    address."""
+    upstream = f"The upstream '{name}'"
+    logger.debug("%s: %r", name, cause)
     if isinstance(cause, aiohttp.ConnectionTimeoutError):
         message = f"{upstream} did not accept a connection in {settings.connect_timeout_s:g} s."
         return Broken(UpstreamTimeoutError(message), retry=True)
@@ -70,12 +94,16 @@ class UpstreamResponse:
     """An answer whose status, headers and first bytes are there; holds a slot until it is closed.
 
     Args:
+        server: name of the server that answers.
         settings: of the upstream, for the wording of errors.
         inner: the client's own response.
         slots: the slot is released there.
         report: called with the permit, if one decides by the end, and whether the end was reached.
+        usage: what is counted of the server's answers.
+        tracker: of the call, where the server is one of several.
 
     Attributes:
+        server: see above.
         status: of the upstream.
         headers: those that go on to the client, names in lower case.
         content_type: lower case, without parameters.
@@ -86,15 +114,21 @@ class UpstreamResponse:
 
     def __init__(
         self,
+        server: str,
         settings: UpstreamSettings,
         inner: aiohttp.ClientResponse,
         slots: Slots,
         report: Callable[[Permit | None, bool], None],
+        usage: UsageTotals,
+        tracker: CallTracker | None = None,
     ) -> None:
+        self.server = server
         self._settings = settings
         self._inner = inner
         self._slots = slots
         self._report = report
+        self._usage = usage
+        self._tracker = tracker
         self._permit: Permit | None = None
         self._closed = False
         self.status = inner.status
@@ -108,6 +142,16 @@ class UpstreamResponse:
     @property
     def at_eof(self) -> bool:
         return self._inner.content.at_eof()
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the call waited for a server of several."""
+        return 0.0 if self._tracker is None else self._tracker.queued_s
+
+    @property
+    def reason(self) -> str:
+        """Why it is this server, in a few words; empty for the only one."""
+        return "" if self._tracker is None else self._tracker.reason
 
     @property
     def announced_length(self) -> int | None:
@@ -125,12 +169,16 @@ class UpstreamResponse:
             UpstreamError: the body broke off or stalled.
         """
         try:
-            return await self._inner.content.readany()
+            data = await self._inner.content.readany()
         except (aiohttp.ClientError, OSError) as cause:
-            broken = explain(self._settings, cause, "broke off in the middle of an answer")
+            doing = "broke off in the middle of an answer"
+            broken = explain(self.server, self._settings, cause, doing)
             self._report(self._permit, False)
             self._permit = None
             raise broken.error from None
+        if self._tracker is not None:
+            self._tracker.read(data)
+        return data
 
     async def ends_within(self, timeout_s: float) -> bool:
         """Whether the body ends within so many seconds, without any further byte.
@@ -164,12 +212,20 @@ class UpstreamResponse:
             size += len(chunk)
         self.first = b"".join(chunks)
 
+    def succeeded(self, usage: Usage | None) -> None:
+        """Count the answer as a success; it is complete, and says so much of tokens."""
+        self._usage.add(usage)
+        if self._tracker is not None:
+            self._tracker.succeeded(usage)
+
     def close(self) -> None:
         """Release the slot. A body that was not read to its end is aborted at the upstream."""
         if self._closed:
             return
         self._closed = True
         self._slots.release()
+        if self._tracker is not None:
+            self._tracker.close()
         if not self.at_eof:
             self._inner.close()
         elif self._permit is not None:

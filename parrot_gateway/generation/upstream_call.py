@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from parrot_scheduler.task import OBJECTIVE_KINDS
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import UpstreamClient
 from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
     AnswerError,
@@ -275,7 +275,7 @@ def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
 
 
 def upstream_body(
-    request: CallRequest, upstream: Upstream, model: str, metadata: CallMetadata
+    request: CallRequest, upstream: UpstreamClient, model: str, metadata: CallMetadata
 ) -> bytes:
     """The body of a chat or a completion as its upstream gets it. Call it in a thread for a large
     request.
@@ -295,7 +295,7 @@ def upstream_body(
 
 
 async def run_on_upstream(
-    upstream: Upstream,
+    upstream: UpstreamClient,
     kind: CallKind,
     headers: Iterable[tuple[bytes, bytes]],
     body: bytes,
@@ -331,7 +331,7 @@ async def run_on_upstream(
     try:
         if may_fall_back and (response.exhausted or response.status >= 500):
             return False
-        observers.started(upstream.name, 0.0, "")
+        observers.started(response.server, response.queued_s, response.reason)
         reader = UpstreamAnswerReader(observers)
         reader.start(response.status, response.content_type.encode())
         data = response.first
@@ -345,16 +345,16 @@ async def run_on_upstream(
                 await between_reads()
             data = await response.read()
         if response.status < 400 and not reader.is_finished and reader.is_stream:
-            raise incomplete(upstream)
+            raise incomplete(response.server)
         reader.end()
-        upstream.usage.add(reader.usage)
+        response.succeeded(reader.usage)
     finally:
         response.close()
     return True
 
 
-def incomplete(upstream: Upstream) -> UpstreamError:
-    """The error for a stream that ended too early."""
+def incomplete(server: str) -> UpstreamError:
+    """The error for a stream of this upstream that ended too early."""
     return UpstreamError(
-        f"The upstream '{upstream.name}' ended its stream before the answer was complete."
+        f"The upstream '{server}' ended its stream before the answer was complete."
     )

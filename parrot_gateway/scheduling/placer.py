@@ -107,26 +107,23 @@ class ModelPlacer:
         return PlacementRequest(self, request)
 
 
-class PlacementRequest:
-    """One call in the scheduler's hands, until it is closed; see
-    `parrot_gateway.generation.placement.Placement`.
+class SubmittedCall:
+    """One call in the scheduler's hands, until it is closed.
 
     Args:
-        placer: of the model.
-        request: what is to be run.
+        runner: the scheduler.
+        updater: passes on what becomes known of calls later.
+        metadata: of the call.
     """
 
-    def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
-        self.priority = 0
-        self.retention: Retention = "normal"
-        self.application = ""
-        self.engine_name = ""
+    def __init__(
+        self, runner: SchedulerRunner, updater: TaskUpdater, metadata: CallMetadata
+    ) -> None:
         self.queued_s = 0.0
         self.reason = ""
-        self._runner = placer.runner
-        self._placer = placer
-        self._request = request
-        self._metadata = placer.metadata
+        self._runner = runner
+        self._updater = updater
+        self._metadata = metadata
         self._requested_at = time.perf_counter()
         #: Once it has been submitted.
         self._task: Task | None = None
@@ -139,71 +136,62 @@ class PlacementRequest:
         self._progress = (0, 0, 0)
         self._succeeded = False
 
-    async def engine(self) -> RemoteEngine:
-        task = self._task or await self._submit()
+    def submit(self, make: Callable[[int, CallMetadata], Task]) -> Task:
+        """Hand in the task, made with its id and what is known of the call by now."""
+        if self._metadata.call:
+            # It may have been some time since the call began.
+            self._metadata = self._updater.now(self._metadata)
+        metadata = self._metadata
+        task = self._runner.submit(self, lambda task_id: make(task_id, metadata))
+        if metadata.call:
+            self._updater.submitted(metadata, task.id)
+        return task
+
+    async def placed(self, task: Task) -> Place:
+        """The place of the submitted task. A cancelled wait can be taken up again.
+
+        Raises:
+            GatewayError: the scheduler has refused it.
+        """
         if self._place is None:
             if self._future is None:
                 self._future = asyncio.get_running_loop().create_future()
             # A cancelled wait ends nothing: `close` does.
             self._place = await asyncio.shield(self._future)
-        place = self._place
-        # A caller's own priority comes first, as far as he has one.
-        self.priority = place.priority - len(OBJECTIVE_KINDS) * self._metadata.priority
-        self.retention = place.retention
-        self.application = task.application
-        engine = self._placer.engines.get(place.engine_id)
-        if engine is None:
-            raise EngineLostError("The engine that was to run this call has just left.")
-        self.engine_name = engine.name
         self.queued_s = time.perf_counter() - self._requested_at
-        self.reason = in_words(task, place)
+        self.reason = in_words(task, self._place)
+        return self._place
+
+    def log_placement(self, task: Task, place: Place, engine_name: str) -> None:
         logger.debug(
             "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
             task.id,
             task.application,
-            engine.name,
+            engine_name,
             self.queued_s,
             self.reason,
             place.reasons.cost,
             place.reasons.policy,
             place.reasons.details,
         )
-        return engine
-
-    async def _submit(self) -> Task:
-        placer, request = self._placer, self._request
-        prefix = await prefix_of(request, placer.info)
-        if self._metadata.call:
-            # It may have been some time since the call began.
-            self._metadata = placer.updater.now(self._metadata)
-        metadata, preferred = self._metadata, None
-        if metadata.prefers is not None:
-            preferred = _engine_named(metadata.prefers, placer.info.model, placer.engines)
-
-        def make(task_id: int) -> Task:
-            return task_of(
-                task_id, request, metadata, info=placer.info, prefix=prefix, prefers=preferred
-            )
-
-        task = self._runner.submit(self, make)
-        if metadata.call:
-            placer.updater.submitted(metadata, task.id)
-        return task
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
+        """Tokens so far: of the prompts, of these found in a cache, and of the answers."""
         if self._state == "placed":
             self._progress = (filled, cached, generated)
             self._runner._note_progress(self)
 
     def succeed(self) -> None:
+        """The call has all its tokens; anything else that ends it was no success."""
         self._succeeded = True
 
     def close(self) -> None:
+        """The call has ended. Safe to call twice."""
         task = self._task
         if task is None:
             return
         if self._metadata.call:
-            self._placer.updater.ended(self._metadata.call, task.id)
+            self._updater.ended(self._metadata.call, task.id)
         events: list[Event] = []
         if self._state == "placed":
             _, cached, generated = self._progress
@@ -213,6 +201,52 @@ class PlacementRequest:
         if not self._metadata.application:
             events.append(ApplicationFinished(task.application))
         self._runner._ended(self, events)
+
+
+class PlacementRequest(SubmittedCall):
+    """One call to an own engine; see `parrot_gateway.generation.placement.Placement`.
+
+    Args:
+        placer: of the model.
+        request: what is to be run.
+    """
+
+    def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
+        super().__init__(placer.runner, placer.updater, placer.metadata)
+        self.priority = 0
+        self.retention: Retention = "normal"
+        self.application = ""
+        self.engine_name = ""
+        self._placer = placer
+        self._request = request
+
+    async def engine(self) -> RemoteEngine:
+        task = self._task or await self._submit()
+        place = await self.placed(task)
+        # A caller's own priority comes first, as far as he has one.
+        self.priority = place.priority - len(OBJECTIVE_KINDS) * self._metadata.priority
+        self.retention = place.retention
+        self.application = task.application
+        engine = self._placer.engines.get(place.engine_id)
+        if engine is None:
+            raise EngineLostError("The engine that was to run this call has just left.")
+        self.engine_name = engine.name
+        self.log_placement(task, place, engine.name)
+        return engine
+
+    async def _submit(self) -> Task:
+        placer, request = self._placer, self._request
+        prefix = await prefix_of(request, placer.info)
+
+        def make(task_id: int, metadata: CallMetadata) -> Task:
+            preferred = None
+            if metadata.prefers is not None:
+                preferred = _engine_named(metadata.prefers, placer.info.model, placer.engines)
+            return task_of(
+                task_id, request, metadata, info=placer.info, prefix=prefix, prefers=preferred
+            )
+
+        return self.submit(make)
 
 
 class SchedulerRunner:
@@ -238,10 +272,10 @@ class SchedulerRunner:
         self._clock = clock
         self._recorder = recorder
         self._numbers = itertools.count(1)
-        self._requests: dict[int, PlacementRequest] = {}
-        self._by_engine: dict[EngineId, set[PlacementRequest]] = {}
+        self._requests: dict[int, SubmittedCall] = {}
+        self._by_engine: dict[EngineId, set[SubmittedCall]] = {}
         self._pending_events: list[Event] = []
-        self._progressed: dict[int, PlacementRequest] = {}
+        self._progressed: dict[int, SubmittedCall] = {}
         self._turn_is_booked = False
         self._timer: asyncio.TimerHandle | None = None
         self._stepping = False
@@ -253,7 +287,7 @@ class SchedulerRunner:
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def submit(self, request: PlacementRequest, make: Callable[[int], Task]) -> Task:
+    def submit(self, request: SubmittedCall, make: Callable[[int], Task]) -> Task:
         """Hand in a task, made with the id it gets; it may have a place when this returns.
 
         The request must be closed, whatever happens.
@@ -371,7 +405,7 @@ class SchedulerRunner:
         if request._future is not None and not request._future.done():
             request._future.set_result(place)
 
-    def _refuse(self, request: PlacementRequest, error: GatewayError) -> None:
+    def _refuse(self, request: SubmittedCall, error: GatewayError) -> None:
         """The scheduler has forgotten the task."""
         request._state = "ended"
         self._forget(request)
@@ -395,20 +429,20 @@ class SchedulerRunner:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _note_progress(self, request: PlacementRequest) -> None:
+    def _note_progress(self, request: SubmittedCall) -> None:
         assert request._task is not None
         self._progressed[request._task.id] = request
         if not self._turn_is_booked:
             self._book_turn()
 
-    def _ended(self, request: PlacementRequest, events: list[Event]) -> None:
+    def _ended(self, request: SubmittedCall, events: list[Event]) -> None:
         """A request is closed; the scheduler gets these events."""
         request._state = "ended"
         self._forget(request)
         if events:
             self.notify(*events)
 
-    def _forget(self, request: PlacementRequest) -> None:
+    def _forget(self, request: SubmittedCall) -> None:
         assert request._task is not None
         self._requests.pop(request._task.id, None)
         self._progressed.pop(request._task.id, None)

@@ -90,9 +90,19 @@ class StepTimes:
         filled = (stats.filled_tokens - stats.cached_tokens) - (
             before.filled_tokens - before.cached_tokens
         )
+        return self.add(steps, filled, (self._used(before) + self._used(stats)) / 2, busy_s)
+
+    def add(self, steps: int, filled: float, used: float, busy_s: float) -> StepModel | None:
+        """Take in a reading; returns a new model if it changes something.
+
+        Args:
+            steps: that were run.
+            filled: tokens of prompts computed in all of them.
+            used: tokens that contexts held, on average.
+            busy_s: that they took together.
+        """
         is_reading = steps > 0 and busy_s > 0.0 and filled >= 0
         if is_reading:
-            used = (self._used(before) + self._used(stats)) / 2
             terms = np.array([1.0, filled / steps, used]) * self._units
             guessed_s = float(terms.sum())
             # Each reading counts alike: by how far off it is, not by how long its steps were.

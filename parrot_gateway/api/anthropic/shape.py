@@ -100,7 +100,7 @@ class AnthropicShape:
     async def forward(self, request: CallRequest, call: ForwardedCall) -> None:
         exchange, upstream = call.exchange, call.upstream
         other = None if call.fallback is None else upstream.settings.fallback
-        message = _UpstreamMessage(exchange, request, upstream.name, self._thinking)
+        message = _UpstreamMessage(exchange, request, self._thinking)
         everyone = Observers([message, *call.observers])
         exchange.cancel_on_disconnect()
         try:
@@ -138,17 +138,13 @@ class _UpstreamMessage(GenerationObserver):
     Args:
         exchange: not answered yet, or begun with comments as a stream.
         request: the chat.
-        engine: name of the upstream.
         thinking: how reasoning is shown.
     """
 
-    def __init__(
-        self, exchange: Exchange, request: CallRequest, engine: str, thinking: ThinkingDisplay
-    ) -> None:
+    def __init__(self, exchange: Exchange, request: CallRequest, thinking: ThinkingDisplay) -> None:
         self._exchange = exchange
         self._writer = MessageWriter(request.model, thinking=thinking)
         self._is_stream = bool(request.head.stream)
-        self._engine = engine.encode()
         self._stream = EventStream(exchange, float("inf"), failure=failure_event)
         self._candidate = Candidate()
         #: Events that were not sent yet.
@@ -158,7 +154,7 @@ class _UpstreamMessage(GenerationObserver):
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         def add_engine(headers: Headers) -> None:
             if not any(name == b"x-parrot-engine" for name, _ in headers):
-                headers.append((b"x-parrot-engine", self._engine))
+                headers.append((b"x-parrot-engine", engine.encode()))
 
         self._exchange.on_headers(add_engine)
 

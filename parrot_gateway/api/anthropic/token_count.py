@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from parrot_gateway.engines.upstream import TOKENIZE, Upstream
+from parrot_gateway.engines.upstream import TOKENIZE, UpstreamClient
 from parrot_gateway.exceptions import DeadlineError, UnsupportedError, UpstreamError
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.upstream_call import MAX_HELD_BYTES, rewrite
@@ -28,7 +28,7 @@ _DECODER = msgspec.json.Decoder(_Counted)
 
 
 async def count_on_upstream(
-    upstream: Upstream,
+    upstream: UpstreamClient,
     model: str,
     received: CallRequest,
     chat: CallRequest,
@@ -78,7 +78,7 @@ def _questions(model: str, received: CallRequest, chat: CallRequest) -> Iterator
 
 
 async def _ask(
-    upstream: Upstream, path: str, body: bytes, headers: list[tuple[bytes, bytes]]
+    upstream: UpstreamClient, path: str, body: bytes, headers: list[tuple[bytes, bytes]]
 ) -> tuple[int, int | None]:
     """The status of the answer, and the number in it."""
     response = await upstream.request("POST", path, b"", headers, body)

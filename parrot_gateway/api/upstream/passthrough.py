@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import UpstreamClient
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
@@ -74,7 +74,7 @@ class ForwardedCall(NamedTuple):
 
     #: Not answered yet, or begun with comments as a stream. Its path decides how streams end.
     exchange: Exchange
-    upstream: Upstream
+    upstream: UpstreamClient
     #: As the upstream gets it (`upstream_body`).
     body: bytes
     #: The whole call ends after this time with a `DeadlineError`.
@@ -295,16 +295,16 @@ class _Relay:
         return True
 
     async def _pass_on(self, response: UpstreamResponse) -> None:
-        upstream, exchange = self._upstream, self._exchange
+        exchange = self._exchange
         self._status = response.status
-        self._observers.started(upstream.name, 0.0, "")
+        self._observers.started(response.server, response.queued_s, response.reason)
         if self._on_first is not None and response.status < 400:
             self._on_first(response.first)
         if self._observers.reads_text:
             self._reader = UpstreamAnswerReader(self._observers)
             self._reader.start(response.status, response.content_type.encode())
         headers = response.headers
-        headers.append((b"x-parrot-engine", upstream.name.encode()))
+        headers.append((b"x-parrot-engine", response.server.encode()))
         if response.exhausted:
             headers = [item for item in headers if item[0] != b"x-should-retry"]
             headers.append((b"x-should-retry", b"false"))
@@ -317,14 +317,14 @@ class _Relay:
             self._events = events = EventTail(dialect_of(exchange.path))
             await self._pass_events(response, headers, events)
             if succeeded and self._accounted:
-                upstream.usage.add(events.usage())
+                response.succeeded(events.usage())
             return
         self._follow(response.first)
         if response.at_eof and exchange.scope["method"] != "HEAD":
             usage = None
             if succeeded and self._accounted:
                 usage = None if response.encoded else usage_of_body(response.first)
-                upstream.usage.add(usage)
+                response.succeeded(usage)
             self._end_following(usage)
             await exchange.respond(response.status, response.first, headers)
             return
@@ -339,7 +339,7 @@ class _Relay:
         self._end_following(None)
         await exchange.end_stream()
         if succeeded and self._accounted:
-            upstream.usage.add(None)
+            response.succeeded(None)
 
     async def _pass_events(
         self, response: UpstreamResponse, headers: Headers, events: EventTail
@@ -363,7 +363,7 @@ class _Relay:
                 chunk = await response.read()
                 self._follow(chunk)
                 ready = events.feed(chunk)
-            broken = incomplete(self._upstream)
+            broken = incomplete(response.server)
             last = events.end(broken)
             if events.is_complete:
                 self._end_following(events.usage())

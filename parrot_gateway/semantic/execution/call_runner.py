@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import UpstreamClient
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.generate import Generation, collect
@@ -144,7 +144,7 @@ class ModelRunner:
 
 
 def _streamed_body(
-    request: CallRequest, upstream: Upstream, model: str, metadata: CallMetadata
+    request: CallRequest, upstream: UpstreamClient, model: str, metadata: CallMetadata
 ) -> bytes:
     return upstream_body(_as_stream(request), upstream, model, metadata)
 
