@@ -206,4 +206,6 @@ class EngineDescription:
     #: Whether `BlocksStored` and `BlocksEvicted` report what it caches. Otherwise the scheduler
     #: assumes that what was placed there lately is still there.
     reports_blocks: bool = False
+    #: So many tokens of that; 0: `capacity_tokens`.
+    assumed_tokens: int = 0
     step_model: StepModel = field(default=DEFAULT_STEP_MODEL)

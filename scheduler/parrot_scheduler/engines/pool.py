@@ -339,7 +339,8 @@ class EnginePool:
         description = self.table.descriptions[row]
         if description is not None and not description.reports_blocks:
             block = description.block_tokens
-            blocks = description.capacity_tokens // block if block else _HIDDEN_BLOCKS
+            tokens = description.assumed_tokens or description.capacity_tokens
+            blocks = tokens // block if block else _HIDDEN_BLOCKS
             self.prefixes.assume(row, block_keys(state.task, block), blocks)
 
     def retain(self, row: int, tokens: float) -> None:
