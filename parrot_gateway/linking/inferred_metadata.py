@@ -1,7 +1,7 @@
 """What the scheduler gets to know of calls that declare nothing: by forecasts, inferred sessions.
 
-For calls to engines of our own. All of it may be wrong: that may cost time, within the scheduler's
-bounds for starvation, and nothing else.
+For calls to engines of our own, and to upstreams of several servers. All of it may be wrong: that
+may cost time, within the scheduler's bounds for starvation, and nothing else.
 """
 
 from __future__ import annotations
@@ -70,10 +70,35 @@ class InferredMetadata:
         them.
         """
         linking = self._linking
-        if not linking.is_running or not linking.settings.use or not linking.is_linked(exchange):
+        if not self._is_used(exchange):
             return ORDINARY_CALL
-        metadata, returns, now = ORDINARY_CALL, UNKNOWN_RETURNS, self._clock()
-        forecast = linking.forecasts.of(exchange.tenant, body)
+        metadata, returns = self._foretold(exchange, body)
+        if not self._sessions:
+            return metadata
+        session = ""
+        if _GOES_ON.search(body, 0, _LOOKED_AT):
+            session = await linking.session_of(exchange, linking.settings.session_wait_s)
+        elif returns >= UNKNOWN_RETURNS:
+            session = session_id_of(call_id_of(exchange))
+        if session:
+            self._use(session, self._clock())
+        return replace(metadata, application=session, returns=returns)
+
+    def at_once(self, exchange: Exchange, body: bytes) -> CallMetadata:
+        """The same without waiting, and so without the session."""
+        if not self._is_used(exchange):
+            return ORDINARY_CALL
+        metadata, returns = self._foretold(exchange, body)
+        return replace(metadata, returns=returns) if self._sessions else metadata
+
+    def _is_used(self, exchange: Exchange) -> bool:
+        linking = self._linking
+        return linking.is_running and bool(linking.settings.use) and linking.is_linked(exchange)
+
+    def _foretold(self, exchange: Exchange, body: bytes) -> tuple[CallMetadata, float]:
+        """What its template tells of a call, and the chance that its session goes on."""
+        metadata, returns = ORDINARY_CALL, UNKNOWN_RETURNS
+        forecast = self._linking.forecasts.of(exchange.tenant, body)
         if forecast is not None:
             if self._lengths:
                 metadata = replace(metadata, template=forecast.template)
@@ -84,19 +109,10 @@ class InferredMetadata:
                 and feeds_group(forecast.feeds_fan_in, forecast.settled, forecast.siblings)
             ):
                 kind = f"{exchange.tenant}/{forecast.template}"
-                group = self._groups.join(kind, forecast.siblings, now)
+                group = self._groups.join(kind, forecast.siblings, self._clock())
                 metadata = replace(metadata, objective=THROUGHPUT, groups=(group,))
             returns = expected_returns(forecast.returns, forecast.settled)
-        if not self._sessions:
-            return metadata
-        session = ""
-        if _GOES_ON.search(body, 0, _LOOKED_AT):
-            session = await linking.session_of(exchange, linking.settings.session_wait_s)
-        elif returns >= UNKNOWN_RETURNS:
-            session = session_id_of(call_id_of(exchange))
-        if session:
-            self._use(session, now)
-        return replace(metadata, application=session, returns=returns)
+        return metadata, returns
 
     def _use(self, session: str, now: float) -> None:
         self._used[session] = now
