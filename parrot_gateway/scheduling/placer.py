@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
@@ -508,9 +508,6 @@ def task_of(
         at_once = max(1, min(sequences, info.max_batch_size // 2, fitting))
         prompt_tokens = max(*lengths, prompt_tokens * at_once // sequences)
         sequences = at_once
-    template = metadata.template
-    if not template and prefix:
-        template = f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}"
     return Task(
         id=task_id,
         model=info.model,
@@ -520,7 +517,7 @@ def task_of(
         # 0 would mean that no caller waits for it.
         max_tokens=max(1, request.sampling.max_tokens),
         prefix=prefix,
-        template=template,
+        template=metadata.template or template_of(prefix),
         objective=metadata.objective,
         groups=metadata.groups,
         # The API's priority is larger for earlier, as OpenAI's peers have it.
@@ -531,6 +528,11 @@ def task_of(
         bound_to=bound_to,
         prefers=prefers,
     )
+
+
+def template_of(prefix: Sequence[int]) -> str:
+    """What a call counts as one of where its template is not known: those that begin alike."""
+    return f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}" if prefix else ""
 
 
 def capacity_tokens(info: EngineInfo) -> int:
