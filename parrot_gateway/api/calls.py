@@ -24,13 +24,14 @@ from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
 from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.upstream import UpstreamClient
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     NotFoundError,
     UnsupportedError,
     missing_parameter,
 )
-from parrot_gateway.generation.placement import ORDINARY_CALL
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import (
     MAX_INLINE_BYTES,
     CallKind,
@@ -168,7 +169,7 @@ class CallRoutes:
         if name is None:
             if not upstreams:
                 raise _unknown_route(exchange)
-            first = next(iter(upstreams.values()))
+            first = self._upstream(next(iter(upstreams)), exchange, body)
             await forward_any(ForwardedCall(exchange, first, body, self._server.call_timeout_s))
             return
         kind = RECORDED_ROUTES.get(exchange.path) if exchange.method == "POST" else None
@@ -225,10 +226,11 @@ class CallRoutes:
             tried_now = tried | {target.upstream}
             await self._pass_any(exchange, requested, other, body, tried_now, recording)
 
+        metadata = ORDINARY_CALL if recording is None else recording.call.metadata
         await forward_any(
             ForwardedCall(
                 exchange,
-                self._models.upstreams[target.upstream],
+                self._upstream(target.upstream, exchange, body, metadata),
                 body,
                 self._server.call_timeout_s,
                 None if target.upstream in tried else fall_back,
@@ -295,7 +297,7 @@ class CallRoutes:
         await forward_any(
             ForwardedCall(
                 exchange,
-                self._models.upstreams[target.upstream],
+                self._upstream(target.upstream, exchange, request.body, context.metadata),
                 request.body,
                 self._server.call_timeout_s,
                 None if target.upstream in tried else fall_back,
@@ -337,7 +339,7 @@ class CallRoutes:
         else:
             exchange.cancel_on_disconnect()
             count = await count_on_upstream(
-                self._models.upstreams[target.upstream],
+                self._upstream(target.upstream, exchange, request.body),
                 target.model,
                 request,
                 chat.chat,
@@ -446,7 +448,7 @@ class CallRoutes:
         async def fall_back(other: str) -> None:
             await self._answer(exchange, request, context, other, tried | {target.upstream})
 
-        upstream = self._models.upstreams[target.upstream]
+        upstream = self._upstream(target.upstream, exchange, request.body, context.metadata)
         if request.size <= MAX_INLINE_BYTES:
             body = upstream_body(request, upstream, target.model, context.metadata)
         else:
@@ -462,6 +464,18 @@ class CallRoutes:
             context.observers,
         )
         await context.shape.forward(request, call)
+
+    def _upstream(
+        self, name: str, exchange: Exchange, body: bytes, metadata: CallMetadata = ORDINARY_CALL
+    ) -> UpstreamClient:
+        """An upstream for one call, of which no more may be known than what its body tells."""
+
+        def known() -> CallMetadata:
+            if metadata is ORDINARY_CALL and self._linking.is_running:
+                return self._inferred.at_once(exchange, body)
+            return metadata
+
+        return self._models.upstream(name, known)
 
     async def _generate(
         self, exchange: Exchange, request: CallRequest, model: str, context: CallContext

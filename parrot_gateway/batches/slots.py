@@ -67,5 +67,6 @@ class LineSlots:
             engines = self.models.engines_for(server.model)
             most = sum(engine.info.max_batch_size for engine in engines)
         else:
-            most = self.models.upstreams[server.upstream].settings.max_concurrency
+            settings = self.models.upstreams[server.upstream].settings
+            most = settings.max_concurrency * len(settings.servers)
         return max(1, min(self.limit, most // 2))

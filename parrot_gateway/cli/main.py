@@ -80,8 +80,9 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=URL",
-            help="OpenAI-compatible server to pass calls to; repeatable. Its key is read from "
-            "the environment variable NAME_API_KEY.",
+            help="OpenAI-compatible server to pass calls to; repeatable, with the same NAME for "
+            "several servers of the same models. Its key is read from the environment variable "
+            "NAME_API_KEY.",
         ),
     ] = None,
     alias: Annotated[
@@ -137,7 +138,7 @@ def serve(
             flags["models"] = [{"model": item} for item in model]
         if upstream:
             pairs = [_pair(item, "--upstream", "NAME=URL") for item in upstream]
-            flags["upstreams"] = [{"name": name, "url": url} for name, url in pairs]
+            flags["upstreams"] = _upstreams(pairs)
         if alias:
             flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
         settings = load_settings(flags, config)
@@ -207,6 +208,17 @@ def _pair(text: str, option: str, form: str) -> tuple[str, str]:
     if not (separator and name and value):
         raise ConfigError(f"{option} {text!r}: expected {form}")
     return name, value
+
+
+def _upstreams(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Settings of upstreams; a name given with several URLs has several servers."""
+    urls: dict[str, list[str]] = {}
+    for name, url in pairs:
+        urls.setdefault(name, []).append(url)
+    return [
+        {"name": name, "urls": given} if len(given) > 1 else {"name": name, "url": given[0]}
+        for name, given in urls.items()
+    ]
 
 
 def _log_to_stderr(level: str) -> None:

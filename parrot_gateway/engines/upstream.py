@@ -115,7 +115,7 @@ class Upstream:
             forward = secret is None and not gateway_has_key
         self.settings = settings
         #: The operator's name for it.
-        self.name, self._base_url = server or (settings.name, settings.url)
+        self.name, self._base_url = server or next(iter(settings.servers.items()))
         #: Tokens and calls since the start.
         self.usage = UsageTotals()
         #: Calls in flight and in line.
@@ -308,7 +308,7 @@ class Upstream:
         while True:
             permit = self._breaker.acquire(loop.time())
             if permit is None:
-                raise self._unavailable(loop.time())
+                raise self._unavailable()
             try:
                 response = await self._try_once(method, url, headers, body, tracker)
             except Broken as broken:
@@ -399,8 +399,13 @@ class Upstream:
         now = asyncio.get_running_loop().time()
         return now + delay >= deadline or self._breaker.state(now) == "open"
 
-    def _unavailable(self, now: float) -> GatewayError:
-        wait = max(1.0, self._breaker.retry_after_s(now))
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds after which a failing server may be tried again; at least one."""
+        return max(1.0, self._breaker.retry_after_s(asyncio.get_running_loop().time()))
+
+    def _unavailable(self) -> GatewayError:
+        wait = self.retry_after_s
         return OverloadedError(
             f"The upstream '{self.name}' has been failing and is left alone for now. "
             f"Try again in {wait:.0f} s.",

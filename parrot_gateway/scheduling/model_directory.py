@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import Upstream, UpstreamClient
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -34,6 +34,7 @@ from parrot_gateway.generation.reasoning import writes_reasoning
 from parrot_gateway.generation.tools.definitions import template_source
 from parrot_gateway.scheduling.placer import ModelPlacer, SchedulerRunner
 from parrot_gateway.scheduling.task_updates import TaskUpdater
+from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 
 #: What Parrot's API calls models of own engines, and those behind an API of texts.
 ModelType: TypeAlias = Literal["token_id", "text"]
@@ -68,7 +69,7 @@ class Catalog:
     def __init__(
         self,
         engine_models: Callable[[], Sequence[str]],
-        upstreams: Mapping[str, Upstream],
+        upstreams: Mapping[str, Upstream | UpstreamFleet],
         aliases: Mapping[str, str],
     ) -> None:
         self._engine_models = engine_models
@@ -149,7 +150,7 @@ class Catalog:
         return f"Served here: {shown}."
 
 
-def _only_model(upstream: Upstream) -> str:
+def _only_model(upstream: Upstream | UpstreamFleet) -> str:
     models = upstream.models()
     if len(models) == 1:
         return models[0]
@@ -182,7 +183,7 @@ class ModelDirectory(Catalog):
         self,
         registry: EngineRegistry,
         supervisor: EngineSupervisor,
-        upstreams: Mapping[str, Upstream],
+        upstreams: Mapping[str, Upstream | UpstreamFleet],
         aliases: Mapping[str, str],
         scheduler: SchedulerRunner,
         updater: TaskUpdater,
@@ -248,6 +249,16 @@ class ModelDirectory(Catalog):
                 )
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
         return engines[0]
+
+    def upstream(self, name: str, metadata: Callable[[], CallMetadata]) -> UpstreamClient:
+        """An upstream for one call.
+
+        Args:
+            name: the operator's for it.
+            metadata: of the call; called where there are several servers to choose from.
+        """
+        upstream = self.upstreams[name]
+        return upstream if isinstance(upstream, Upstream) else upstream.call(metadata())
 
     def placer(self, model: str, metadata: CallMetadata) -> Placer:
         """The engines of a model for one call.

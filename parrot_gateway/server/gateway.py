@@ -30,6 +30,7 @@ from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.task_updates import TaskUpdater
+from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
@@ -62,15 +63,18 @@ class Gateway:
             settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
         )
         has_key = api_key_of(settings) is not None
-        self.upstreams = {
-            item.name: Upstream(item, gateway_has_key=has_key) for item in settings.upstreams
-        }
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
         self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling.notify, self._metadata_now)
+        self.upstreams = {
+            item.name: Upstream(item, gateway_has_key=has_key)
+            if len(item.servers) == 1
+            else UpstreamFleet(item, self.scheduling, self.task_updater, gateway_has_key=has_key)
+            for item in settings.upstreams
+        }
         self.models = ModelDirectory(
             self.registry,
             self.supervisor,
@@ -202,7 +206,7 @@ def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> Schedu
     return SchedulerRunner(Scheduler(settings.config), drop_kept, recorder=recorder)
 
 
-async def _wait_briefly(upstream: Upstream) -> None:
+async def _wait_briefly(upstream: Upstream | UpstreamFleet) -> None:
     try:
         async with asyncio.timeout(UPSTREAM_WAIT_S):
             await upstream.wait_ready()

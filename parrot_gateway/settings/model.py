@@ -145,11 +145,15 @@ class ModelSettings(_Section):
 
 
 class UpstreamSettings(_Section):
-    """A server that calls are passed on to: OpenAI-compatible, or Anthropic's."""
+    """A server that calls are passed on to, or several of the same models: OpenAI-compatible, or
+    Anthropic's."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     #: Base URL, usually ending in `/v1`.
-    url: str
+    url: str = ""
+    #: In its place those of several servers of the same models: each call goes to one of them, as
+    #: the scheduler decides.
+    urls: list[str] = []
     #: The API that it speaks. Calls of `/v1/messages` pass unchanged to `anthropic`, whose key is
     #: sent as `x-api-key`; for `openai` they are translated into chats.
     api: Literal["openai", "anthropic"] = "openai"
@@ -157,9 +161,12 @@ class UpstreamSettings(_Section):
     api_key: SecretReference | None = None
     #: Models it serves; None reads `GET /models`, `*` passes any name on.
     models: list[str] | Literal["*"] | None = None
-    #: Requests in flight at once; further ones wait, bounded by `max_waiting`.
+    #: Requests in flight at once, at each of several servers; further ones wait, bounded by
+    #: `max_waiting`.
     max_concurrency: int = Field(default=1024, gt=0)
     max_waiting: int = Field(default=4096, ge=0)
+    #: Tokens of prompts that one of several servers is taken to find again in its prefix cache.
+    cached_tokens: int = Field(default=500_000, ge=0)
     connect_timeout_s: Seconds = 5.0
     #: Longest silence of the upstream: to the first byte, and between bytes.
     read_timeout_s: Seconds = 600.0
@@ -192,6 +199,28 @@ class UpstreamSettings(_Section):
         if not re.match(r"^https?://[^/\s]+", value):
             raise ValueError("an upstream's URL begins with http:// or https://")
         return value.rstrip("/")
+
+    @field_validator("urls")
+    @classmethod
+    def _check_urls(cls, value: list[str]) -> list[str]:
+        urls = [cls._check_url(url) for url in value]
+        if len(set(urls)) < len(urls):
+            raise ValueError("a server is named twice")
+        return urls
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> UpstreamSettings:
+        if bool(self.url) == bool(self.urls):
+            raise ValueError("an upstream has a url, or several urls")
+        return self
+
+    @property
+    def servers(self) -> dict[str, str]:
+        """URLs by the names of its servers: its own, or with a number for each of several."""
+        urls = self.urls or [self.url]
+        if len(urls) == 1:
+            return {self.name: urls[0]}
+        return {f"{self.name}-{number}": url for number, url in enumerate(urls, 1)}
 
     def key_reference(self) -> str | None:
         """Where this upstream's key is, if it has one."""
@@ -468,7 +497,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_names(self) -> Settings:
         names = [model.served_name for model in self.models]
-        names += [upstream.name for upstream in self.upstreams]
+        for upstream in self.upstreams:
+            names += {upstream.name, *upstream.servers}
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"these names are given twice: {', '.join(doubles)}")

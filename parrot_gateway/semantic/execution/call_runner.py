@@ -97,7 +97,7 @@ class ModelRunner:
             if isinstance(target, EngineTarget):
                 await self._on_engine(job, request, metadata, target.model, observer)
                 break
-            upstream = self.models.upstreams[target.upstream]
+            upstream = self.models.upstream(target.upstream, lambda: metadata)
             other = None if target.upstream in tried else upstream.settings.fallback
             body = await in_thread_if_large(
                 partial(_streamed_body, request, upstream, target.model, metadata), request.size
