@@ -112,6 +112,39 @@ def test_upstream_keys_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert upstream.key_reference() == "env:MY_LLM_API_KEY"
 
 
+def test_an_upstream_has_one_server_or_several() -> None:
+    one, several = load_settings(
+        {
+            "upstreams": [
+                {"name": "one", "urls": ["http://a/v1/"]},
+                {"name": "vllm", "urls": ["http://a/v1", "http://b/v1/"]},
+            ]
+        }
+    ).upstreams
+    assert one.servers == {"one": "http://a/v1"}
+    assert several.servers == {"vllm-1": "http://a/v1", "vllm-2": "http://b/v1"}
+
+
+@pytest.mark.parametrize(
+    ("upstreams", "reason"),
+    [
+        ([{"name": "x"}], "an upstream has a url, or several urls"),
+        ([{"name": "x", "url": "http://a", "urls": ["http://b"]}], "a url, or several urls"),
+        ([{"name": "x", "urls": ["http://a", "http://a/"]}], "named twice"),
+        ([{"name": "x", "urls": ["http://a", "b:80"]}], "begins with http"),
+        (
+            [{"name": "x", "urls": ["http://a", "http://b"]}, {"name": "x-2", "url": "http://c"}],
+            "given twice: x-2",
+        ),
+    ],
+)
+def test_servers_that_make_no_sense_are_refused(
+    upstreams: list[dict[str, object]], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_settings({"upstreams": upstreams})
+
+
 def test_models_may_be_plain_names() -> None:
     settings = load_settings({"models": ["org/name", {"model": "other", "name": "short"}]})
     assert [model.served_name for model in settings.models] == ["org/name", "short"]
