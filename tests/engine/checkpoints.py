@@ -14,15 +14,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM as AutoModel
 from transformers import (
+    Glm4Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     OlmoeConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 END_OF_TEXT = "<|end|>"
@@ -95,6 +100,32 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "mixtral": MixtralConfig(**_SMALL, num_local_experts=5, num_experts_per_tok=2),
     "olmoe": OlmoeConfig(**_SMALL, num_experts=6, num_experts_per_tok=2),
+    "olmo2": Olmo2Config(**_SMALL),
+    "smollm3": SmolLM3Config(
+        **{**_SMALL, "num_hidden_layers": 4},
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=13,
+    ),
+    "granite": GraniteConfig(
+        **_SMALL,
+        attention_multiplier=0.1,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        logits_scaling=3.0,
+    ),
+    "phi3": Phi3Config(
+        **{**_SMALL, "max_position_embeddings": 1024},
+        original_max_position_embeddings=512,
+        sliding_window=21,
+        rope_parameters=_rope(
+            "longrope",
+            partial_rotary_factor=0.75,
+            short_factor=[1.0 + index / 4 for index in range(6)],
+            long_factor=[2.0 + index for index in range(6)],
+        ),
+    ),
+    "glm4": Glm4Config(**_SMALL, head_dim=16, attention_bias=True),
 }
 
 

@@ -147,6 +147,8 @@ def write_variants(
             "QK_NORM": qk_norm,
             "NUM_HEADS": heads,
             "HALF": half,
+            "ROTATED": half // 2 if qk_norm else half,
+            "INTERLEAVED": False,
             "BLOCK_HALF": block_d // 2,
             "BLOCK_H": 8,
         }

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from attention_cases import relative_error
 from parrot_engine.attention import launch
-from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.models.ops import Angles, rotate
 from torch import Tensor
 
@@ -18,6 +18,7 @@ def check_rotation_and_writes(
     norms: tuple[Tensor, Tensor, float] | None,
     slots: Tensor,
     bound: float,
+    rotation: Rotation | None = None,
 ) -> None:
     """Queries and keys are those of float64 within `bound`, values are copies, the rest is NaN.
 
@@ -28,13 +29,17 @@ def check_rotation_and_writes(
         norms: weights of the norms of queries and keys, and their epsilon.
         slots: where each token is written.
         bound: of relative errors.
+        rotation: which elements are rotated together.
     """
     count, size, dim, dtype = len(qkv), shape.block_size, shape.head_dim, qkv.dtype
+    angle = angle.clone()
+    if rotation is not None:
+        angle[:, rotation.size // 2 :] = 0.0
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     sizes = (2, int(slots.max()) // size + 1, shape.num_kv_heads, size, dim)
     layer_kv = torch.full(sizes, float("nan"), dtype=dtype, device=qkv.device)
     query = launch.run_rotate_and_write(
-        qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
+        qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape, rotation=rotation
     )
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     q, k, v = qkv.double().view(count, sum(heads), dim).split(heads, dim=1)
@@ -42,8 +47,8 @@ def check_rotation_and_writes(
         q = F.rms_norm(q, (dim,), norms[0].double(), norms[2])
         k = F.rms_norm(k, (dim,), norms[1].double(), norms[2])
     angles = Angles(cos.double()[:, None], sin.double()[:, None])
-    assert relative_error(query, rotate(q, angles)) < bound
+    assert relative_error(query, rotate(q, angles, rotation)) < bound
     blocks, offsets = slots.long() // size, slots.long() % size
-    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles)) < bound
+    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles, rotation)) < bound
     assert torch.equal(layer_kv[1, blocks, :, offsets], v.to(dtype))
     assert int(layer_kv.isfinite().sum()) == 2 * count * shape.num_kv_heads * dim

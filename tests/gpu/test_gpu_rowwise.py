@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import relative_error
-from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.kernels import rowwise
 from rotated import check_rotation_and_writes
 from torch import Tensor
@@ -72,3 +72,11 @@ def test_rotation_and_writes(head_dim: int, qk_norm: bool, dtype: torch.dtype) -
     if qk_norm:
         norms = (_draw(head_dim, dtype=dtype), _draw(head_dim, dtype=dtype), 1e-5)
     check_rotation_and_writes(shape, qkv, angle, norms, slots, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("rotation", [Rotation(96), Rotation(64, True), Rotation(128, True)])
+def test_rotation_of_a_part_of_a_head_and_of_neighbours(rotation: Rotation) -> None:
+    shape = AttentionShape(num_heads=14, num_kv_heads=2, head_dim=128, block_size=16)
+    qkv, angle = _draw(77, 18 * 128, dtype=BF16), _draw(77, 64)
+    slots = torch.randperm(8 * 16, device="cuda")[:77].int()
+    check_rotation_and_writes(shape, qkv, angle, None, slots, BOUNDS[BF16], rotation)

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.device import time_s
 from parrot_engine.models.ops import Residual
@@ -40,15 +40,15 @@ class Layers:
         self._plan = runner._attention.plan(load.rows)
         self._hidden = torch.randn(count, config.hidden_size, device="cuda", dtype=torch.bfloat16)
         positions = torch.tensor([row.start for row in load.rows], device="cuda")
-        angles = runner._model._rotary.angles(positions, torch.bfloat16)
-        self._angles = angles
+        [rotary] = runner._model._rotaries
+        self._angles = rotary.angles(positions, torch.bfloat16)
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self._qkv = torch.randn(count, width, device="cuda", dtype=torch.bfloat16)
 
     def layers(self) -> Tensor:
         """Hidden states behind the last layer."""
         model = self._runner._model
-        step = LayerInputs(self._angles, self._attention, self._plan)
+        step = LayerInputs((self._angles,), self._attention, self._plan)
         residual = Residual(self._hidden)
         for layer, layer_kv in zip(
             model.model.layers, self._runner.kv_cache.unbind(0), strict=True
@@ -70,6 +70,7 @@ class Layers:
                 None,
                 layer_kv,
                 self._plan,
+                rotation=Rotation(model.config.head_dim),
                 window=None,
                 scale=layer.self_attn._scale,
             )

@@ -32,6 +32,15 @@ class AttentionShape(NamedTuple):
     block_size: int
 
 
+class Rotation(NamedTuple):
+    """Which elements of a head are rotated together by the rotary embedding."""
+
+    #: So many, the first ones of a head.
+    size: int
+    #: Neighbours; else elements that are `size` / 2 apart.
+    interleaved: bool = False
+
+
 class HeadNorms(NamedTuple):
     """RMSNorm of q and k heads: weights `[head_dim]`, and what keeps the root from zero."""
 
@@ -103,6 +112,7 @@ class FusedAttention(AttentionBackend[PlanT]):
         layer_kv: Tensor,
         plan: PlanT,
         *,
+        rotation: Rotation,
         window: int | None,
         scale: float,
     ) -> Tensor:
@@ -110,6 +120,6 @@ class FusedAttention(AttentionBackend[PlanT]):
 
         `qkv` is `[num_tokens, (num_heads + 2 x num_kv_heads) x head_dim]`, heads of q, k and v in
         this order, neither normalised nor rotated. `cos` and `sin` are those of the tokens'
-        positions, `head_dim / 2` values a token, contiguous; element i of a head pairs with
-        element i + head_dim / 2.
+        positions, `head_dim / 2` values a token, contiguous: those of the pairs that `rotation`
+        names, then cos 1 and sin 0 for the rest of a head.
         """

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BoxDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.attention.storage import QUANTIZED_DTYPE
 from parrot_engine.kernels import hopper_fetch, hopper_prefill
 from parrot_engine.kernels.paged_cache import AttentionConstants
@@ -419,11 +419,13 @@ def run_rotate_and_write(
     cache: CacheView,
     *,
     shape: AttentionShape,
+    rotation: Rotation | None = None,
 ) -> Tensor:
     """Rotate (and with `norms` = weights of q and k, eps: normalise) and write K and V.
 
-    `qkv` is `[num_tokens, (heads + 2 x kv_heads) x head_dim]`; what has slot -1 is not written.
-    Returns the rotated queries `[num_tokens, heads, head_dim]`.
+    Without `rotation` all of a head is rotated, element i with i + head_dim / 2. `qkv` is
+    `[num_tokens, (heads + 2 x kv_heads) x head_dim]`; what has slot -1 is not written. Returns
+    the rotated queries `[num_tokens, heads, head_dim]`.
     """
     assert qkv.stride(1) == 1
     assert cos.is_contiguous()
@@ -436,6 +438,7 @@ def run_rotate_and_write(
     half = shape.head_dim // 2
     block_h = 8
     q_weight, k_weight, eps = norms or (qkv, qkv, 0.0)
+    rotation = rotation or Rotation(shape.head_dim)
     rotate_and_write[(num_tokens, triton.cdiv(num_heads, block_h))](
         qkv,
         qkv.stride(0),
@@ -455,6 +458,8 @@ def run_rotate_and_write(
         NUM_KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         HALF=half,
+        ROTATED=rotation.size // 2,
+        INTERLEAVED=rotation.interleaved,
         BLOCK_HALF=triton.next_power_of_2(half),
         BLOCK_SIZE=shape.block_size,
         TILE_ROWS=cache.tile_rows,

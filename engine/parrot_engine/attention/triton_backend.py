@@ -24,7 +24,7 @@ from parrot_engine.attention.host_plan import (
     PlanLayout,
     sizes_of,
 )
-from parrot_engine.attention.interface import AttentionShape, FusedAttention, HeadNorms
+from parrot_engine.attention.interface import AttentionShape, FusedAttention, HeadNorms, Rotation
 from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
@@ -310,12 +310,13 @@ class TritonAttention(FusedAttention[TritonPlan]):
         layer_kv: Tensor,
         plan: TritonPlan,
         *,
+        rotation: Rotation,
         window: int | None,
         scale: float,
     ) -> Tensor:
         cache = launch.cache_view(layer_kv)
         query = launch.run_rotate_and_write(
-            qkv, cos, sin, norms, plan.slots, cache, shape=self._shape
+            qkv, cos, sin, norms, plan.slots, cache, shape=self._shape, rotation=rotation
         )
         return self._attend(query, cache, plan, window, scale)
 

@@ -58,6 +58,8 @@ def rotate_and_write(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -65,16 +67,27 @@ def rotate_and_write(
 ):
     """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
 
-    `cos` and `sin` are `[num_tokens, head_dim / 2]`; element i of a head pairs with i + head_dim
-    / 2. `slots` `[num_tokens]` is block x block_size + offset, or -1 for what is not to be written.
+    `cos` and `sin` are `[num_tokens, head_dim / 2]`. Of a head `ROTATED` pairs are rotated, of
+    elements that are as far apart or, if `INTERLEAVED`, of neighbours; for those behind them cos
+    is 1 and sin is 0, and any two are a pair. `slots` `[num_tokens]` is block x block_size +
+    offset, or -1 for what is not to be written.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     lanes = tl.arange(0, BLOCK_HALF)
+    if INTERLEAVED:
+        first = 2 * lanes
+        second = first + 1
+    elif ROTATED == HALF:
+        first = lanes
+        second = HALF + lanes
+    else:
+        first = tl.where(lanes < ROTATED, lanes, ROTATED + lanes)
+        second = tl.where(lanes < ROTATED, ROTATED + lanes, HALF + lanes)
     inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (lanes < HALF)[None, :]
-    source = qkv + token * qkv_stride + (heads * HEAD_DIM)[:, None] + lanes[None, :]
-    x1 = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    x2 = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    source = qkv + token * qkv_stride + (heads * HEAD_DIM)[:, None]
+    x1 = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
     is_query = heads < NUM_HEADS
     is_value = heads >= NUM_HEADS + NUM_KV_HEADS
     y1, y2 = x1, x2
@@ -82,10 +95,10 @@ def rotate_and_write(
         squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
         factor = tl.rsqrt(squares / HEAD_DIM + eps)
         half = lanes < HALF
-        qw1 = tl.load(q_weight + lanes, mask=half, other=0.0).to(tl.float32)
-        qw2 = tl.load(q_weight + HALF + lanes, mask=half, other=0.0).to(tl.float32)
-        kw1 = tl.load(k_weight + lanes, mask=half, other=0.0).to(tl.float32)
-        kw2 = tl.load(k_weight + HALF + lanes, mask=half, other=0.0).to(tl.float32)
+        qw1 = tl.load(q_weight + first, mask=half, other=0.0).to(tl.float32)
+        qw2 = tl.load(q_weight + second, mask=half, other=0.0).to(tl.float32)
+        kw1 = tl.load(k_weight + first, mask=half, other=0.0).to(tl.float32)
+        kw2 = tl.load(k_weight + second, mask=half, other=0.0).to(tl.float32)
         w1 = tl.where(is_query[:, None], qw1[None, :], kw1[None, :])
         w2 = tl.where(is_query[:, None], qw2[None, :], kw2[None, :])
         y1 = y1 * factor[:, None] * w1
@@ -97,15 +110,15 @@ def rotate_and_write(
     dtype = query_out.dtype.element_ty
     r1, r2 = r1.to(dtype), r2.to(dtype)
 
-    target = query_out + ((token * NUM_HEADS + heads) * HEAD_DIM)[:, None] + lanes[None, :]
-    tl.store(target, r1, mask=inside & is_query[:, None])
-    tl.store(target + HALF, r2, mask=inside & is_query[:, None])
+    target = query_out + ((token * NUM_HEADS + heads) * HEAD_DIM)[:, None]
+    tl.store(target + first[None, :], r1, mask=inside & is_query[:, None])
+    tl.store(target + second[None, :], r2, mask=inside & is_query[:, None])
 
     slot = tl.load(slots + token).to(tl.int64)
     inside = inside & (heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS))[:, None]
     kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
     tile = slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads
-    places = ((tile * TILE_ROWS + slot % BLOCK_SIZE) * HEAD_DIM)[:, None] + lanes[None, :]
+    places = ((tile * TILE_ROWS + slot % BLOCK_SIZE) * HEAD_DIM)[:, None]
     is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
     if QUANTIZED:
         r1, r2 = r1.to(tl.float32), r2.to(tl.float32)
@@ -118,10 +131,10 @@ def rotate_and_write(
         written = heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS)
         tl.store(key_scales + scale_places, scale, mask=written & is_key)
         tl.store(value_scales + scale_places, scale, mask=written & is_value)
-    tl.store(key_cache + places, r1, mask=inside & is_key[:, None])
-    tl.store(key_cache + places + HALF, r2, mask=inside & is_key[:, None])
-    tl.store(value_cache + places, r1, mask=inside & is_value[:, None])
-    tl.store(value_cache + places + HALF, r2, mask=inside & is_value[:, None])
+    tl.store(key_cache + places + first[None, :], r1, mask=inside & is_key[:, None])
+    tl.store(key_cache + places + second[None, :], r2, mask=inside & is_key[:, None])
+    tl.store(value_cache + places + first[None, :], r1, mask=inside & is_value[:, None])
+    tl.store(value_cache + places + second[None, :], r2, mask=inside & is_value[:, None])
 
 
 @triton.jit

@@ -58,6 +58,35 @@ class RopeConfig:
     truncate: bool = True
     #: longrope: divisors of the frequencies, one a rotated pair.
     short_factor: tuple[float, ...] = ()
+    #: Elements of a head that are rotated, the first ones; None: all.
+    rotary_dim: int | None = None
+    #: Neighbours are rotated together, instead of elements that are half of `rotary_dim` apart.
+    interleaved: bool = False
+
+
+#: Of layers whose heads are not rotated.
+NO_ROPE = RopeConfig(rotary_dim=0)
+
+
+class LayerNorms(NamedTuple):
+    """Names of a layer's norms in a checkpoint; None where there is none."""
+
+    before_attention: str | None = "input_layernorm"
+    #: Of what attention adds to the stream.
+    behind_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    behind_mlp: str | None = None
+
+
+PRE_NORMS = LayerNorms()
+
+
+class Fused(NamedTuple):
+    """A product of the checkpoint that is several of ours, one above the other."""
+
+    name: str
+    #: Name and rows of each.
+    parts: tuple[tuple[str, int], ...]
 
 
 class ExpertNames(NamedTuple):
@@ -120,6 +149,27 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     #: RMSNorm over all heads of q together, and over all of k, before the rotation.
     projection_norm: bool = False
+    norms: LayerNorms = PRE_NORMS
+    #: Added to the weights of all norms.
+    norm_offset: float = 0.0
+    #: Rotary embedding of each layer; none: `rope` in all.
+    layer_ropes: tuple[RopeConfig, ...] = ()
+    #: Factor on the scores of attention; None: 1 / sqrt(head_dim).
+    attention_scale: float | None = None
+    #: Factors on the embedding, on what a layer adds to the stream, and on the logits.
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    fused: tuple[Fused, ...] = ()
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different rotary embeddings of the layers."""
+        return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
+
+    def rope_of(self, layer: int) -> int:
+        """The index among `ropes` of a layer's own."""
+        return self.ropes.index(self.layer_ropes[layer]) if self.layer_ropes else 0
 
 
 class GenerationDefaults(NamedTuple):
@@ -153,12 +203,13 @@ def read_common(
     default_kv_heads: int | None = None,
     default_head_dim: int | None = None,
     default_max_position: int,
+    default_partial_rotary: float | None = None,
 ) -> ModelConfig:
     """The configuration of a family from what all families share, plus the family's switches.
 
-    `default_*` stand in for keys that are absent, as the family's class in transformers does.
-    Raises `CheckpointError` for missing or impossible values, `UnsupportedModelError` for
-    features that are not understood.
+    `default_*` stand in for keys that are absent, as the family's class in transformers does;
+    without `default_partial_rotary` the family rotates all of a head. Raises `CheckpointError` for
+    missing or impossible values, `UnsupportedModelError` for features that are not understood.
     """
     architecture = architecture_of(raw)
     hidden_size = _positive(raw, "hidden_size")
@@ -176,7 +227,7 @@ def read_common(
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"activation {activation!r}", architecture=architecture)
     max_position = int(raw.get("max_position_embeddings") or default_max_position)
-    rope = read_rope(raw, architecture, max_position, head_dim)
+    rope = read_rope(raw, architecture, max_position, head_dim, default_partial_rotary)
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return ModelConfig(
         architecture=architecture,
@@ -228,9 +279,15 @@ def read_experts(
 
 
 def read_rope(
-    raw: Mapping[str, Any], architecture: str, max_position: int, head_dim: int
+    raw: Mapping[str, Any],
+    architecture: str,
+    max_position: int,
+    head_dim: int,
+    default_partial: float | None = None,
 ) -> RopeConfig:
     """The rotary parameters, from the new keys or the old ones.
+
+    Of a head the share `default_partial` is rotated where no other is given; None: no other may be.
 
     Priorities are those of `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` and
     `standardize_rope_params` in transformers 5.
@@ -243,10 +300,17 @@ def read_rope(
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise UnsupportedModelError(f"rope type {kind!r}", architecture=architecture)
-    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1, 1.0):
+    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if default_partial is None and partial not in (None, 1, 1.0):
         raise UnsupportedModelError(
             f"partial rotary embedding (partial_rotary_factor={partial})", architecture=architecture
+        )
+    if partial is None:
+        partial = 1.0 if default_partial is None else default_partial
+    rotary_dim = int(head_dim * partial)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor {partial} of {head_dim} elements are not pairs"
         )
     theta = given.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA
     # A value beside the rope parameters wins over the one among them, as in transformers.
@@ -259,9 +323,10 @@ def read_rope(
             raise CheckpointError(f"config.json: rope type {kind!r} needs a `factor`")
         factor = max_position / original
     short_factor = tuple(float(value) for value in given.get("short_factor") or ())
-    if kind == "longrope" and len(short_factor) != head_dim // 2:
+    if kind == "longrope" and len(short_factor) != rotary_dim // 2:
         raise CheckpointError(
-            f"config.json: longrope needs {head_dim // 2} short factors, found {len(short_factor)}"
+            f"config.json: longrope needs {rotary_dim // 2} short factors, "
+            f"found {len(short_factor)}"
         )
     attention_factor = given.get("attention_factor")
     return RopeConfig(
@@ -278,10 +343,13 @@ def read_rope(
         mscale_all_dim=given.get("mscale_all_dim"),
         truncate=bool(given.get("truncate", True)),
         short_factor=short_factor,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
     )
 
 
-def windows_by_layer(raw: Mapping[str, Any], *, default_window: int) -> tuple[int | None, ...]:
+def windows_by_layer(
+    raw: Mapping[str, Any], *, default_window: int | None
+) -> tuple[int | None, ...]:
     """Windows of families with `use_sliding_window`, `max_window_layers` and `layer_types`.
 
     Without `layer_types`, layers from `max_window_layers` on are the windowed ones.
@@ -353,6 +421,18 @@ def window_of_all_layers(
             "layer types other than what `sliding_window` says", architecture=architecture_of(raw)
         )
     return (window,) * _positive(raw, "num_hidden_layers")
+
+
+def fused_qkv(config: ModelConfig) -> Fused:
+    """q, k and v as one product of the checkpoint."""
+    query, key = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+    return Fused("qkv_proj", (("q_proj", query), ("k_proj", key), ("v_proj", key)))
+
+
+def fused_gate_up(config: ModelConfig) -> Fused:
+    """Gate and up as one product of the checkpoint."""
+    size = config.intermediate_size
+    return Fused("gate_up_proj", (("gate_proj", size), ("up_proj", size)))
 
 
 def _positive(raw: Mapping[str, Any], key: str) -> int:

@@ -1,4 +1,4 @@
-"""A pre-norm decoder-only transformer.
+"""A decoder-only transformer.
 
 Its parts are switched by the flags of `ModelConfig`; their names are those of the checkpoints.
 Tokens are flat: `[num_tokens, ...]`, no batch axis, no padding. Nothing here knows sequences,
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from parrot_engine.attention.interface import AttentionBackend
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.experts import SparseMLP
-from parrot_engine.models.ops import Affine, Norm, Ops, Residual, Rotary
+from parrot_engine.models.ops import PLAIN, Affine, Branch, Norm, Ops, Residual, Rotary
 from parrot_engine.models.parts import Embedding, Linear, RMSNorm, TensorSpec
 from parrot_engine.models.self_attention import Attention, LayerInputs
 from parrot_engine.models.sharding import Collective, Shard
@@ -38,38 +38,59 @@ class GatedMLP(nn.Module):
         )
         self._activation = config.activation
 
-    def forward(self, residual: Residual, norm: Norm, ops: Ops) -> Residual:
+    def forward(self, residual: Residual, norm: Norm | None, branch: Branch, ops: Ops) -> Residual:
         """The residual stream behind the MLP, which reads its norm."""
         activated, hidden = ops.norm_gated(
             residual, norm, self.gate_up_proj.affine, self._activation
         )
-        return ops.linear_onto(hidden, activated, self.down_proj.affine)
+        return ops.linear_onto(hidden, activated, self.down_proj.affine, branch)
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm residual layer: attention, then MLP or a mixture of experts."""
+    """Attention, then MLP or a mixture of experts, each added to the residual stream.
+
+    Norms stand before or behind either of them, or both.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+        norms = config.norms
+        self._before_attention = self._norm(norms.before_attention, config, spec)
         self.self_attn = Attention(config, layer, spec)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+        behind_attention = self._norm(norms.behind_attention, config, spec)
+        self._before_mlp = self._norm(norms.before_mlp, config, spec)
         self.mlp: GatedMLP | SparseMLP
         if config.experts is not None and layer in config.experts.layers:
             self.mlp = SparseMLP(config.experts, config.hidden_size, spec)
         else:
             self.mlp = GatedMLP(config, spec)
+        behind_mlp = self._norm(norms.behind_mlp, config, spec)
+        self._attention_branch = _branch(behind_attention, config)
+        self._mlp_branch = _branch(behind_mlp, config)
         self._ops = spec.ops()
+
+    def _norm(self, name: str | None, config: ModelConfig, spec: TensorSpec) -> Norm | None:
+        """The norm of this name, if there is one; its weight is where it stays."""
+        if name is None:
+            return None
+        norm = RMSNorm(config.hidden_size, config.norm_eps, spec, config.norm_offset)
+        self.add_module(name, norm)
+        return norm.norm
 
     def forward(self, residual: Residual, layer_kv: Tensor, step: LayerInputs) -> Residual:
         """The residual stream behind this layer."""
         ops, attention = self._ops, self.self_attn
-        qkv, hidden = ops.norm_linear(
-            residual, self.input_layernorm.norm, attention.qkv_proj.affine
-        )
+        qkv, hidden = ops.norm_linear(residual, self._before_attention, attention.qkv_proj.affine)
         attended = attention(qkv, layer_kv, step)
-        residual = ops.linear_onto(hidden, attended, attention.o_proj.affine)
-        return self.mlp.forward(residual, self.post_attention_layernorm.norm, ops)
+        residual = ops.linear_onto(
+            hidden, attended, attention.o_proj.affine, self._attention_branch
+        )
+        return self.mlp.forward(residual, self._before_mlp, self._mlp_branch, ops)
+
+
+def _branch(norm: Norm | None, config: ModelConfig) -> Branch:
+    plain = norm is None and config.residual_scale == 1.0
+    return PLAIN if plain else Branch(norm, config.residual_scale)
 
 
 class DecoderBody(nn.Module):
@@ -81,7 +102,7 @@ class DecoderBody(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, spec) for layer in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, spec, config.norm_offset)
 
 
 class Decoder(nn.Module):
@@ -107,7 +128,7 @@ class Decoder(nn.Module):
                 spec=spec._replace(packed=False),
             )
         )
-        self._rotary = Rotary(config.rope, config.head_dim, spec.device)
+        self._rotaries = [Rotary(rope, config.head_dim, spec.device) for rope in config.ropes]
         self._dtype = spec.dtype
         self._ops = spec.ops()
 
@@ -124,7 +145,8 @@ class Decoder(nn.Module):
         `token_ids` and `positions` are `[num_tokens]`, row after row of the batch that `plan`
         was made for; `kv_cache` is as in `attention.interface` and is written to.
         """
-        step = LayerInputs(self._rotary.angles(positions, self._dtype), attention, plan)
+        angles = tuple(rotary.angles(positions, self._dtype) for rotary in self._rotaries)
+        step = LayerInputs(angles, attention, plan)
         residual = Residual(self.model.embed_tokens(token_ids))
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
             residual = layer(residual, layer_kv, step)
@@ -137,9 +159,13 @@ class Decoder(nn.Module):
         else:
             head = self.lm_head.affine
         if self._collective is None:
-            return self._ops.logits(hidden, self.model.norm.norm, head, out)
-        part = self._ops.logits(hidden, self.model.norm.norm, head)
-        return gather_logits(self._collective, part, self.config.vocab_size, out)
+            logits = self._ops.logits(hidden, self.model.norm.norm, head, out)
+        else:
+            part = self._ops.logits(hidden, self.model.norm.norm, head)
+            logits = gather_logits(self._collective, part, self.config.vocab_size, out)
+        if self.config.logits_scale != 1.0:
+            logits *= self.config.logits_scale
+        return logits
 
 
 def gather_logits(

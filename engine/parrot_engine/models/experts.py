@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parrot_engine.models.config import ExpertsConfig
-from parrot_engine.models.ops import Affine, Experts, Norm, Ops, Residual
+from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Ops, Residual
 from parrot_engine.models.parts import Stacked, TensorSpec, WeightPart
 
 
@@ -23,8 +23,9 @@ class SparseMLP(Stacked):
         self.gate_up = spec.empty(config.count, 2 * config.intermediate_size, hidden_size)
         self.down = spec.empty(config.count, hidden_size, config.intermediate_size)
 
-    def forward(self, residual: Residual, norm: Norm, ops: Ops) -> Residual:
+    def forward(self, residual: Residual, norm: Norm | None, branch: Branch, ops: Ops) -> Residual:
         """The residual stream behind the mixture, which reads its norm."""
+        assert branch is PLAIN
         normed, hidden = ops.add_rms_norm(residual, norm)
         return ops.experts_onto(hidden, normed, Affine(self.router), self.experts)
 

@@ -6,7 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from parrot_engine.exceptions import UnsupportedModelError
-from parrot_engine.models import llama, mistral, mixtral, olmoe, qwen2, qwen3, qwen3_moe
+from parrot_engine.models import (
+    glm4,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from parrot_engine.models.config import ModelConfig, architecture_of
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.parts import TensorSpec
@@ -21,13 +34,18 @@ class Family(NamedTuple):
 
 #: By the name in `architectures` of `config.json`.
 FAMILIES: dict[str, Family] = {
+    "Glm4ForCausalLM": Family(glm4.read_config),
+    "GraniteForCausalLM": Family(granite.read_config),
     "LlamaForCausalLM": Family(llama.read_config),
     "MistralForCausalLM": Family(mistral.read_config),
     "MixtralForCausalLM": Family(mixtral.read_config),
+    "Olmo2ForCausalLM": Family(olmo2.read_config),
     "OlmoeForCausalLM": Family(olmoe.read_config),
+    "Phi3ForCausalLM": Family(phi3.read_config),
     "Qwen2ForCausalLM": Family(qwen2.read_config),
     "Qwen3ForCausalLM": Family(qwen3.read_config),
     "Qwen3MoeForCausalLM": Family(qwen3_moe.read_config),
+    "SmolLM3ForCausalLM": Family(smollm3.read_config),
 }
 
 

@@ -107,7 +107,9 @@ def load_model(
         spec = spec_of(config.dtype or stored)
         model = family.build(own, spec)
         cuts = {} if collective is None else _cuts(whole(), model, collective.shard)
-        load_weights(model, StoredWeights(files, quantization, device), progress, cuts)
+        load_weights(
+            model, StoredWeights(files, quantization, device, config.fused), progress, cuts
+        )
     return LoadedModel(model.eval(), defaults, spec)
 
 
@@ -181,9 +183,11 @@ def load_weights(
             for name, weight in zip(names, weights, strict=True):
                 _fill(targets[name], weight)
         done.update(names)
-    for name, target in weight_parts(model):
+    for name, target, offset in weight_parts(model):
         if name not in done:
             _fill(target, read(name))
+            if offset:
+                target += offset
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedWeight) -> None:

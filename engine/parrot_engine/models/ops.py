@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parrot_engine.attention.interface import Rotation
 from parrot_engine.models.config import RopeConfig
 from parrot_engine.models.rope import frequencies
 from parrot_engine.models.sharding import Collective
@@ -65,8 +66,21 @@ class Normed(NamedTuple):
     hidden: Tensor
 
 
+class Branch(NamedTuple):
+    """What becomes of the output of attention or MLP before it is added to the stream."""
+
+    norm: Norm | None = None
+    scale: float = 1.0
+
+
+PLAIN = Branch()
+
+
 class Angles(NamedTuple):
-    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype."""
+    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype.
+
+    Pairs of a head that are not rotated come last, with cos 1 and sin 0.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -81,6 +95,7 @@ class Rotary:
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
         inverse, self._attention_factor = frequencies(rope, head_dim)
         self._inverse = inverse.to(device)
+        self._num_still = head_dim // 2 - len(inverse)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
         """Angles for `positions` `[num_tokens]`; computed in float32, returned in `dtype`."""
@@ -88,18 +103,36 @@ class Rotary:
         cos, sin = angle.cos(), angle.sin()
         if self._attention_factor != 1.0:
             cos, sin = cos * self._attention_factor, sin * self._attention_factor
+        if self._num_still:
+            cos = F.pad(cos, (0, self._num_still), value=1.0)
+            sin = F.pad(sin, (0, self._num_still))
         return Angles(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
 
 
-def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """Rotate `heads` `[num_tokens, heads, head_dim]`; element i pairs with i + head_dim / 2."""
-    cos, sin = angles
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half], heads[..., half:]
+def rotate(heads: Tensor, angles: Angles, rotation: Rotation | None = None) -> Tensor:
+    """Rotate `heads` `[num_tokens, heads, head_dim]`; None: element i with i + head_dim / 2."""
+    dim = heads.shape[-1]
+    size, interleaved = rotation or Rotation(dim)
+    half = size // 2
+    places = (
+        (slice(0, size, 2), slice(1, size, 2)) if interleaved else (slice(half), slice(half, size))
+    )
+    cos, sin = (part[..., :half] for part in angles)
+    first, second = (heads[..., place] for place in places)
     rotated = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
+    torch.mul(first, cos, out=rotated[..., places[0]]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=rotated[..., places[1]]).addcmul_(first, sin)
+    if size < dim:
+        rotated[..., size:] = heads[..., size:]
     return rotated
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Over the last axis of `x`, whose rows may be apart; accumulates in float32."""
+    weight, eps = norm
+    if weight.dtype is x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 class Ops:
@@ -114,15 +147,16 @@ class Ops:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Over the last axis, accumulating in float32."""
-        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        return rms_norm(x, norm)
 
     def total(self, residual: Residual) -> Tensor:
         """The stream summed up."""
         return residual.hidden if residual.delta is None else residual.hidden + residual.delta
 
-    def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
+    def add_rms_norm(self, residual: Residual, norm: Norm | None) -> Normed:
+        """The norm of the stream, or the stream itself."""
         summed = self.total(residual)
-        return Normed(self.rms_norm(summed, norm), summed)
+        return Normed(summed if norm is None else self.rms_norm(summed, norm), summed)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """act(gate) x up for gate and up side by side (arXiv 2002.05202)."""
@@ -133,12 +167,14 @@ class Ops:
             activated = F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
         return activated.mul_(up)
 
-    def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
+    def norm_linear(self, residual: Residual, norm: Norm | None, linear: Affine) -> Normed:
         """Norm of the stream, then a product."""
         normed, hidden = self.add_rms_norm(residual, norm)
         return Normed(self.linear(normed, linear), hidden)
 
-    def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
+    def norm_gated(
+        self, residual: Residual, norm: Norm | None, linear: Affine, activation: str
+    ) -> Normed:
         """Norm of the stream, the product with gate and up, then `gated`."""
         gate_up, hidden = self.norm_linear(residual, norm, linear)
         return Normed(self.gated(gate_up, activation), hidden)
@@ -146,16 +182,23 @@ class Ops:
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
+    def linear_onto(
+        self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
+    ) -> Residual:
         """`hidden` and the product of x, added up or not.
 
         Over ranks, columns of `x` and of the weight are divided among them; the product is summed.
         """
         if self._collective is None:
-            return Residual(hidden, self.linear(x, linear))
-        return Residual(
-            hidden, self._collective.all_reduce(self.share(x, linear, self._collective))
-        )
+            product = self.linear(x, linear)
+        else:
+            product = self._collective.all_reduce(self.share(x, linear, self._collective))
+        return Residual(hidden, self._finish(product, branch))
+
+    def _finish(self, x: Tensor, branch: Branch) -> Tensor:
+        if branch.norm is not None:
+            x = self.rms_norm(x, branch.norm)
+        return x if branch.scale == 1.0 else x * branch.scale
 
     def share(self, x: Tensor, linear: Affine, collective: Collective) -> Tensor:
         """A rank's share of a product whose columns are divided."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.ops import Affine, Norm, Ops
+from parrot_engine.models.ops import Affine, Norm, Ops, rms_norm
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
 
@@ -31,8 +31,8 @@ class TensorSpec(NamedTuple):
     #: Whether weights of products stay as codes and scales where the checkpoint has them so.
     packed: bool = False
 
-    def empty(self, *shape: int) -> nn.Parameter:
-        data = torch.empty(*shape, device=self.device, dtype=self.dtype)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        data = torch.empty(*shape, device=self.device, dtype=dtype or self.dtype)
         return nn.Parameter(data, requires_grad=False)
 
     def ops(self) -> Ops:
@@ -49,6 +49,8 @@ class WeightPart(NamedTuple):
 
     name: str
     target: Tensor
+    #: Added to what the checkpoint has.
+    offset: float = 0.0
 
 
 class Stacked(nn.Module):
@@ -106,19 +108,27 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.weight = spec.empty(config.vocab_size, config.hidden_size)
+        # A factor of the dtype of activations, as in transformers.
+        self._scale = float(torch.tensor(config.embedding_scale, dtype=spec.dtype))
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """`[num_tokens]` to `[num_tokens, hidden_size]`."""
-        return F.embedding(token_ids, self.weight)
+        rows = F.embedding(token_ids, self.weight)
+        return rows if self._scale == 1.0 else rows * self._scale
 
 
-class RMSNorm(nn.Module):
-    """Root mean square norm with a learned scale (arXiv 1910.07467), over the last axis."""
+class RMSNorm(Stacked):
+    """Root mean square norm with a learned scale (arXiv 1910.07467), over the last axis.
 
-    def __init__(self, size: int, eps: float, spec: TensorSpec) -> None:
+    The scale is the checkpoint's weight plus `offset`; it is float32 with one, so that the weight
+    is not rounded once more.
+    """
+
+    def __init__(self, size: int, eps: float, spec: TensorSpec, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = spec.empty(size)
+        self.weight = spec.empty(size, dtype=torch.float32 if offset else None)
         self.eps = eps
+        self._offset = offset
 
     @property
     def norm(self) -> Norm:
@@ -126,7 +136,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`, whose rows may be apart; accumulates in float32."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.norm)
+
+    def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
+        yield WeightPart(f"{prefix}.weight", self.weight, self._offset)
 
 
 def weight_parts(module: nn.Module) -> Iterator[WeightPart]:

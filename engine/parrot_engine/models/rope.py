@@ -16,7 +16,7 @@ from parrot_engine.models.config import RopeConfig
 
 
 class Frequencies(NamedTuple):
-    """Inverse frequencies `[head_dim / 2]` in float32 and the factor on cos and sin."""
+    """Inverse frequencies `[rotary_dim / 2]` in float32 and the factor on cos and sin."""
 
     inverse: Tensor
     attention_factor: float
@@ -29,7 +29,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
     Sources: RoFormer (arXiv 2104.09864), linear and dynamic NTK scaling as in transformers,
     YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753), Llama 3.1's reference code.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     default = 1.0 / (rope.theta**exponents)
     if rope.kind in ("default", "dynamic"):
         return Frequencies(default, 1.0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms
+from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms, Rotation
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Angles, rotate
 from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec
@@ -16,8 +16,8 @@ from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec
 class LayerInputs(NamedTuple):
     """The part of a step that all layers share."""
 
-    #: Of the rotary embedding, for the positions of the step's tokens.
-    angles: Angles
+    #: For the positions of the step's tokens, of each rotary embedding of the model.
+    angles: tuple[Angles, ...]
     attention: AttentionBackend[Any]
     #: Made by `attention.plan` for the step's rows.
     plan: Any
@@ -31,7 +31,11 @@ class Attention(nn.Module):
         self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
         self._head_dim = config.head_dim
         self._window = config.windows[layer]
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale or config.head_dim**-0.5
+        self._rope = config.rope_of(layer)
+        rope = config.ropes[self._rope]
+        size = config.head_dim if rope.rotary_dim is None else rope.rotary_dim
+        self._rotation = Rotation(size, rope.interleaved)
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.qkv_proj = Linear(
@@ -45,7 +49,9 @@ class Attention(nn.Module):
         self._norms_projections = config.projection_norm
         if config.qk_norm or config.projection_norm:
             sizes = (q_size, kv_size) if config.projection_norm else (config.head_dim,) * 2
-            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, spec) for size in sizes)
+            self.q_norm, self.k_norm = (
+                RMSNorm(size, config.norm_eps, spec, config.norm_offset) for size in sizes
+            )
 
     def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
         """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
@@ -78,13 +84,15 @@ class Attention(nn.Module):
         if (head_norms := self._head_norms()) is not None:
             query, key = head_norms
             norms = HeadNorms(query.weight, key.weight, query.eps)
+        cos, sin = step.angles[self._rope]
         return attention.forward_fused(
             qkv,
-            step.angles.cos,
-            step.angles.sin,
+            cos,
+            sin,
             norms,
             layer_kv,
             step.plan,
+            rotation=self._rotation,
             window=self._window,
             scale=self._scale,
         )
@@ -99,7 +107,7 @@ class Attention(nn.Module):
             key = k_norm(query_key[:, self._num_heads :])
             query_key = torch.cat((query, key), dim=1)
         # One rotation for q and k: half the calls.
-        query_key = rotate(query_key, step.angles)
+        query_key = rotate(query_key, step.angles[self._rope], self._rotation)
         return step.attention.forward(
             query_key[:, : self._num_heads],
             query_key[:, self._num_heads :],

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint under the names of a plain one, quantised or not."""
+"""The weights of a checkpoint under the names of a plain one: quantised or not, fused or not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from parrot_engine.exceptions import UnsupportedModelError
+from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.models.checkpoint import TensorFiles
+from parrot_engine.models.config import Fused
 from parrot_engine.quantization.interface import Quantization
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight, stack
@@ -18,12 +19,21 @@ class StoredWeights:
     """Tensors by name; several that stand for one quantised weight are one, named `P.weight`."""
 
     def __init__(
-        self, files: TensorFiles, quantization: Quantization | None, device: torch.device
+        self,
+        files: TensorFiles,
+        quantization: Quantization | None,
+        device: torch.device,
+        fused: Sequence[Fused] = (),
     ) -> None:
-        """Quantised weights are unpacked on `device`; everything else is as the files have it."""
+        """Quantised weights are unpacked on `device`; everything else is as the files have it.
+
+        Products that are `fused` in the checkpoint have the names of their parts.
+        """
         self._files = files
         self._quantization = quantization
         self.device = device
+        #: Rows of what is fused.
+        self._sizes: dict[str, int] = {}
         #: By prefix, the endings of the tensors that stand for its weight.
         self._stored: dict[str, list[str]] = {}
         names: dict[str, None] = {}
@@ -36,6 +46,20 @@ class StoredWeights:
                 self._stored.setdefault(prefix, []).append(ending)
                 name = f"{prefix}.weight"
             names[name] = None
+        #: By the name of a part: what it is a part of, and its rows.
+        self._parts: dict[str, tuple[str, slice]] = {}
+        for whole in [name for name in names if fused]:
+            path, _, ending = whole.rpartition(".")
+            for product in fused:
+                if path.rpartition(".")[2] == product.name:
+                    del names[whole]
+                    parent, begin = path.removesuffix(product.name), 0
+                    for part, size in product.parts:
+                        name = f"{parent}{part}.{ending}"
+                        self._parts[name] = whole, slice(begin, begin + size)
+                        names[name] = None
+                        begin += size
+                    self._sizes[whole] = begin
         self._names = names
 
     @property
@@ -49,6 +73,20 @@ class StoredWeights:
             CheckpointError: the tensors that stand for it do not fit each other.
             UnsupportedModelError: it is stored as numbers that are not understood.
         """
+        if name not in self._parts:
+            return self._read(name)
+        whole, rows = self._parts[name]
+        tensor = self._read(whole)
+        if tensor.shape[0] != self._sizes[whole]:
+            raise CheckpointError(
+                f"tensor {whole} has {tensor.shape[0]} rows, "
+                f"the configuration asks for {self._sizes[whole]}"
+            )
+        if isinstance(tensor, QuantizedWeight):
+            return tensor.part(rows, slice(0, tensor.shape[1]))
+        return tensor[rows]
+
+    def _read(self, name: str) -> Tensor | QuantizedWeight:
         prefix, _, ending = name.rpartition(".")
         tensor: Tensor | QuantizedWeight
         if ending == "weight" and prefix in self._stored and self._quantization is not None:

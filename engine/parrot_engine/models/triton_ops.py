@@ -21,7 +21,7 @@ from parrot_engine.kernels.grouped_product import mixture
 from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
-from parrot_engine.models.ops import Affine, Experts, Norm, Normed, Ops, Residual
+from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
 
 #: The kernel for a product on a device, or None where torch's own is to be taken.
@@ -80,10 +80,12 @@ class TritonOps(Ops):
         assert residual.delta is not None
         return Normed(*self._collective.sum_onto(residual.delta, residual.hidden, norm))
 
-    def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
+    def add_rms_norm(self, residual: Residual, norm: Norm | None) -> Normed:
         hidden, delta, is_share = residual
         if is_share:
             return self._sum(residual, norm)
+        if norm is None:
+            return super().add_rms_norm(residual, norm)
         if delta is None:
             return Normed(rowwise.rms_norm(hidden, *norm), hidden)
         return Normed(*rowwise.add_rms_norm(hidden, delta, *norm))
@@ -93,20 +95,23 @@ class TritonOps(Ops):
             return rowwise.swiglu(gate_up)
         return super().gated(gate_up, activation)
 
-    def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
-        tuning = self._tuning(residual.hidden, linear, norm=True)
+    def norm_linear(self, residual: Residual, norm: Norm | None, linear: Affine) -> Normed:
+        tuning = self._tuning(residual.hidden, linear, norm=norm is not None)
         if tuning is None or residual.is_share:
             normed, hidden = self.add_rms_norm(residual, norm)
             return Normed(self.linear(normed, linear), hidden)
         hidden = self.total(residual)
-        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias)
+        counts = None if norm is not None else self._counts(hidden, linear, tuning)
+        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, arrivals=counts)
         return Normed(out, hidden)
 
-    def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
+    def norm_gated(
+        self, residual: Residual, norm: Norm | None, linear: Affine, activation: str
+    ) -> Normed:
         if activation != "silu":
             out, hidden = self.norm_linear(residual, norm, linear)
             return Normed(self.gated(out, activation), hidden)
-        tuning = self._tuning(residual.hidden, linear, gated=True, norm=True)
+        tuning = self._tuning(residual.hidden, linear, gated=True, norm=norm is not None)
         if tuning is not None and not residual.is_share:
             hidden = self.total(residual)
             out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
@@ -128,7 +133,11 @@ class TritonOps(Ops):
             x, linear.weight, tuning, bias=linear.bias, arrivals=self._counts(x, linear, tuning)
         )
 
-    def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
+    def linear_onto(
+        self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
+    ) -> Residual:
+        if branch is not PLAIN:
+            return super().linear_onto(hidden, x, linear, branch)
         if self._collective is not None:
             if self._collective.sums_onto(hidden):
                 return Residual(hidden, self.share(x, linear, self._collective), is_share=True)

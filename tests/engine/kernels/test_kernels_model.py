@@ -24,7 +24,7 @@ def _runner(path: Path, kernels: str) -> ModelRunner:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-biases-mha", "mistral-window", "qwen2-windows", "qwen3", "qwen3-moe", "olmoe"]
+    "name", ["llama-biases-mha", "mistral-window", "qwen2-windows", "qwen3", "qwen3-moe", "glm4"]
 )
 def test_greedy_tokens_and_logits(name: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / name, CONFIGS[name])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_cases import relative_error
-from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.kernels import rowwise
 from rotated import check_rotation_and_writes
 from torch import Tensor
@@ -53,3 +53,12 @@ def test_rotation_and_writes(head_dim: int, qk_norm: bool) -> None:
     slots = torch.tensor([3, 47, 16, 31, 0], dtype=torch.int32)
     norms = (_draw(head_dim, seed=2), _draw(head_dim, seed=3), 1e-5) if qk_norm else None
     check_rotation_and_writes(shape, qkv, angle, norms, slots, 1e-6)
+
+
+@pytest.mark.parametrize("rotation", [Rotation(24), Rotation(32, True), Rotation(16, True)])
+def test_rotation_of_a_part_of_a_head_and_of_neighbours(rotation: Rotation) -> None:
+    shape = AttentionShape(num_heads=3, num_kv_heads=1, head_dim=32, block_size=16)
+    qkv, angle = _draw(4, 5 * 32), _draw(4, 16, seed=1)
+    slots = torch.tensor([3, 17, 16, 0], dtype=torch.int32)
+    norms = (_draw(32, seed=2), _draw(32, seed=3), 1e-5)
+    check_rotation_and_writes(shape, qkv, angle, norms, slots, 1e-6, rotation)

@@ -220,7 +220,7 @@ def test_control_rotation(windowed: Pair, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         self_attention,
         "rotate",
-        lambda heads, angles: rotate(heads, Angles(angles.cos, 0.9 * angles.sin)),
+        lambda heads, angles, *rest: rotate(heads, Angles(angles.cos, 0.9 * angles.sin), *rest),
     )
     assert _error_of_mixed_batch(windowed) > 100 * TOLERANCE
 
