@@ -38,11 +38,16 @@ class Clock:
         """When the next thing is due; None: nothing is."""
         return self._heap[0][0] if self._heap else None
 
-    def advance(self) -> None:
+    def advance(self) -> float | None:
         """Move on to the next thing that is due, and let it happen.
+
+        Returns:
+            when the next thing is due then, as `next_time`.
 
         Raises:
             IndexError: nothing is due.
         """
-        self.now, _, action, subject, argument = heappop(self._heap)
+        heap = self._heap
+        self.now, _, action, subject, argument = heappop(heap)
         action(subject, argument)
+        return heap[0][0] if heap else None

@@ -194,12 +194,18 @@ class Measures:
 
     def add_call(self, call: CallTimes) -> None:
         self.calls += 1
-        for name, value in zip(CallTimes._fields, call, strict=True):
-            mine = getattr(self, name)
-            if not isinstance(mine, Sketch):
-                setattr(self, name, mine + value)
-            elif value is not None:
-                mine.add(value)
+        self.prompt_tokens += call.prompt_tokens
+        self.output_tokens += call.output_tokens
+        self.cached_tokens += call.cached_tokens
+        self.prefilled_tokens += call.prefilled_tokens
+        self.latency_s.add(call.latency_s)
+        self.ttft_s.add(call.ttft_s)
+        if call.tpot_s is not None:
+            self.tpot_s.add(call.tpot_s)
+        if call.normalised_s is not None:
+            self.normalised_s.add(call.normalised_s)
+        self.held_s.add(call.held_s)
+        self.queued_s.add(call.queued_s)
 
     def add_application(
         self, plan: ApplicationPlan, job_s: float, ttft_s: float, tpot_s: float, *, failed: bool

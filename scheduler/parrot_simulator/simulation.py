@@ -109,16 +109,18 @@ class _Simulation:
         clients.begin()
         if self._events:
             self._step()
+        due = clock.next_time()
         while clients.live_runs:
-            if clock.next_time() is None:
+            if due is None:
                 raise SimulationStuckError(
                     f"{clients.live_runs} applications are unfinished at {clock.now:.3f} s and "
                     f"nothing is due; the scheduler has {self._scheduler.num_tasks} tasks"
                 )
-            clock.advance()
+            due = clock.advance()
             self._happened += 1
-            if self._events and clock.next_time() != clock.now:
+            if self._events and due != clock.now:
                 self._step()
+                due = clock.next_time()
             if progress is not None and self._happened % 20_000 == 0:
                 progress(clients.ended_runs, clock.now)
 

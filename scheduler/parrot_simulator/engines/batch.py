@@ -21,6 +21,8 @@ class DecodeBatch:
         self._block_tokens = block_tokens
         #: By the step at whose end they are done.
         self._ends: list[tuple[int, tuple[int, int], EngineSequence]] = []
+        #: How many they are.
+        self.size = 0
         #: How many of them have which priority.
         self._priorities: dict[int, int] = {}
         #: Steps so far.
@@ -29,9 +31,6 @@ class DecodeBatch:
         #: it in its prefix.
         self.context_tokens = 0
         self.repeated_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._ends)
 
     def __iter__(self) -> Iterator[EngineSequence]:
         return (sequence for _, _, sequence in self._ends)
@@ -48,6 +47,7 @@ class DecodeBatch:
 
     def join(self, sequence: EngineSequence) -> None:
         """One whose prompt is filled, with its first token, begins to decode."""
+        self.size += 1
         priority = sequence.key[0]
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
         sequence.join_step = self._steps
@@ -64,7 +64,7 @@ class DecodeBatch:
 
     def advance(self, steps: int) -> None:
         self._steps += steps
-        self.context_tokens += steps * len(self._ends)
+        self.context_tokens += steps * self.size
 
     def done(self) -> EngineSequence | None:
         """One that has all its tokens, which is to leave; None when there is none."""
@@ -77,16 +77,16 @@ class DecodeBatch:
 
     def leave(self, sequence: EngineSequence) -> None:
         """One of them decodes no more; its nodes are still its own."""
+        self.size -= 1
         priority = sequence.key[0]
         self._priorities[priority] -= 1
         if not self._priorities[priority]:
             del self._priorities[priority]
         self.context_tokens -= sequence.own_context + self.grown(sequence)
-        entry = (sequence.finish_step, sequence.key, sequence)
-        if self._ends[0] == entry:
+        if self._ends[0][2] is sequence:
             heappop(self._ends)
         else:
-            self._ends.remove(entry)
+            self._ends.remove((sequence.finish_step, sequence.key, sequence))
             heapify(self._ends)
         for node in sequence.nodes:
             node.readers -= 1

@@ -103,7 +103,7 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        return len(self._decodes) + len(self._filling) + len(self._loading)
+        return self._decodes.size + len(self._filling) + len(self._loading)
 
     @property
     def waiting(self) -> int:
@@ -207,19 +207,19 @@ class SimulatedEngine:
     def _settle(self, now: float) -> None:
         """Take in what the macro-step in work has done by now."""
         self._working = False
-        macro = self._macro
+        macro, decodes, cache, counts = self._macro, self._decodes, self.cache, self.counts
         elapsed = now - macro.since
         steps = macro.planned
         if macro.time_of(steps) > elapsed + 1e-9:
             # Cut in the middle of a step: by a cancellation, or the engine's end.
             steps = macro.steps_until(elapsed) - 1
-        decodes = self._decodes
         chunks, self._chunks = self._chunks, []
-        batch = len(decodes) + len(chunks)
-        grown = len(decodes) * steps if self._advances else 0
-        filled = steps * sum(tokens for _, tokens in chunks)
-        kv = self.used_tokens
-        counts = self.counts
+        batch = decodes.size + len(chunks)
+        grown = decodes.size * steps if self._advances else 0
+        filled = 0
+        for _, tokens in chunks:
+            filled += tokens * steps
+        kv = cache.pinned_tokens + cache.private_tokens
         counts.busy_s += elapsed
         counts.batch_seconds += elapsed * batch
         counts.kv_seconds += elapsed * (kv + grown / 2)
@@ -235,8 +235,8 @@ class SimulatedEngine:
         if grown:
             counts.generated_tokens += grown
             decodes.advance(steps)
-            self.cache.take_private(grown)
-            self.cache.make_room(0)
+            cache.private_tokens += grown
+            cache.make_room(0)
             while (done := decodes.done()) is not None:
                 self._finish(done, now)
         for sequence, _ in chunks:
@@ -248,18 +248,30 @@ class SimulatedEngine:
 
     def _plan(self, now: float) -> None:
         """Decide on the next macro-step, and ask to be woken at its end."""
-        profile = self.profile
+        profile, decodes = self.profile, self._decodes
         self._version += 1
         blocked = False
-        while self._decodes and self.cache.free_tokens < len(self._decodes):
+        while decodes.size and self.cache.free_tokens < decodes.size:
             self._preempt(now)
             blocked = True
         self._chunks = []
-        budget = StepBudget(
-            profile.max_batch_tokens - (len(self._decodes) if profile.chunked_prefill else 0),
-            profile.max_background_tokens,
-            self._decodes.most_urgent,
-        )
+        tokens = profile.max_batch_tokens - (decodes.size if profile.chunked_prefill else 0)
+        if self._filling or self._waiting:
+            budget = StepBudget(
+                tokens,
+                profile.max_background_tokens,
+                None if profile.max_background_tokens is None else decodes.most_urgent,
+            )
+            blocked = self._fill(now, budget, blocked)
+            tokens = budget.tokens
+        self._is_open = tokens > 0 and not blocked and self.running < profile.max_batch
+        self._begin(now)
+        self._listener.stepped(self, now)
+
+    def _fill(self, now: float, budget: StepBudget, blocked: bool) -> bool:
+        """Choose what the next step fills; whether nothing more may enter (`blocked`: from the
+        beginning on).
+        """
         filling: Iterable[EngineSequence] = self._filling
         if budget.is_shared:
             filling = sorted(filling, key=lambda s: s.key)
@@ -279,43 +291,42 @@ class SimulatedEngine:
                     self._take_chunk(first, budget)
             else:
                 blocked = True
-        self._is_open = budget.tokens > 0 and not blocked and self.running < profile.max_batch
-        self._begin(now)
-        self._listener.stepped(self, now)
+        return blocked
 
     def _begin(self, now: float) -> None:
         """Begin the macro-step of the chunks and decodes at hand."""
-        profile = self.profile
-        chunked = profile.chunked_prefill
-        chunks = self._chunks
-        decodes = len(self._decodes)
+        profile, chunks, batch = self.profile, self._chunks, self._decodes
+        decodes = batch.size
         if not chunks and not decodes:
             return
-        tokens = sum(n for _, n in chunks)
-        self._advances = decodes > 0 and (chunked or not chunks)
-        if self._advances:
+        chunked = profile.chunked_prefill
+        tokens = 0
+        for _, each in chunks:
+            tokens += each
+        advances = self._advances = decodes > 0 and (chunked or not chunks)
+        if advances:
             first_s = profile.step_s(
                 prefill_tokens=tokens,
                 sequences=decodes,
-                context_tokens=self._decodes.context_tokens,
-                repeated_tokens=self._decodes.repeated_tokens,
+                context_tokens=batch.context_tokens,
+                repeated_tokens=batch.repeated_tokens,
             )
             growth_s = decodes * profile.step_model.context_token_s
         else:
             first_s, growth_s = profile.step_s(prefill_tokens=tokens), 0.0
         steps = 1
         if not chunks:
-            steps = self._decodes.steps_to_next_end
+            steps = batch.steps_to_next_end
         elif chunked and len(chunks) == 1 and tokens + decodes >= profile.max_batch_tokens:
             # One prompt fills step after step.
             sequence = chunks[0][0]
             steps = (sequence.target - sequence.computed) // tokens
-        if self._advances:
+        if advances:
             most = self.cache.free_tokens // decodes
-            steps = max(1, min(steps, self._decodes.steps_to_next_end, most))
+            steps = max(1, min(steps, batch.steps_to_next_end, most))
         self._working = True
-        self._macro = MacroStep(now, steps, first_s, growth_s)
-        self._listener.wake_engine(self, now + self._macro.time_of(steps), self._version)
+        macro = self._macro = MacroStep(now, steps, first_s, growth_s)
+        self._listener.wake_engine(self, now + macro.time_of(steps), self._version)
 
     # Sequences
 
@@ -332,7 +343,7 @@ class SimulatedEngine:
         return profile.chunked_prefill or not self._chunks or sequence.target <= budget
 
     def _admit(self, sequence: EngineSequence, now: float) -> bool:
-        match = self._allocations.take(sequence, len(self._decodes), alone=not self.running)
+        match = self._allocations.take(sequence, self._decodes.size, alone=not self.running)
         if match is None:
             return False
         if sequence.admitted_at < 0:
