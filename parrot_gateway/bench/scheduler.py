@@ -27,7 +27,11 @@ def scheduler_command(
     from parrot_scheduler.config import PRESETS
     from rich.table import Table
 
-    from parrot_gateway.bench.scheduler_decisions import is_compiled, measure
+    from parrot_gateway.bench.scheduler_decisions import (
+        REFERENCE_ROUNDS_PER_S,
+        is_compiled,
+        measure,
+    )
 
     try:
         counts = [int(count) for count in engines.split(",")]
@@ -46,20 +50,36 @@ def scheduler_command(
     build = "compiled" if is_compiled() else "pure Python"
     waiting = f"{queued:,} tasks waiting" if rows[0].queued else "each task placed at once"
     table = Table(title=f"Decisions of the scheduler ({policy}, {build}), {waiting}")
-    for heading in ("engines", "decisions/s", "p50", "p99", "longest step"):
+    headings = ("engines", "decisions/s", "p50", "p99", "longest step", "memory", "heap rounds/s")
+    for heading in (*headings, "reference: decisions/s", "p99"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             f"{row.engines:,}",
             f"{row.decisions_per_s:,.0f}",
             *(f"{value:.3f} ms" for value in (row.p50_ms, row.p99_ms, row.longest_step_ms)),
+            f"{row.memory_mb:,.0f} MB",
+            f"{row.heap_rounds_per_s:,.0f}",
+            f"{row.reference_decisions_per_s:,.0f}",
+            f"{row.reference_p99_ms:.3f} ms",
         )
+    table.caption = (
+        "Heap rounds: pushpop, push and pop of Python's heap. Reference: scaled to a core that "
+        f"does {REFERENCE_ROUNDS_PER_S:,.0f} of them a second."
+    )
     print_table(table)
     if json_file is not None:
         content = {
             "policy": policy,
             "compiled": is_compiled(),
             "clock": "cpu" if cpu_time else "wall",
-            "rows": [asdict(row) for row in rows],
+            "rows": [
+                {
+                    **asdict(row),
+                    "reference_decisions_per_s": row.reference_decisions_per_s,
+                    "reference_p99_ms": row.reference_p99_ms,
+                }
+                for row in rows
+            ],
         }
         write_json(json_file, "scheduler", content)

@@ -6,7 +6,9 @@ No I/O: the caller passes a clock, and prints the rows.
 from __future__ import annotations
 
 import gc
+import heapq
 import random
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +33,11 @@ _TEMPLATES = 200
 _TENANTS = 20
 #: Virtual seconds between two steps, for one engine.
 _STEP_S = 0.1
+#: Entries of the heap that tells how fast a core is, and rounds on it.
+_HEAP_SIZE = 10_000
+_HEAP_ROUNDS = 50_000
+#: Rounds a second of the core that aims are stated for.
+REFERENCE_ROUNDS_PER_S = 690_000.0
 
 
 def is_compiled() -> bool:
@@ -53,6 +60,40 @@ class Row:
     p99_ms: float
     #: Milliseconds of the longest step, however many tasks it placed.
     longest_step_ms: float
+    #: What this core did just before and after: see `heap_rounds_per_s`.
+    heap_rounds_per_s: float
+    #: Peak memory of the process so far, in MB.
+    memory_mb: float
+
+    @property
+    def reference_decisions_per_s(self) -> float:
+        """`decisions_per_s` of a core that does `REFERENCE_ROUNDS_PER_S` rounds."""
+        return self.decisions_per_s * REFERENCE_ROUNDS_PER_S / self.heap_rounds_per_s
+
+    @property
+    def reference_p99_ms(self) -> float:
+        return self.p99_ms * self.heap_rounds_per_s / REFERENCE_ROUNDS_PER_S
+
+
+def heap_rounds_per_s(clock: Callable[[], float]) -> float:
+    """How fast this core is: rounds of `heappushpop`, `heappush` and `heappop` a second.
+
+    On a heap of 10,000 pairs of a random number and a count, in a loop of Python.
+    """
+    rng = random.Random(0)  # noqa: S311 - a load, not a secret
+    heap = [(rng.random(), i) for i in range(_HEAP_SIZE)]
+    heapq.heapify(heap)
+    new = [(rng.random(), i) for i in range(_HEAP_ROUNDS)]
+    started = clock()
+    for entry in new:
+        heapq.heappush(heap, heapq.heappushpop(heap, entry))
+        heapq.heappop(heap)
+    return _HEAP_ROUNDS / (clock() - started)
+
+
+def peak_memory_mb() -> float:
+    """Peak memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(
@@ -120,6 +161,8 @@ def _measure(
     now, num_placed = 0.0, 0
     took: list[float] = []
     took_ms: list[float] = []
+    # Before and after, as the speed of a shared machine changes.
+    rounds_before = heap_rounds_per_s(clock)
     # What has been set up is no garbage: a pass over all of it is none of the scheduler's work.
     gc.collect()
     gc.freeze()
@@ -149,6 +192,8 @@ def _measure(
         p50_ms=took_ms[len(took_ms) // 2],
         p99_ms=took_ms[len(took_ms) * 99 // 100],
         longest_step_ms=1000 * max(took),
+        heap_rounds_per_s=(rounds_before + heap_rounds_per_s(clock)) / 2,
+        memory_mb=peak_memory_mb(),
     )
 
 

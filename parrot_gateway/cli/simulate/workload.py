@@ -189,7 +189,7 @@ def _run_workload(
     from parrot_simulator.recording import LogFile
     from parrot_simulator.simulation import simulate
 
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     with ExitStack() as stack:
         recorder = None
         if log is not None:
@@ -197,11 +197,12 @@ def _run_workload(
             recorder = LogFile(file, options.config)
         options = replace(options, log=recorder, progress=_progress(name, started))
         results = simulate(workload, options)
-    seconds = time.perf_counter() - started
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
     report(
         f"{name}: {results.total.calls} calls, {results.events} events, "
         f"{results.duration_s:.1f} virtual s in {seconds:.1f} s "
-        f"({results.events / seconds:,.0f} events/s)"
+        f"({results.events / seconds:,.0f} events/s; {cpu_s:.1f} s of CPU, "
+        f"{1e6 * cpu_s / max(results.total.calls, 1):,.0f} us a call)"
     )
     return results
 

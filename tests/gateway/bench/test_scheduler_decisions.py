@@ -25,3 +25,7 @@ def test_every_preset_is_measured(preset: str) -> None:
     assert row.queued == (20 if PRESETS[preset].place in WAITING else 0)
     assert row.decisions >= 30
     assert row.longest_step_ms == 1000 / 1024
+    # A row is scaled by what the core did beside it: each look at this clock takes as long.
+    assert row.heap_rounds_per_s == 1024 * 50_000
+    assert row.reference_decisions_per_s == row.decisions_per_s * 690_000 / row.heap_rounds_per_s
+    assert row.memory_mb > 1
