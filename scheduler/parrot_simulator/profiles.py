@@ -55,6 +55,10 @@ class EngineProfile:
     #: Tokens (prompts and outputs allowed) of all running sequences; None: what memory holds.
     token_cap: int | None = None
     model: str = "model"
+    #: What it says of its steps; None: the truth.
+    described: StepModel | None = None
+    #: Whether it reports that nothing runs, whatever does.
+    claims_idle: bool = False
     #: Where the numbers are from.
     source: str = ""
 
@@ -87,6 +91,20 @@ class EngineProfile:
             + model.overhead_s
         )
 
+    def slowed(self, times: float) -> EngineProfile:
+        """The same engine, whose steps take so many times as long."""
+        model = self.step_model
+        return replace(
+            self,
+            step_model=StepModel(
+                weights_s=times * model.weights_s,
+                context_token_s=times * model.context_token_s,
+                prefill_token_s=times * model.prefill_token_s,
+                overhead_s=times * model.overhead_s,
+            ),
+            sequence_s=times * self.sequence_s,
+        )
+
     def description(self, engine_id: EngineId) -> EngineDescription:
         return EngineDescription(
             id=engine_id,
@@ -97,7 +115,7 @@ class EngineProfile:
             block_tokens=self.block_tokens if self.prefix_caching else 0,
             host_tokens=self.host_tokens,
             reports_blocks=self.prefix_caching,
-            step_model=self.step_model,
+            step_model=self.described or self.step_model,
         )
 
 

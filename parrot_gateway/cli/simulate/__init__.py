@@ -18,6 +18,7 @@ from parrot_gateway.cli.simulate.studies import (
     oracle_command,
     paper_command,
     policies_command,
+    robustness_command,
 )
 from parrot_gateway.cli.simulate.workload import workload_command
 
@@ -43,3 +44,4 @@ simulate.command("knowledge")(knowledge_command)
 simulate.command("policies")(policies_command)
 simulate.command("fit")(fit_command)
 simulate.command("oracle")(oracle_command)
+simulate.command("robustness")(robustness_command)

@@ -206,6 +206,37 @@ def oracle_command(
         fail(str(error))
 
 
+def robustness_command(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Cases whose names begin so; repeatable.", show_default="all"),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="A scheduler set-up.")] = "parrot",
+    seeds: Seeds = 3,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the applications.")] = 1.0,
+    json: Json = None,
+) -> None:
+    """Compare a policy with LMetric where what it is told is wrong, or load is not as usual."""
+    from parrot_scheduler.config import PRESETS
+    from parrot_simulator.experiments import robustness
+    from parrot_simulator.reports.policies import robustness_table
+
+    from parrot_gateway.bench.report import machine
+
+    try:
+        named(policy, PRESETS, "policy")
+        cases = robustness.select_cases(case or ())
+        figures = list(
+            robustness.run(cases, policy=policy, seeds=seeds, share=share, progress=report)
+        )
+        typer.echo(robustness_table(policy, figures))
+        settings = {"policy": policy, "seeds": seeds, "share": share}
+        found = [figure.to_dict() | {"ratio": figure.ratio} for figure in figures]
+        _write({"settings": settings, "machine": machine(), "figures": found}, json)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
 def _run_experiments(
     experiments: Sequence[Experiment], seeds: int, plots: Path | None
 ) -> list[dict[str, Any]]:

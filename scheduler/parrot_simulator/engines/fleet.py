@@ -136,4 +136,6 @@ class Fleet:
         if now - self._reported_at[engine.id] >= staleness.report_interval_s:
             self._reported_at[engine.id] = now
             report = EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)
+            if engine.profile.claims_idle:
+                report = EngineReport(engine.id, 0, 0, 0)
             self._notify(report, staleness.report_s)

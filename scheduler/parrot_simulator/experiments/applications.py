@@ -66,7 +66,7 @@ class Application:
         return self.loads[profile]
 
     def build(self, profile: str, load: float, seed: int, *, share: float = 1.0) -> Generator:
-        """The workload; `share`: of the usual number of applications, at the same rate."""
+        """The workload; `share`: of the usual seconds of arrivals, where a load is a rate."""
         loads = self.loads_of(profile)
         parameters = self.parameters(load, loads.duration_s * share)
         return build(
@@ -91,14 +91,8 @@ def _mixed(rate: float, seconds: float) -> Mapping[str, str | float]:
 
 
 def _agents(clients: float, seconds: float) -> Mapping[str, str | float]:
-    """Agents that all start within so many seconds, with a tenth of the recorded turns."""
-    return {
-        "clients": clients,
-        "count": clients,
-        "turns_scale": 0.1,
-        "turns_max": 12,
-        "spread": seconds,
-    }
+    """Agents side by side, with a tenth of the recorded turns; they start within 10 s."""
+    return {"clients": clients, "count": clients, "turns_scale": 0.1, "turns_max": 12, "spread": 10}
 
 
 def _multi_agent(rate: float, seconds: float) -> Mapping[str, str | float]:
@@ -109,6 +103,8 @@ def _map_reduce(rate: float, seconds: float) -> Mapping[str, str | float]:
     return {"rate": rate, "count": 17 * max(1, round(rate * seconds))}
 
 
+#: That policies are compared on.
+ENGINES = 4
 CPU = "cpu-demo"
 #: What this project's own engine does beyond a modern one, by profile; a CPU's does so as it is.
 OWN_ENGINE: Mapping[str, Mapping[str, object]] = {DEFAULT_PROFILE: OWN, CPU: {}}

@@ -13,18 +13,18 @@ from statistics import fmean
 
 from parrot_scheduler.config import PRESETS
 
-from parrot_simulator.experiments.applications import OWN_ENGINE, Application
-from parrot_simulator.experiments.policies import ENGINES, POLICIES
+from parrot_simulator.experiments.applications import ENGINES, OWN_ENGINE, Application
+from parrot_simulator.experiments.policies import POLICIES
 from parrot_simulator.experiments.runner import Plain
 from parrot_simulator.metrics import Results
 from parrot_simulator.options import SimulationOptions
 from parrot_simulator.oracle.bounds import lower_bound
 from parrot_simulator.oracle.schedule import CallKey, FixedWorkload, Placement, record
 from parrot_simulator.oracle.search import Found, Problem, local_search
-from parrot_simulator.oracle.starts import starts
+from parrot_simulator.oracle.starts import paced_starts, starts
 from parrot_simulator.profiles import PROFILES
 
-#: Changes that local search tries, and the share of the usual applications that it gets.
+#: Changes that local search tries, and the share of the usual arrivals that it gets.
 ITERATIONS = 300
 SHARE = 0.4
 
@@ -42,16 +42,16 @@ class OracleFigure(Plain):
     #: Of the best schedule that was found: its mean, and the bound below which none is.
     oracle: float
     bound: float
+    #: By policy, how many times as long as with the best schedule it takes: of all means of the
+    #: application together, for of two one may be bought with the other.
+    distances: dict[str, float]
     #: Schedules that were tried.
     tried: int
 
     @property
     def best_policy(self) -> str:
-        return min(self.values, key=self.values.__getitem__)
-
-    def over_oracle(self, policy: str) -> float:
-        """How many times as long as with the best schedule it takes with a policy."""
-        return self.values[policy] / self.oracle
+        """The one with the smallest distance."""
+        return min(self.distances, key=self.distances.__getitem__)
 
 
 def run(
@@ -77,7 +77,7 @@ def run(
         ordinary: without what this project's own engine does beyond a modern one.
         loads: which of an application's three.
         iterations: changes that the search tries for each.
-        share: of the usual number of applications, at the same rates.
+        share: of the usual seconds of arrivals, where loads are rates.
         seed: of the workloads and of the search.
         progress: called before each policy, and now and then by the search.
 
@@ -115,7 +115,11 @@ def run(
 
             found = local_search(
                 problem,
-                [*recorded, *starts(workload, kind, engines)],
+                [
+                    *recorded,
+                    *starts(workload, kind, engines),
+                    *paced_starts(workload, options, recorded),
+                ],
                 iterations=iterations,
                 seed=seed,
                 progress=show,
@@ -130,6 +134,10 @@ def run(
                     values={policy: figure.of(results) for policy, results in ran.items()},
                     oracle=figure.of(best),
                     bound=lower_bound(workload.plans, kind, engines, figure.metric, figure.kind),
+                    distances={
+                        policy: problem.score(results) / problem.score(best)
+                        for policy, results in ran.items()
+                    },
                     tried=found.tried,
                 )
 
@@ -140,5 +148,6 @@ def _better(problem: Problem, found: Found, ran: dict[str, Results]) -> Results:
 
 
 def mean_distance(figures: Sequence[OracleFigure], policy: str) -> float:
-    """How many times as long as with the best schedules it takes with a policy, on average."""
-    return fmean(figure.over_oracle(policy) for figure in figures)
+    """The mean distance of a policy over applications and loads."""
+    places = {(figure.application, figure.load): figure for figure in figures}
+    return fmean(figure.distances[policy] for figure in places.values())

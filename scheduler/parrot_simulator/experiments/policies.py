@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from parrot_simulator.experiments.applications import OWN_ENGINE, Application
+from parrot_simulator.experiments.applications import ENGINES, OWN_ENGINE, Application
 from parrot_simulator.experiments.definitions import NONE, Arm
 from parrot_simulator.experiments.runner import DEFAULT_SEEDS, Plain, run_arm
 from parrot_simulator.metrics import Results
 
 #: As `--policy` takes them; the first is compared with the others.
 POLICIES = ("parrot", "lmetric", "prefix-linear", "session-affinity", "paper", "round-robin")
-ENGINES = 4
 #: A ratio above this is not behind.
 TOLERANCE = 0.99
 

@@ -119,7 +119,7 @@ class ScheduleFollower:
                     f"engine-{placement.engine}",
                     placement.priority,
                     placement.retention,
-                    _REASONS,
+                    REASONS,
                 )
             )
         if self._waiting:
@@ -127,14 +127,15 @@ class ScheduleFollower:
         return actions
 
     def _submit(self, task: Task, now: float) -> None:
-        placement = self._schedule[_key_of(task)]
+        placement = self._schedule[key_of(task)]
         self._live += 1
         self._placements[task.id] = placement
         self._engines.setdefault(task.application, set()).add(f"engine-{placement.engine}")
         heappush(self._waiting, (now + placement.delay_s, placement.order, task.id))
 
 
-_REASONS = Reasons(
+#: Of every placement of a schedule.
+REASONS = Reasons(
     policy="schedule",
     decided_by="schedule",
     waited_s=0.0,
@@ -146,7 +147,8 @@ _REASONS = Reasons(
 )
 
 
-def _key_of(task: Task) -> CallKey:
+def key_of(task: Task) -> CallKey:
+    """The call of a `FixedWorkload` that a task is of."""
     return CallKey(task.application, int(task.template))
 
 
@@ -160,7 +162,7 @@ class ScheduleRecorder:
     def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None:
         for event in events:
             if isinstance(event, TaskSubmitted):
-                self._tasks[event.task.id] = (_key_of(event.task), now)
+                self._tasks[event.task.id] = (key_of(event.task), now)
         for action in actions:
             if isinstance(action, Place):
                 key, submitted = self._tasks.pop(action.task_id)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from parrot_scheduler.task import THROUGHPUT
+from parrot_scheduler.task import THROUGHPUT, Task
 
-from parrot_simulator.oracle.schedule import PRIORITY_STEP, CallKey, FixedWorkload, Placement
+from parrot_simulator.options import SimulationOptions
+from parrot_simulator.oracle.pacing import latency_first, paced
+from parrot_simulator.oracle.schedule import (
+    PRIORITY_STEP,
+    CallKey,
+    FixedWorkload,
+    Placement,
+    Schedule,
+)
 from parrot_simulator.plan import ApplicationPlan, CallPlan
 from parrot_simulator.profiles import EngineProfile
+
+#: Tokens that engines have to fill at most, in schedules that hold prompts back.
+_LIMITS = (256, 512, 1024)
 
 
 def starts(
@@ -37,6 +48,23 @@ def starts(
             return range(first) if plan.kind in jobs else range(first, engines)
 
         yield _balanced(workload, cost, engines, groupings[-1], rows)
+
+
+def paced_starts(
+    workload: FixedWorkload, options: SimulationOptions, schedules: Iterable[Schedule]
+) -> Iterator[dict[CallKey, Placement]]:
+    """The schedules, and one with engines of its own choice, with prompts held back."""
+    cost = _cost_of(options.engines[0])
+    total = {plan.id: sum(map(cost, plan.calls)) for plan in workload.plans}
+
+    def short_first(key: CallKey, task: Task) -> float:
+        return total[key.application]
+
+    for limit in _LIMITS:
+        for rank in (latency_first, short_first):
+            yield paced(workload, options, None, limit, rank)
+        for schedule in schedules:
+            yield paced(workload, options, schedule, limit, latency_first)
 
 
 def _is_job(plan: ApplicationPlan) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parrot_simulator.experiments.policies import PolicyFigure, behind
+from parrot_simulator.experiments.robustness import BASELINE, RobustnessFigure
 from parrot_simulator.reports.tables import markdown, number
 
 
@@ -42,3 +43,24 @@ def policies_table(figures: Sequence[PolicyFigure]) -> str:
     else:
         lines.append(f"{first} is nowhere behind the best other policy in both figures.")
     return "\n".join(lines)
+
+
+def robustness_table(policy: str, figures: Sequence[RobustnessFigure]) -> str:
+    """One row for each figure of each case of bad input, and what is wrong in each."""
+    rows = [
+        (
+            figure.case,
+            figure.figure,
+            number(figure.policy),
+            number(figure.baseline),
+            f"{figure.ratio:.2f}x",
+            f"{figure.fairness:.2f}",
+            f"{figure.baseline_fairness:.2f}",
+            str(figure.failed or ""),
+        )
+        for figure in figures
+    ]
+    head = ("case", "figure", policy, BASELINE, f"{policy} over it", "fairness", "its", "failed")
+    meanings = {figure.case.partition(",")[0]: figure.what for figure in figures}
+    notes = [f"- {name}: {what}." for name, what in meanings.items()]
+    return "\n".join([markdown(head, rows, left=2), "", *notes])

@@ -21,7 +21,7 @@ from parrot_simulator.workloads.summaries import (
     MapReduce,
     MapReduceFleet,
 )
-from parrot_simulator.workloads.tenants import Backlog, HotPrefix, Tenants
+from parrot_simulator.workloads.tenants import Backlog, HotPrefix, Sessions, Tenants
 
 __all__ = ["WORKLOADS", "Changed", "Generator", "WorkloadError", "build"]
 
@@ -38,6 +38,7 @@ WORKLOADS: Mapping[str, type[Generator]] = {
     "mixed": Mixed,  # 18
     "agents": Agents,
     "tenants": Tenants,
+    "sessions": Sessions,
     "backlog": Backlog,
     "hot-prefix": HotPrefix,
     "mapreduce-fleet": MapReduceFleet,

@@ -61,7 +61,9 @@ class Generator(ABC):
 
 
 #: Parameters that may be 0.
-ZERO_ALLOWED = frozenset({"seed", "document", "background_rate", "flood_rate", "spread"})
+ZERO_ALLOWED = frozenset(
+    {"seed", "document", "background_rate", "flood_rate", "sessions", "spread"}
+)
 
 
 def poisson(random: Random, rate: float) -> Iterator[float]:

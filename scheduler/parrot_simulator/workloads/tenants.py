@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, takewhile
 
-from parrot_scheduler.task import THROUGHPUT
+from parrot_scheduler.task import LATENCY, THROUGHPUT
 
 from parrot_simulator.figures import chat_lengths
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
@@ -72,6 +72,58 @@ class Tenants(Generator):
             kind=kind,
             ttft_s=2.0,
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class Sessions(Generator):
+    """One tenant with very many sessions beside tenants with one each. Not from the paper.
+
+    A session has `turns` calls; each reads all before it and 400 tokens more, generates 150, and is
+    followed by a pause of up to `pause_s`. All sessions begin within `duration_s`, evenly. Results
+    are reported by kind: `tenant`, and `crowd` for the large one.
+    """
+
+    name: str = "sessions"
+    #: Of the large tenant; 0: it is not there.
+    sessions: int = 1000
+    tenants: int = 20
+    turns: int = 3
+    pause_s: float = 2.0
+    duration_s: float = 10.0
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        crowd = self._sessions("crowd", self.sessions, lambda number: "crowd")
+        others = self._sessions("tenant", self.tenants, lambda number: f"tenant-{number}")
+        yield from merge(crowd, others, key=lambda plan: plan.arrival_s)
+
+    def _sessions(
+        self, kind: str, count: int, tenant: Callable[[int], str]
+    ) -> Iterator[ApplicationPlan]:
+        for number in range(count):
+            arrival_s = self.duration_s * number / count
+            yield self._session(f"{kind}-{number}", kind, tenant(number), arrival_s)
+
+    def _session(self, name: str, kind: str, tenant: str, arrival_s: float) -> ApplicationPlan:
+        random = self.random(name)
+        prompt = [Segment(("system", tenant), self.tokens(1000))]
+        output = self.tokens(150)
+        calls = []
+        for index in range(self.turns):
+            prompt.append(Segment(("turn", name, index), self.tokens(400)))
+            calls.append(
+                CallPlan(
+                    index=index,
+                    prompt=tuple(prompt),
+                    output_tokens=output,
+                    max_tokens=output,
+                    after=(index - 1,) if index else (),
+                    pause_s=self.pause_s * random.random() if index else 0.0,
+                    template=tenant,
+                    objective=LATENCY,
+                )
+            )
+            prompt.append(Segment(("output", name, index), output))
+        return ApplicationPlan(name, arrival_s, tuple(calls), tenant=tenant, kind=kind)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from parrot_scheduler.config import PRESETS
@@ -11,6 +12,7 @@ from parrot_simulator.experiments.policies import POLICIES
 from parrot_simulator.metrics import Figure
 from parrot_simulator.options import SimulationOptions
 from parrot_simulator.oracle.bounds import lower_bound
+from parrot_simulator.oracle.pacing import latency_first, paced
 from parrot_simulator.oracle.schedule import (
     CallKey,
     FixedWorkload,
@@ -155,6 +157,28 @@ def test_starts_name_every_call_and_keep_objectives_apart() -> None:
     assert not places[True] & places[False]
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_paced_engines_get_one_prompt_after_the_other(chosen: bool) -> None:
+    plans = [call(f"call-{i}", 0.0, 4_000, 50) for i in range(6)]
+    workload = FixedWorkload("six", plans)
+    options = SimulationOptions(engines=[ENGINE.with_(max_batch_tokens=16_384)] * 2)
+    given = {key: Placement(0) for key in keys_of(workload)} if chosen else None
+    schedule = paced(workload, options, given, 1024, latency_first)
+    used = {placement.engine for placement in schedule.values()}
+    assert used == ({0} if chosen else {0, 1})
+    waits = sorted(placement.delay_s for placement in schedule.values())
+    fill_s = 4_000 * ENGINE.step_model.prefill_token_s
+    gaps = [b - a for a, b in pairwise(waits)]
+    assert waits[0] == 0
+    assert all(gap == 0 or gap >= fill_s for gap in gaps)
+    at_once = follow(workload, options, given or {k: Placement(0) for k in schedule})
+    held = follow(workload, options, schedule)
+    assert held.total.ttft_s.mean < at_once.total.ttft_s.mean
+    # All of a prompt fits into the limit: two share a step.
+    wide = paced(workload, options, given, 8_000, latency_first)
+    assert sum(placement.delay_s == 0 for placement in wide.values()) == (2 if chosen else 4)
+
+
 # Bounds
 
 
@@ -198,7 +222,7 @@ def test_bounds_of_other_means() -> None:
     plans = [call("a", 0.0, 4_000, 10), call("b", 0.0, 8_000, 100)]
     results, _ = record(FixedWorkload("two", plans), SimulationOptions(engines=[ENGINE]))
     for metric in ("ms_per_token", "call_s"):
-        figure = Figure("mean", metric)  # type: ignore[arg-type]
+        figure = Figure("mean", metric)
         bound = lower_bound(plans, ENGINE, 1, figure.metric)
         assert 0.4 * figure.of(results) < bound <= figure.of(results)
     chain = one_call("chain", 0.0, (Segment("own", 500),), 10)
