@@ -110,7 +110,12 @@ class PagedCase:
             self.query, self.key, self.value, cache, plan, window=window, scale=SCALE
         )
 
-    def expected(self, window: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+    def expected(
+        self,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float64,
+        softcap: float | None = None,
+    ) -> Tensor:
         """The same by torch, in `dtype`."""
         outs = []
         token = 0
@@ -124,13 +129,15 @@ class PagedCase:
             seen = keys <= queries
             if window is not None:
                 seen &= keys > queries - window
-            attended = F.scaled_dot_product_attention(
-                query[None],
-                key.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None],
-                value.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None],
-                attn_mask=seen,
-                scale=SCALE,
-            )
+            key = key.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None]
+            value = value.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None]
+            if softcap is None:
+                attended = F.scaled_dot_product_attention(
+                    query[None], key, value, attn_mask=seen, scale=SCALE
+                )
+            else:
+                scores = softcap * (query[None] @ key.mT * (SCALE / softcap)).tanh()
+                attended = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ value
             outs.append(attended[0].transpose(0, 1).reshape(count, -1))
             token += count
         return torch.cat(outs)

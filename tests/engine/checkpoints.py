@@ -14,6 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM as AutoModel
 from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
     Glm4Config,
     GraniteConfig,
     LlamaConfig,
@@ -124,6 +126,25 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             short_factor=[1.0 + index / 4 for index in range(6)],
             long_factor=[2.0 + index for index in range(6)],
         ),
+    ),
+    "gemma2": Gemma2Config(
+        **_SMALL,
+        head_dim=16,
+        query_pre_attn_scalar=20,
+        sliding_window=10,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0,
+    ),
+    "gemma3": Gemma3TextConfig(
+        **_SMALL,
+        head_dim=16,
+        query_pre_attn_scalar=20,
+        sliding_window=10,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": _rope("linear", factor=8.0),
+            "sliding_attention": _rope("default") | {"rope_theta": 500.0},
+        },
     ),
     "glm4": Glm4Config(**_SMALL, head_dim=16, attention_bias=True),
 }

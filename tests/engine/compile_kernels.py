@@ -100,6 +100,7 @@ def attention_variants(
     *,
     has_window: bool,
     quantized: bool = False,
+    softcap: float | None = None,
 ) -> Iterator[Variant]:
     """The three tile classes of one model."""
     limits = launch.DeviceLimits(
@@ -115,7 +116,12 @@ def attention_variants(
             yield Variant(name, hopper_prefill, {"C": constants}, dtype, {"num_warps": 4})
             continue
         constants = launch.attention_constants(
-            shape, tuning, has_window=has_window, quantized=quantized, tile_rows=rows
+            shape,
+            tuning,
+            has_window=has_window,
+            quantized=quantized,
+            tile_rows=rows,
+            softcap=softcap,
         )
         yield Variant(
             f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window} fp8={quantized}",
@@ -362,6 +368,9 @@ def main() -> None:
         shapes += [(AttentionShape(28, 4, dim, 64), torch.bfloat16, every) for dim in (64, 96, 256)]
         shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
         shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
+    gemma = AttentionShape(8, 4, 256, 16)
+    for variant in attention_variants(gemma, torch.bfloat16, 89, has_window=True, softcap=50.0):
+        print(json.dumps(compile_variant(variant, 89)), flush=True)
     for capability in every:
         for variant in itertools.chain(
             product_variants(torch.bfloat16, capability),

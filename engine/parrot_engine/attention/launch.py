@@ -248,6 +248,7 @@ class AttentionCall(NamedTuple):
     shape: AttentionShape
     window: int | None
     scale: float
+    softcap: float | None = None
 
 
 class _ReadArguments(NamedTuple):
@@ -267,6 +268,7 @@ def _read_arguments(call: AttentionCall, tuning: Tuning) -> _ReadArguments:
         has_window=call.window is not None,
         quantized=cache.is_quantized,
         tile_rows=cache.tile_rows,
+        softcap=call.softcap,
     )
     read = cache.pairs if constants.pairs else cache
     tiles: tuple[Any, ...] = read
@@ -282,7 +284,13 @@ def _read_arguments(call: AttentionCall, tuning: Tuning) -> _ReadArguments:
 
 @functools.cache
 def attention_constants(
-    shape: AttentionShape, tuning: Tuning, *, has_window: bool, quantized: bool, tile_rows: int
+    shape: AttentionShape,
+    tuning: Tuning,
+    *,
+    has_window: bool,
+    quantized: bool,
+    tile_rows: int,
+    softcap: float | None = None,
 ) -> AttentionConstants:
     """What `split_attention` and `prefill_attention` are compiled for."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
@@ -299,6 +307,7 @@ def attention_constants(
         tile_rows=tile_rows,
         block_m=tuning.block_m,
         block_n=tuning.block_n,
+        softcap_log2=(softcap or 0.0) * _LOG2_E,
     )
 
 

@@ -99,8 +99,13 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         device: torch.device,
         dtype: torch.dtype,
         quantized: bool = False,
+        softcap: float | None = None,
     ) -> None:
-        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one."""
+        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
+
+        With a `softcap` scores are bounded by it: softcap x tanh(score / softcap).
+        """
+        self._softcap = softcap
         self._shape = shape
         self._quantized = quantized
         #: Rows of a (block, head) tile.
@@ -333,12 +338,12 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         """`[size, num_heads, head_dim]` for queries of the same shape."""
         _, kv_heads, head_dim, _ = self._shape
         key, value = self._gather(layer_kv, group.tiles)
-        attended = F.scaled_dot_product_attention(
+        attended = self._weigh(
             query.view(group.size, kv_heads, -1, head_dim),
             key.view(group.size, kv_heads, -1, head_dim),
             value.view(group.size, kv_heads, -1, head_dim),
-            attn_mask=group.mask,
-            scale=scale,
+            group.mask,
+            scale,
         )
         return attended.reshape(group.size, -1, head_dim)
 
@@ -362,15 +367,39 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             value = values.view(kv_heads, -1, head_dim)[:, used]
         group = num_heads // kv_heads
         # KV heads take the place of the batch; K and V are broadcast over the query heads.
-        attended = F.scaled_dot_product_attention(
+        attended = self._weigh(
             query.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3),
             key[:, None].expand(-1, group, -1, -1),
             value[:, None].expand(-1, group, -1, -1),
-            attn_mask=tile.mask,
+            tile.mask,
+            scale,
             is_causal=tile.mask is None,
-            scale=scale,
         )
         return attended.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
+
+    def _weigh(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The sum of values for each query; the last two axes are tokens and elements."""
+        if self._softcap is None:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale
+            )
+        scores = query @ key.transpose(-1, -2) * scale
+        scores = torch.tanh(scores / self._softcap) * self._softcap
+        if is_causal:
+            unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(unseen, float("-inf"))
+        elif mask is not None:
+            scores = scores + mask
+        return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
 
 
 def _ids_of(row: BatchRow) -> list[int]:

@@ -101,6 +101,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         device: torch.device,
         dtype: torch.dtype,
         quantized: bool = False,
+        softcap: float | None = None,
         cuts: Cuts = DEFAULT_CUTS,
         tile_cuts: TileCuts | None = None,
         share_prefixes: bool = True,
@@ -110,11 +111,16 @@ class TritonAttention(FusedAttention[TritonPlan]):
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `cuts` and `tile_cuts` decide where keys are cut (None: as measured to be best for the
-        kernel in use). `share_prefixes` as in the method; other `tunings` and the `limits` of
-        another device are for measuring.
+        With a `softcap` scores are bounded by it: softcap x tanh(score / softcap). `cuts` and
+        `tile_cuts` decide where keys are cut (None: as measured to be best for the kernel in use).
+        `share_prefixes` as in the method; other `tunings` and the `limits` of another device are
+        for measuring.
         """
         limits = limits or launch.device_limits(device)
+        if softcap is not None:
+            # The kernel that is written for Hopper knows no bounds.
+            limits = limits._replace(hopper=False)
+        self._softcap = softcap
         self._shape = shape
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._device = device
@@ -336,7 +342,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             device=query.device,
         )
         call = launch.AttentionCall(
-            query, cache, plan.block_ids, out, work.partials, shape, window, scale
+            query, cache, plan.block_ids, out, work.partials, shape, window, scale, self._softcap
         )
         narrow, wide, prefill = self._tunings
         num_narrow, num_wide, num_merges, num_tiles = work.counts

@@ -79,6 +79,13 @@ def attend(
 
 
 @triton.jit
+def cap_scores(scores, C: tl.constexpr):
+    """cap x tanh(scores / cap), for scores to base 2 and the cap of the model."""
+    turned = tl.exp2(scores * (2.8853900817779268 / C.softcap_log2))
+    return C.softcap_log2 - 2.0 * C.softcap_log2 / (turned + 1.0)
+
+
+@triton.jit
 def attend_keys(
     sums,
     q,
@@ -107,6 +114,8 @@ def attend_keys(
         keys = start + tl.arange(0, C.block_n)
         k, v, _origin = load_tiles(cache, run, start, limit, head, MASKED, C)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if C.softcap_log2 > 0.0:
+            scores = cap_scores(scores * scale_log2, C) / scale_log2
         if MASKED:
             scores = hide_unseen(scores, keys, positions, window, C)
         raised = tl.maximum(largest, tl.max(scores, 1) * scale_log2)

@@ -35,6 +35,8 @@ class AttentionConstants:
     #: Rows of a tile of queries, and keys of a tile of keys.
     block_m: int
     block_n: int
+    #: Bound of the scores, to base 2; 0: none.
+    softcap_log2: float = 0.0
 
 
 @triton.jit

@@ -117,7 +117,11 @@ def attend_quantized_keys(
         if C.pairs:
             products = tl.dot(odd_q, tl.trans(k_odd), products, input_precision="ieee")
         v_log2, v_inverse, v_rest = split_scale(v_scale)
-        scores = products * (k_scale * scale_log2)[None, :] + v_log2[None, :]
+        scores = products * (k_scale * scale_log2)[None, :]
+        if C.softcap_log2 > 0.0:
+            turned = tl.exp2(scores * (2.8853900817779268 / C.softcap_log2))
+            scores = C.softcap_log2 - 2.0 * C.softcap_log2 / (turned + 1.0)
+        scores += v_log2[None, :]
         if MASKED:
             scores = hide_unseen(scores, keys, positions, window, C)
         raised = tl.maximum(largest, tl.max(scores, 1))

@@ -160,6 +160,9 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    #: Bounds of the scores of attention and of the logits: bound x tanh(score / bound).
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
     fused: tuple[Fused, ...] = ()
 
     @property

@@ -165,6 +165,8 @@ class Decoder(nn.Module):
             logits = gather_logits(self._collective, part, self.config.vocab_size, out)
         if self.config.logits_scale != 1.0:
             logits *= self.config.logits_scale
+        if (cap := self.config.logits_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
         return logits
 
 

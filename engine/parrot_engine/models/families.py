@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models import (
+    gemma2,
+    gemma3,
     glm4,
     granite,
     llama,
@@ -34,6 +36,8 @@ class Family(NamedTuple):
 
 #: By the name in `architectures` of `config.json`.
 FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": Family(gemma2.read_config),
+    "Gemma3ForCausalLM": Family(gemma3.read_config),
     "Glm4ForCausalLM": Family(glm4.read_config),
     "GraniteForCausalLM": Family(granite.read_config),
     "LlamaForCausalLM": Family(llama.read_config),

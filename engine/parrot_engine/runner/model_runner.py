@@ -9,7 +9,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +73,17 @@ def _attention_backend(
     device: torch.device,
     dtype: torch.dtype,
     quantized: bool,
+    softcap: float | None,
 ) -> AttentionBackend[Any]:
-    if kernels == "torch":
-        return TorchAttention(
-            shape, windows=windows, device=device, dtype=dtype, quantized=quantized
-        )
-    # Imports triton, which is installed where it is used only.
-    from parrot_engine.attention.triton_backend import TritonAttention
+    make: Callable[..., AttentionBackend[Any]] = TorchAttention
+    if kernels == "triton":
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.attention.triton_backend import TritonAttention
 
-    return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
+        make = TritonAttention
+    return make(
+        shape, windows=windows, device=device, dtype=dtype, quantized=quantized, softcap=softcap
+    )
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
@@ -282,7 +284,13 @@ class ModelRunner(Runner):
         )
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
         self._attention = _attention_backend(
-            kernels, shape, windows=config.windows, device=device, dtype=dtype, quantized=quantized
+            kernels,
+            shape,
+            windows=config.windows,
+            device=device,
+            dtype=dtype,
+            quantized=quantized,
+            softcap=config.attention_softcap,
         )
 
         #: The step launched last, and the tokens sampled in the one before the running launch.

@@ -113,6 +113,17 @@ def test_query_heads_of_a_group(group: int) -> None:
     assert relative_error(case.run(backend), case.expected()) < 2e-6
 
 
+@pytest.mark.parametrize(("window", "quantized"), [(None, False), (45, False), (None, True)])
+def test_scores_are_bounded(window: int | None, quantized: bool) -> None:
+    contexts = [Context(20), Context(70), Context(33, 20), Context(40, 3)]
+    case = PagedCase(GROUPED, contexts, quantized=quantized)
+    backend = interpreted_backend(GROUPED, window, softcap=0.7, quantized=quantized)
+    expected = case.expected(window, softcap=0.7)
+    assert relative_error(case.run(backend, window), expected) < 2e-6
+    # A control: the bound shows.
+    assert relative_error(case.expected(window), expected) > 1e-2
+
+
 def test_float16() -> None:
     case = PagedCase(SMALL, mixed_contexts(16, CHUNK), dtype=torch.float16)
     assert _error(case) < 1e-3

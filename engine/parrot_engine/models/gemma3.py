@@ -1,0 +1,32 @@
+"""Gemma 3, text alone (1B, 270M): like Gemma 2, with norms of q and k instead of soft caps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from parrot_engine.models.config import ModelConfig, architecture_of, read_rope
+from parrot_engine.models.gemma2 import read_gemma
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Layers with a window have a rotary embedding of their own."""
+    by_type = raw.get("rope_parameters") or {}
+    full = {**(by_type.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
+    local = dict(by_type.get("sliding_attention") or {})
+    full.setdefault("rope_theta", raw.get("rope_theta") or 1e6)
+    local.setdefault("rope_theta", raw.get("rope_local_base_freq") or 1e4)
+    given = {**raw, "rope_scaling": None}
+    config = read_gemma(
+        {**given, "rope_parameters": full},
+        full_attention_every=int(raw.get("sliding_window_pattern") or 6),
+    )
+    local_rope = read_rope(
+        {**given, "rope_parameters": local},
+        architecture_of(raw),
+        config.max_position,
+        config.head_dim,
+    )
+    ropes = tuple(config.rope if window is None else local_rope for window in config.windows)
+    return replace(config, qk_norm=True, layer_ropes=ropes)
