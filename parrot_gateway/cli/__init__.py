@@ -1,4 +1,4 @@
-"""The command line: `parrot-gateway serve | engine | graph | bench | simulate | doctor`."""
+"""The command line: `parrot-gateway serve | engine | models | bench | simulate | doctor | …`."""
 
 from parrot_gateway.cli.main import app, main
 

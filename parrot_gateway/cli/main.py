@@ -38,6 +38,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+models = typer.Typer(help="Models that own engines can run.", no_args_is_help=True)
+app.add_typer(models, name="models")
 app.add_typer(simulate, name="simulate")
 
 
@@ -196,6 +198,12 @@ bench.command("serving")(serving_command)
 def bench_engine(context: typer.Context) -> None:
     """Measure the builtin engine: steps, prefill, shared prompts, load (see --help)."""
     _become("parrot_engine.bench.engine", context)
+
+
+@models.command("supported", **_PASS_ON)
+def supported_models(context: typer.Context) -> None:
+    """List families of models and formats of weights that the builtin engine loads."""
+    _become("parrot_engine.models.supported", context)
 
 
 app.command("graph")(graph_command)

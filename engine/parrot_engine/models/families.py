@@ -60,5 +60,6 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     """
     architecture = architecture_of(raw)
     if architecture not in FAMILIES:
-        raise UnsupportedModelError(f"architecture {architecture!r}")
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedModelError(f"architecture {architecture!r} (supported: {known})")
     return FAMILIES[architecture]

@@ -1,4 +1,4 @@
-"""Granite 3 and 4 without mixtures: Llama with factors on embedding, branches and logits."""
+"""Granite 3, dense: Llama with factors on embedding, branches and logits."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_checkpoint(folder / name, config) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head", "qwen3-moe"])
 def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> None:
     alone = open_engine(folders[name])
     expected = conversation(alone)
