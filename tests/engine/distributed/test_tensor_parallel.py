@@ -88,7 +88,7 @@ def conversation(engine: BuiltinEngine) -> list[list[int]]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints: with KV heads that are divided, and with one that both ranks hold."""
     folder = tmp_path_factory.mktemp("ranks")
-    configs = {name: CONFIGS[name] for name in ("llama", "qwen2", "llama-biases-mha")}
+    configs = {name: CONFIGS[name] for name in ("llama", "qwen2", "llama-biases-mha", "qwen3-moe")}
     qwen3 = CONFIGS["qwen3"]
     configs["qwen3-one-kv-head"] = type(qwen3).from_dict(
         {**qwen3.to_dict(), "num_key_value_heads": 1}
@@ -96,7 +96,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_checkpoint(folder / name, config) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head", "qwen3-moe"]
+)
 def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> None:
     alone = open_engine(folders[name])
     expected = conversation(alone)
