@@ -174,7 +174,7 @@ def measure_layer(layer: Layer) -> None:
 def vector_candidates() -> Iterator[Tuning]:
     """Kernels of single pairs."""
     for block_out, (warps, columns), stages in itertools.product(
-        (1, 2, 4, 8), ((1, 256), (2, 512), (4, 1024), (8, 2048)), (1, 3)
+        (1, 2, 4, 8), ((2, 256), (2, 512), (4, 512), (4, 1024), (8, 1024), (8, 2048)), (1, 2, 4)
     ):
         if block_out * columns // warps <= 1024:
             yield Tuning("vector", 1, block_out, columns, warps, stages)
@@ -194,7 +194,7 @@ def tile_candidates(tile: int, halves: int, shared_memory: int) -> Iterator[Tuni
                 yield Tuning("tile", tile, block_out, block_in, warps, stages, descriptors=True)
 
 
-def sweep(layer: Layer, name: str) -> None:
+def sweep(layer: Layer, name: str, names: list[str]) -> None:
     """A line of JSON for the best of each product, the next ones behind it."""
     mixture = layer.mixture
     chosen = route(layer)
@@ -208,6 +208,8 @@ def sweep(layer: Layer, name: str) -> None:
         if kind is not None:
             tiles = [align(one, mixture.num_experts, kind) for one in chosen]
         for product, amount in zip(products(layer, chosen, tiles), (moved, moved / 2), strict=True):
+            if product.__name__ not in names:
+                continue
             halves = 2 if product.__name__ == "gate_up" else 1
             found = []
             for tuning in (
@@ -294,6 +296,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="*", choices=sorted(SHAPES), default=["qwen3-30b-a3b"])
     parser.add_argument("--tokens", type=int, nargs="*", default=list(_TOKENS))
     parser.add_argument("--sweep", action="store_true", help="kernels and tiles, nothing else")
+    parser.add_argument("--products", nargs="*", default=["gate_up", "down"], help="of a sweep")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
 
 
@@ -308,7 +311,7 @@ def run(options: argparse.Namespace) -> None:
         for tokens in options.tokens:
             layer = draw_layer(Mixture(tokens, *SHAPES[name], torch.bfloat16), weights)
             if options.sweep:
-                sweep(layer, name)
+                sweep(layer, name, options.products)
             else:
                 measure_layer(layer)
         del weights, layer

@@ -44,7 +44,7 @@ def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -
     A `copy_engine` (compute capability 9.0 and later) fetches the weights of tiles.
     """
     if mixture.num_tokens <= MAX_VECTOR_TOKENS:
-        return MixtureTuning(Tuning("vector", 1, 4, 1024, 4, 1), Tuning("vector", 1, 4, 256, 1, 2))
+        return MixtureTuning(Tuning("vector", 1, 4, 1024, 4, 1), Tuning("vector", 1, 2, 1024, 4, 2))
     # Tiles as large as an expert's share on average: padding costs nothing that counts while
     # weights are what is waited for, and few tiles read them less often.
     pairs = mixture.num_tokens * mixture.top_k / mixture.num_experts
