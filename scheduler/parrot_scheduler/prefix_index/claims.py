@@ -35,8 +35,9 @@ class RadixNode:
         self.children: dict[Hashable, RadixNode] = {}
         #: Rows that refer to it, bit r for row r.
         self.rows = 0
-        #: By row, references beyond the first; rows with one reference are left out.
-        self.extra_references: dict[int, int] = {}
+        #: By row, references beyond the first; rows with one reference are left out. None: no row
+        #: has more, as mostly.
+        self.extra_references: dict[int, int] | None = None
 
 
 class ClaimTree:
@@ -54,21 +55,23 @@ class ClaimTree:
         """Rows that need a prompt's leading blocks, and how many of them."""
         found: PrefixHolders = []
         deepest, depth, length = self._root, 0, len(prefix)
-        rows = 0
+        rows, children = 0, deepest.children
         while depth < length:
-            node = deepest.children.get(prefix[depth])
+            node = children.get(prefix[depth])
             if node is None:
                 break
+            here = node.rows
             # Nodes that the same rows refer to are one step.
-            if depth and node.rows != rows:
-                found.append((rows, depth))
-            rows, end = node.rows, node.end
-            deepest = node
+            if here != rows:
+                if depth:
+                    found.append((rows, depth))
+                rows = here
+            deepest, end = node, node.end
             # The usual end of a node first: all of it agrees.
             if end > length or node.last != prefix[end - 1]:
                 depth = _agrees_up_to(node, prefix)
                 break
-            depth = end
+            depth, children = end, node.children
         if depth:
             found.append((rows, depth))
         self._walked, self._deepest, self._depth = prefix, deepest, depth
@@ -86,36 +89,43 @@ class ClaimTree:
             parent, last = last, RadixNode(keys, depth, length, last)
             parent.children[keys[depth]] = last
         bit, node = 1 << row, last
+        parent = node.parent
         # Up to what the row needs already.
-        while not node.rows & bit and node.parent is not None:
+        while parent is not None and not node.rows & bit:
             node.rows |= bit
-            node = node.parent
-        shared = node.end
-        if node.parent is not None:
-            node.extra_references[row] = node.extra_references.get(row, 0) + 1
-        return last, shared
+            node, parent = parent, parent.parent
+        if parent is not None:
+            extra = node.extra_references
+            if extra is None:
+                node.extra_references = {row: 1}
+            else:
+                extra[row] = extra.get(row, 0) + 1
+        return last, node.end
 
     def remove(self, row: int, last: RadixNode) -> int:
         """Remove a claim that ends at this node: how many blocks the row needs no more."""
         self._walked = None
-        freed, bit, node = 0, 1 << row, last
-        while (parent := node.parent) is not None:
-            extra = node.extra_references.get(row, 0)
-            if extra:
-                if extra > 1:
-                    node.extra_references[row] = extra - 1
+        bit, node, end = 1 << row, last, last.end
+        parent = node.parent
+        while parent is not None:
+            extra = node.extra_references
+            if extra is not None and (count := extra.get(row, 0)):
+                if count > 1:
+                    extra[row] = count - 1
                 else:
-                    del node.extra_references[row]
-                _merge(node, parent)
+                    del extra[row]
+                    if not extra:
+                        node.extra_references = None
+                if len(node.children) == 1:
+                    _merge(node, parent)
                 break
-            freed += node.end - node.start
-            node.rows ^= bit
-            if node.rows:
-                _merge(node, parent)
-            else:
+            rows = node.rows = node.rows ^ bit
+            if not rows:
                 del parent.children[node.keys[node.start]]
-            node = parent
-        return freed
+            elif len(node.children) == 1:
+                _merge(node, parent)
+            node, parent = parent, parent.parent
+        return end - node.end
 
     def drop_row(self, row: int) -> None:
         """Remove all claims of a row in one pass over its nodes; not to be removed again."""
@@ -126,7 +136,9 @@ class ClaimTree:
             nodes += [child for child in node.children.values() if child.rows & bit]
             parent = node.parent
             if parent is not None:
-                node.extra_references.pop(row, None)
+                if node.extra_references is not None:
+                    node.extra_references.pop(row, None)
+                    node.extra_references = node.extra_references or None
                 node.rows ^= bit
                 if not node.rows:
                     del parent.children[node.keys[node.start]]
@@ -162,8 +174,8 @@ def _split(node: RadixNode, at: int) -> RadixNode:
 
 
 def _merge(node: RadixNode, parent: RadixNode) -> None:
-    """Merge a node into its only child where the same rows refer to both."""
-    if len(node.children) != 1 or node.extra_references:
+    """Merge a node with one child into that, where the same rows refer to both."""
+    if node.extra_references is not None:
         return
     (child,) = node.children.values()
     if child.rows == node.rows:
