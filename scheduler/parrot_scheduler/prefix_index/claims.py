@@ -67,11 +67,14 @@ class ClaimTree:
                     found.append((rows, depth))
                 rows = here
             deepest, end = node, node.end
-            # The usual end of a node first: all of it agrees.
-            if end > length or node.last != prefix[end - 1]:
-                depth = _agrees_up_to(node, prefix)
-                break
-            depth, children = end, node.children
+            depth += 1
+            # More than its first block: the usual end of a node first, where all of it agrees.
+            if depth < end:
+                if end > length or node.last != prefix[end - 1]:
+                    depth = _agrees_up_to(node, prefix)
+                    break
+                depth = end
+            children = node.children
         if depth:
             found.append((rows, depth))
         self._walked, self._deepest, self._depth = prefix, deepest, depth
@@ -86,14 +89,15 @@ class ClaimTree:
         if depth < last.end:
             last = _split(last, depth)
         if depth < length:
-            parent, last = last, RadixNode(keys, depth, length, last)
-            parent.children[keys[depth]] = last
-        bit, node = 1 << row, last
-        parent = node.parent
+            above, last = last, RadixNode(keys, depth, length, last)
+            above.children[keys[depth]] = last
+        bit = 1 << row
+        node, parent = last, last.parent
         # Up to what the row needs already.
         while parent is not None and not node.rows & bit:
             node.rows |= bit
-            node, parent = parent, parent.parent
+            node = parent
+            parent = node.parent
         if parent is not None:
             extra = node.extra_references
             if extra is None:
@@ -105,8 +109,8 @@ class ClaimTree:
     def remove(self, row: int, last: RadixNode) -> int:
         """Remove a claim that ends at this node: how many blocks the row needs no more."""
         self._walked = None
-        bit, node, end = 1 << row, last, last.end
-        parent = node.parent
+        bit, end = 1 << row, last.end
+        node, parent = last, last.parent
         while parent is not None:
             extra = node.extra_references
             if extra is not None and (count := extra.get(row, 0)):
@@ -124,7 +128,8 @@ class ClaimTree:
                 del parent.children[node.keys[node.start]]
             elif len(node.children) == 1:
                 _merge(node, parent)
-            node, parent = parent, parent.parent
+            node = parent
+            parent = node.parent
         return end - node.end
 
     def drop_row(self, row: int) -> None:
