@@ -60,8 +60,8 @@ class Arm:
 _OLD = {"prefix_caching": False, "chunked_prefill": False}
 _SHARED = {"shared_attention": True}
 #: What this project's own engine does beyond a modern one: `shared_attention`, and in a step in
-#: which something more urgent decodes prompts take a quarter of the usual tokens, its default.
-OWN = {"shared_attention": True, "max_background_tokens": 2048}
+#: which something more urgent decodes prompts take few tokens, as many as its default on a GPU.
+OWN = {"shared_attention": True, "max_background_tokens": 127}
 
 #: The paper's own algorithm, on an engine like its own.
 PUBLISHED = Arm("Parrot as published", "paper", "graph", _SHARED, "paper")

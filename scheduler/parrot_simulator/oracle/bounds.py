@@ -7,9 +7,10 @@ fast, and that machine serves the shortest remaining work first. The *prompts* t
 begin with are divided so too, and behind its last one each application still takes what it takes
 alone. None of them looks at any schedule.
 
-A step takes `max(weights, filled x a) + keys x b + sequences x c + d`, which is at least
-`share x weights + (1 - share) x filled x a + …` for each share of 0 to 1: so the work of a call is
-a sum over its tokens, with its part of weights and constant in a batch of the largest size.
+A step takes `weights + filled x a - hidden x min(weights, filled x a) + keys x b + sequences x c +
+d`, and the smaller of two is at most `(1 - share)` of the one and `share` of the other, for each
+share of 0 to 1: so the work of a call is a sum over its tokens, with its part of weights and
+constant in a batch of the largest size.
 """
 
 from __future__ import annotations
@@ -232,8 +233,8 @@ def _call_s(call: CallPlan, filled: int, profile: EngineProfile) -> float:
     """Seconds of a call alone on an engine that has to fill so many tokens of its prompt."""
     model = profile.step_model
     steps = max(1, ceil(filled / profile.max_batch_tokens)) if profile.chunked_prefill else 1
-    fill_s = max(steps * model.weights_s, filled * model.prefill_token_s)
-    seconds = fill_s + steps * model.overhead_s
+    fill_s, read_s = filled * model.prefill_token_s, steps * model.weights_s
+    seconds = fill_s + read_s - profile.hidden * min(fill_s, read_s) + steps * model.overhead_s
     decodes = max(0, call.output_tokens - 1)
     keys = decodes * _prompt_tokens(call) + decodes * (decodes + 1) / 2
     step_s = model.weights_s + model.overhead_s + profile.sequence_s
@@ -246,8 +247,12 @@ def _work_s(
     """Seconds of one engine that an application takes at least, however it is batched."""
     model = profile.step_model
     repeated = SHARED_READ if profile.shared_attention else profile.repeated_read
-    part_s = (share * model.weights_s + model.overhead_s) / profile.max_batch
-    seconds = (1.0 - share) * prefixes.filled_for(plan, plan.calls) * model.prefill_token_s
+    hidden = profile.hidden
+    part_s = (
+        (1.0 - hidden * (1.0 - share)) * model.weights_s + model.overhead_s
+    ) / profile.max_batch
+    fill_s = prefixes.filled_for(plan, plan.calls) * model.prefill_token_s
+    seconds = (1.0 - hidden * share) * fill_s
     for call in plan.calls:
         decodes = max(0, call.output_tokens - 1)
         alone = prefixes.alone(plan, call)

@@ -66,6 +66,20 @@ def test_prompts_filled_by_the_h200() -> None:
     assert rate == pytest.approx(37_201, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("decodes", "filled", "step_ms"),
+    [
+        *((1, 127, 7.4), (16, 127, 8.8), (64, 127, 9.5)),
+        *((1, 255, 10.0), (16, 255, 12.1), (64, 255, 13.3)),
+        *((1, 2048, 63), (16, 2048, 64), (64, 2048, 66)),
+    ],
+)
+def test_prompts_beside_decodes_of_the_h200(decodes: int, filled: int, step_ms: float) -> None:
+    """Steps of a long prompt's chunks beside chats: reading weights hides none of it."""
+    seconds = H200.step_s(prefill_tokens=filled, sequences=decodes, context_tokens=decodes * 576)
+    assert 1000 * seconds == pytest.approx(step_ms, rel=0.15)
+
+
 def test_mixed_requests_of_the_h200() -> None:
     """512 at once, 64 to 1,024 tokens in, 16 to 512 out: prefill beside decodes, not fitted."""
     bench, draw, tokens = Bench(H200), random.Random(0), 0
