@@ -6,6 +6,7 @@ Reads what is there and never refuses: what is not in the API's shape holds no t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,10 +40,12 @@ class Conversation(NamedTuple):
 
     Attributes:
         previous: id of the response that it continues (`previous_response_id`).
+        model: that it names; empty for none.
     """
 
     messages: tuple[Message, ...]
     previous: str = ""
+    model: str = ""
 
 
 class Choice(NamedTuple):
@@ -75,15 +78,11 @@ class _Request(msgspec.Struct):
     instructions: Any = None
     input: Any = None
     previous_response_id: Any = None
-
-
-class _Model(msgspec.Struct):
     model: Any = None
 
 
 #: A model's name is kept with its calls.
 _MAX_MODEL = 256
-_model_decoder = msgspec.json.Decoder(_Model)
 _any_decoder = msgspec.json.Decoder()
 _request_decoder = msgspec.json.Decoder(_Request)
 _ROLES = {"developer": "system", "function": "tool", "ai": "assistant", "human": "user"}
@@ -100,18 +99,12 @@ def conversation_of(path: str, body: bytes) -> Conversation | None:
         request = _request_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    previous = request.previous_response_id
-    messages = list(_messages(path, request))
-    return Conversation(tuple(messages), previous if isinstance(previous, str) else "")
-
-
-def model_of(body: bytes) -> str:
-    """The model that a request names; empty for none."""
-    try:
-        model = _model_decoder.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    return model[:_MAX_MODEL] if isinstance(model, str) else ""
+    previous, model = request.previous_response_id, request.model
+    return Conversation(
+        tuple(_messages(path, request)),
+        previous if isinstance(previous, str) else "",
+        model[:_MAX_MODEL] if isinstance(model, str) else "",
+    )
 
 
 def _messages(path: str, request: _Request) -> Iterator[Message]:
@@ -239,7 +232,12 @@ def answer_of(path: str, body: bytes) -> Answer | None:
     try:
         if body.lstrip()[:1] != b"{":
             return _streamed(body)
-        return _whole(_any_decoder.decode(body))
+        try:
+            found = _text_answer_decoder.decode(body)
+        except msgspec.ValidationError:
+            return _whole(_any_decoder.decode(body))
+        choices = tuple(Choice(choice.message.content) for choice in found.choices)
+        return Answer(found.id, choices) if choices else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     except (ValueError, TypeError, AttributeError):
@@ -306,6 +304,24 @@ class _Parts:
         return Choice("".join(self.text), tuple(calls))
 
 
+class _TextMessage(msgspec.Struct):
+    content: str
+    tool_calls: None = None
+    function_call: None = None
+
+
+class _MessageChoice(msgspec.Struct):
+    message: _TextMessage
+
+
+class _TextAnswer(msgspec.Struct):
+    """The whole answer of a chat that holds text alone; others do not fit."""
+
+    id: str
+    choices: list[_MessageChoice]
+    output: None = None
+
+
 class _TextDelta(msgspec.Struct):
     content: str | None = None
     tool_calls: None = None
@@ -324,10 +340,17 @@ class _TextEvent(msgspec.Struct):
     type: None = None
 
 
+_text_answer_decoder = msgspec.json.Decoder(_TextAnswer)
 _text_events_decoder = msgspec.json.Decoder(list[_TextEvent])
+#: What most streams hold but for the data of their events, which have no line breaks in them.
+_FIRST_DATA, _NEXT_DATA, _LAST_DATA = b"data: ", b"\n\ndata: ", b"\n\ndata: [DONE]\n\n"
 
 
 def _streamed(body: bytes) -> Answer | None:
+    if body.startswith(_FIRST_DATA) and body.endswith(_LAST_DATA):
+        data = body[len(_FIRST_DATA) : -len(_LAST_DATA)].replace(_NEXT_DATA, b",")
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _streamed_text(_text_events_decoder.decode(b"[" + data + b"]"))
     events = [
         line[5:]
         for line in body.splitlines()
@@ -344,7 +367,11 @@ def _streamed_text(events: list[_TextEvent]) -> Answer | None:
     texts: dict[int, list[str]] = {}
     for event in events:
         for choice in event.choices:
-            texts.setdefault(choice.index, []).append(choice.delta.content or "")
+            content = choice.delta.content
+            if content:
+                texts.setdefault(choice.index, []).append(content)
+            elif choice.index not in texts:
+                texts[choice.index] = []
     if not texts:
         return None
     choices = tuple(Choice("".join(texts[index])) for index in sorted(texts))

@@ -11,13 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from parrot_gateway.linking.conversation import (
-    Answer,
-    Conversation,
-    answer_of,
-    conversation_of,
-    model_of,
-)
+from parrot_gateway.linking.conversation import Answer, Conversation, answer_of, conversation_of
 from parrot_gateway.linking.linker import Linker, LinkerLimits
 from parrot_gateway.linking.links import Link, LinkedSession, session_id_of
 from parrot_gateway.linking.profile_store import ProfileStore
@@ -33,6 +27,8 @@ _MAX_MODELS = 8
 #: Tools of an answer whose names are kept, and characters of each.
 _MAX_TOOLS = 16
 _MAX_TOOL_NAME = 64
+#: Bytes of a request that is remembered until the next one.
+_MAX_LAST = 256 * 1024
 #: Bytes that a compressed answer may come to.
 _MAX_UNPACKED = 32 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
@@ -106,13 +102,19 @@ class LinkJournal:
         self._call = ""
         self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        #: The last request and what it says: equal ones come in a row.
+        self._last: tuple[str, bytes, Conversation | None] = ("", b"", None)
         self._unreadable = 0
         self._linked = 0
         self._edges = 0
 
     def request(self, seen: RequestSeen) -> None:
         """Take the request of a call; one that cannot be read has no links."""
-        conversation = conversation_of(seen.path, seen.body)
+        path, body, conversation = self._last
+        if body != seen.body or path != seen.path:
+            conversation = conversation_of(seen.path, seen.body)
+            if len(seen.body) <= _MAX_LAST:
+                self._last = seen.path, seen.body, conversation
         if conversation is None:
             # A text that the gateway has left out is counted there.
             self._unreadable += bool(seen.body)
@@ -126,13 +128,13 @@ class LinkJournal:
             seen.call,
             seen.request_id,
             seen.path,
-            model_of(seen.body),
+            conversation.model,
             session,
             seen.now,
             sorted(linked.links, key=lambda each: -each.confidence)[:_MAX_LINKS],
         )
         self.profiles.tenant(seen.tenant).request(
-            seen.call, seen.body, linked.links, session, seen.now
+            seen.call, seen.body, linked.links, session, seen.now, is_new=not linked.is_flooded
         )
         self._linked += 1
         self._edges += len(record.links)
@@ -286,6 +288,8 @@ def _forget(tenant: _Tenant, call: str) -> None:
 
 
 def _tools_of(answer: Answer) -> tuple[str, ...]:
+    if not any(choice.tool_calls for choice in answer.choices):
+        return ()
     names = dict.fromkeys(call.name for choice in answer.choices for call in choice.tool_calls)
     return tuple(name[:_MAX_TOOL_NAME] for name in names)[:_MAX_TOOLS]
 

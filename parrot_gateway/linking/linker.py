@@ -47,11 +47,13 @@ class LinkedCall(NamedTuple):
 
     Attributes:
         merged: sessions that have become part of another by this call.
+        is_flooded: it is one of many equal prompts that come from nowhere.
     """
 
     session: LinkedSession
     links: list[Link]
     merged: list[LinkedSession]
+    is_flooded: bool = False
 
 
 #: Messages whose first occurrence is remembered.
@@ -61,16 +63,35 @@ _CALL_BYTES = 3500
 _NO_HASHES = np.zeros(0, np.uint32)
 
 
+class _LastPrompt:
+    """The prompt of the last conversation, of any tenant: the same one may come again."""
+
+    def __init__(self, max_text: int) -> None:
+        self._max_text = max_text
+        self._last: tuple[Conversation, Prompt] | None = None
+
+    def of(self, conversation: Conversation) -> Prompt:
+        last = self._last
+        if last is None or last[0] is not conversation:
+            messages = _newest(conversation.messages, self._max_text)
+            self._last = last = conversation, Prompt(messages)
+        return last[1]
+
+
 class TenantLinker:
     """Links the calls of one tenant.
 
     Args:
         limits: of memory and work.
         mint_session_id: makes ids for sessions that nobody has named.
+        prompts: shared by all tenants.
     """
 
-    def __init__(self, limits: LinkerLimits, mint_session_id: Callable[[], str]) -> None:
+    def __init__(
+        self, limits: LinkerLimits, mint_session_id: Callable[[], str], prompts: _LastPrompt
+    ) -> None:
         self._limits = limits
+        self._prompts = prompts
         self._mint_session_id = mint_session_id
         self._store = CallStore(limits.calls, limits.text, limits.fingerprints)
         self._ends = PromptEnds(limits.calls, limits.fingerprints // 4)
@@ -95,7 +116,7 @@ class TenantLinker:
             session: id of the session that its client has named.
             peer: address of the connection, which tells equal calls apart.
         """
-        prompt = Prompt(self._newest(conversation.messages))
+        prompt = self._prompts.of(conversation)
         own = self._explicit_session(session, now) if session else None
         if not conversation.previous and self._store.is_flooded(prompt.states[-1]):
             # One of hundreds of equal prompts that come from nowhere: nothing tells it apart.
@@ -156,7 +177,7 @@ class TenantLinker:
                 self._ends.file(call, prompt, self._counts)
         self._store.add(call)
         self._store.run(call, passages)
-        return LinkedCall(session, links, merged)
+        return LinkedCall(session, links, merged, is_flooded)
 
     def answer(self, call_id: str, answer: Answer, now: float) -> None:
         """Take the complete answer of a call; without effect for one that is not known."""
@@ -185,20 +206,6 @@ class TenantLinker:
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
         kept += len(self._store.calls) * _CALL_BYTES
         return tables + self._store.text_size + kept
-
-    def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
-        """The last messages, within the limit; the text of the first of them may be cut."""
-        left = self._limits.prompt_text
-        total = sum(len(each.text) for each in messages)
-        if total <= left:
-            return list(messages)
-        kept: list[Message] = []
-        for message in reversed(messages):
-            if left <= 0:
-                break
-            kept.append(message._replace(text=message.text[-left:]))
-            left -= len(message.text)
-        return kept[::-1]
 
     def _explicit_session(self, name: str, now: float) -> LinkedSession:
         session = self._explicit.get(name)
@@ -282,6 +289,21 @@ class TenantLinker:
         return session.current, merged
 
 
+def _newest(messages: tuple[Message, ...], max_text: int) -> Sequence[Message]:
+    """The last messages, within a number of characters; the text of the first of them may be
+    cut."""
+    left = max_text
+    if sum(len(each.text) for each in messages) <= left:
+        return messages
+    kept: list[Message] = []
+    for message in reversed(messages):
+        if left <= 0:
+            break
+        kept.append(message._replace(text=message.text[-left:]))
+        left -= len(message.text)
+    return kept[::-1]
+
+
 def _link(
     producer: Producer, messages: Sequence[Message], index: int, parent: Parent | None
 ) -> Link:
@@ -316,13 +338,16 @@ class Linker:
         self._mint_session_id = mint_session_id
         self._limits = limits
         self._max_tenants = max_tenants
+        self._prompts = _LastPrompt(limits.prompt_text)
         self._tenants: OrderedDict[str, TenantLinker] = OrderedDict()
 
     def tenant(self, name: str) -> TenantLinker:
         """The linker of a tenant."""
         linker = self._tenants.get(name)
         if linker is None:
-            linker = self._tenants[name] = TenantLinker(self._limits, self._mint_session_id)
+            linker = self._tenants[name] = TenantLinker(
+                self._limits, self._mint_session_id, self._prompts
+            )
             if len(self._tenants) > self._max_tenants:
                 self._tenants.popitem(last=False)
         else:

@@ -35,7 +35,8 @@ _MAX_SUCCESSORS = 16
 _MAX_TOLD = 8
 #: Bytes at either end of an answer in which its usage is searched.
 _USAGE_BYTES = 2048
-_USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)":\s*(\d{1,9})\b')
+_USAGE_KEYS = (b'"completion_tokens":', b'"output_tokens":')
+_USAGE = re.compile(rb"\s*(\d{1,9})\b")
 #: Characters of a token, where the answer does not say how many it has.
 _CHARACTERS_A_TOKEN = 4
 
@@ -47,14 +48,29 @@ def output_tokens(body: bytes, answer: Answer) -> float:
         body: the answer as sent, JSON or server-sent events.
         answer: what it says.
     """
-    found = _USAGE.findall(body[-_USAGE_BYTES:]) or _USAGE.findall(body[:_USAGE_BYTES])
-    if found:
-        tokens = float(found[-1])
+    end = len(body)
+    found = _usage_in(body, max(0, end - _USAGE_BYTES), end)
+    if found is None and end > _USAGE_BYTES:
+        found = _usage_in(body, 0, _USAGE_BYTES)
+    if found is not None:
+        tokens = float(found)
     else:
         texts = [choice.text for choice in answer.choices]
         texts += [call.arguments for choice in answer.choices for call in choice.tool_calls]
         tokens = sum(map(len, texts)) / _CHARACTERS_A_TOKEN
     return tokens / max(1, len(answer.choices))
+
+
+def _usage_in(body: bytes, start: int, end: int) -> int | None:
+    """The number of output tokens that part of an answer names last."""
+    while True:
+        at = max(body.rfind(key, start, end) for key in _USAGE_KEYS)
+        if at < 0:
+            return None
+        found = _USAGE.match(body, body.index(b":", at) + 1)
+        if found is not None:
+            return int(found[1])
+        end = at
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +196,14 @@ class TenantProfiles:
         self._removed: dict[str, None] = {}
 
     def request(
-        self, call: str, body: bytes, links: Iterable[Link], session: LinkedSession, now: float
+        self,
+        call: str,
+        body: bytes,
+        links: Iterable[Link],
+        session: LinkedSession,
+        now: float,
+        *,
+        is_new: bool = True,
     ) -> None:
         """Take the request of a call.
 
@@ -189,10 +212,11 @@ class TenantProfiles:
             links: to earlier calls.
             session: of the call, as far as it is known.
             now: seconds; never goes back.
+            is_new: false for one of many equal prompts, which say no more of templates.
         """
         prompt = prompt_of(body)
         links = list(links)
-        if prompt and all(link.kind not in ("continues", "tool") for link in links):
+        if is_new and prompt and all(link.kind not in ("continues", "tool") for link in links):
             for key, instead in self._learner.learn(prompt, session, now):
                 self._replace(key, instead)
         self._settle_old(now)
