@@ -28,7 +28,8 @@
     ├── OverloadedError                503 engine_overloaded, with retry-after
     │   ├── DrainingError              503 shutting_down
     │   ├── ModelLoadingError          503 model_loading
-    │   └── EngineLostError            503 engine_lost
+    │   ├── EngineLostError            503 engine_lost
+    │   └── LinkingBehindError         503 linking_behind
     ├── DeadlineError                  504 timeout
     └── UpstreamError                  502 upstream_error
         ├── AnswerError                502 answer_unusable
@@ -337,6 +338,16 @@ class ModelLoadingError(OverloadedError, code="model_loading"):
 
 class EngineLostError(OverloadedError, code="engine_lost"):
     """The engine that ran the call went away."""
+
+
+class LinkingBehindError(OverloadedError, code="linking_behind"):
+    """The linking process has not answered a question in time, so that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The linking process is behind and has not said whether it knows this. Ask again.",
+            retry_after_s=5.0,
+        )
 
 
 class DeadlineError(GatewayError, status=504, code="timeout", should_retry=False):

@@ -26,6 +26,8 @@ from parrot_gateway.linking.wire import (
 
 #: Bytes of messages that wait, above which tenants get no more than an equal part of it.
 MAX_WAITING_BYTES = 64 * 1024 * 1024
+#: What a message takes beside its body, about.
+_MESSAGE_BYTES = 256
 #: A request that has waited longer is skipped: questions wait as long.
 MAX_WAIT_S = 5.0
 #: Bytes of one read, and reads at a time.
@@ -111,10 +113,10 @@ class Inbox:
         message, size = waiting.messages.popleft()
         waiting.num_bytes -= size
         self._waiting_bytes -= size
-        if waiting.messages:
-            self._tenants.move_to_end(tenant)
-        else:
+        if not waiting.messages:
             del self._tenants[tenant]
+        elif len(self._tenants) > 1:
+            self._tenants.move_to_end(tenant)
         if isinstance(message, RequestSeen) and time.time() - message.now > MAX_WAIT_S:
             self.skipped += 1
             return None
@@ -143,13 +145,17 @@ class Inbox:
             end = begin + length_of(view[at:begin])
             if end > len(view):
                 break
-            self._add(decode_to_worker(view[begin:end]), end - begin)
+            for message in decode_to_worker(view[begin:end]):
+                self._add(message)
             at = end
         view.release()
         del self._unread[:at]
 
-    def _add(self, message: ToWorker, size: int) -> None:
+    def _add(self, message: ToWorker) -> None:
         tenant = "" if isinstance(message, ForecastsWanted) else message.tenant
+        size = _MESSAGE_BYTES
+        if isinstance(message, RequestSeen | AnswerSeen):
+            size += len(message.body)
         waiting = self._tenants.get(tenant)
         if waiting is None:
             waiting = self._tenants[tenant] = _Waiting()
@@ -164,7 +170,7 @@ class Inbox:
                 # That the call has ended is known even so.
                 self.skipped += 1
                 message = msgspec.structs.replace(message, body=b"")
-                size = 0
+                size = _MESSAGE_BYTES
         waiting.messages.append((message, size))
         waiting.num_bytes += size
         self._waiting_bytes += size

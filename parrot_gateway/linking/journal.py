@@ -16,6 +16,7 @@ from parrot_gateway.linking.linker import Linker, LinkerLimits
 from parrot_gateway.linking.links import Link, LinkedSession, session_id_of
 from parrot_gateway.linking.profile_store import ProfileStore
 from parrot_gateway.linking.profiles import Profile, output_tokens
+from parrot_gateway.linking.tenants import Tenants
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 
 #: Sessions that one list holds, last used first.
@@ -97,11 +98,10 @@ class LinkJournal:
     def __init__(self, limits: LinkerLimits, max_tenants: int, profiles: ProfileStore) -> None:
         self.profiles = profiles
         self._limits = limits
-        self._max_tenants = max_tenants
         #: The call that is linked now: a session is called after its first one.
         self._call = ""
         self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._tenants = Tenants(_Tenant, max_tenants)
         #: The last request and what it says: equal ones come in a row.
         self._last: tuple[str, bytes, Conversation | None] = ("", b"", None)
         self._unreadable = 0
@@ -119,7 +119,7 @@ class LinkJournal:
             # A text that the gateway has left out is counted there.
             self._unreadable += bool(seen.body)
             conversation = Conversation(())
-        tenant = self._tenant(seen.tenant)
+        tenant = self._tenants.use(seen.tenant)
         linker = self._linker.tenant(seen.tenant)
         self._call = seen.call
         linked = linker.request(seen.call, conversation, seen.now, seen.session or None, seen.peer)
@@ -156,7 +156,7 @@ class LinkJournal:
 
         An answer that broke off is taken as far as it came.
         """
-        tenant = self._tenant(seen.tenant)
+        tenant = self._tenants.use(seen.tenant)
         record = tenant.calls.get(seen.call)
         if record is None:
             record = tenant.calls.get(tenant.aliases.get(seen.call, ""))
@@ -253,25 +253,15 @@ class LinkJournal:
             "links": self._edges,
             "unreadable": self._unreadable,
             "tenants": len(self._tenants),
-            "calls": sum(len(each.calls) for each in self._tenants.values()),
+            "calls": sum(len(each.calls) for each in self._tenants),
             "templates": len(self.profiles),
             "bytes": self._linker.size_bytes + self.profiles.size_bytes,
             "largest_tenant_bytes": self._linker.largest_bytes,
         }
 
-    def _tenant(self, name: str) -> _Tenant:
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = _Tenant()
-            if len(self._tenants) > self._max_tenants:
-                self._tenants.popitem(last=False)
-        else:
-            self._tenants.move_to_end(name)
-        return tenant
-
     def _known(self, name: str) -> _Tenant:
         """A tenant that is asked about; an empty one where it is not known."""
-        return self._tenants.get(name) or _Tenant()
+        return self._tenants.known(name) or _Tenant()
 
 
 def _forget(tenant: _Tenant, call: str) -> None:

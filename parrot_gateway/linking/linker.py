@@ -22,6 +22,7 @@ from parrot_gateway.linking.parents import Parent, find_parent
 from parrot_gateway.linking.passages import Producer, find_producers
 from parrot_gateway.linking.prompt import Prompt
 from parrot_gateway.linking.prompt_ends import PromptEnds
+from parrot_gateway.linking.tenants import Tenants
 
 
 class LinkerLimits(NamedTuple):
@@ -335,31 +336,19 @@ class Linker:
     def __init__(
         self, mint_session_id: Callable[[], str], limits: LinkerLimits, max_tenants: int
     ) -> None:
-        self._mint_session_id = mint_session_id
-        self._limits = limits
-        self._max_tenants = max_tenants
-        self._prompts = _LastPrompt(limits.prompt_text)
-        self._tenants: OrderedDict[str, TenantLinker] = OrderedDict()
+        prompts = _LastPrompt(limits.prompt_text)
+        self._tenants = Tenants(lambda: TenantLinker(limits, mint_session_id, prompts), max_tenants)
 
     def tenant(self, name: str) -> TenantLinker:
         """The linker of a tenant."""
-        linker = self._tenants.get(name)
-        if linker is None:
-            linker = self._tenants[name] = TenantLinker(
-                self._limits, self._mint_session_id, self._prompts
-            )
-            if len(self._tenants) > self._max_tenants:
-                self._tenants.popitem(last=False)
-        else:
-            self._tenants.move_to_end(name)
-        return linker
+        return self._tenants.use(name)
 
     @property
     def size_bytes(self) -> int:
         """What tables and texts of all tenants take, about."""
-        return sum(each.size_bytes for each in self._tenants.values())
+        return sum(each.size_bytes for each in self._tenants)
 
     @property
     def largest_bytes(self) -> int:
         """The same of the tenant that takes most."""
-        return max((each.size_bytes for each in self._tenants.values()), default=0)
+        return max((each.size_bytes for each in self._tenants), default=0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from parrot_scheduler.lengths import MAX_BIN, FadingHistogram
 
 from parrot_gateway.linking.profiles import Profile, TenantProfiles
 from parrot_gateway.linking.templates import MAX_PREFIX, Template
+from parrot_gateway.linking.tenants import Tenants
 from parrot_gateway.linking.wire import ForecastsChanged
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ class ProfileStore:
     """
 
     def __init__(self, max_tenants: int, max_templates: int, file: Path | None = None) -> None:
-        self._max_tenants = max_tenants
-        self._max_templates = max_templates
         self._file = file
-        self._tenants: OrderedDict[str, TenantProfiles] = OrderedDict()
+        self._tenants = Tenants(
+            lambda: TenantProfiles(max_templates), max_tenants, self._tenant_forgotten
+        )
         #: Keys that are still to be told as forgotten, of tenants that are.
         self._forgotten: dict[str, list[str]] = {}
         self._saved_at: float | None = None
@@ -91,37 +91,30 @@ class ProfileStore:
 
     def known(self, name: str) -> TenantProfiles | None:
         """The profiles of a tenant that is asked about, if there are any."""
-        return self._tenants.get(name)
+        return self._tenants.known(name)
 
     def tenant(self, name: str) -> TenantProfiles:
         """The profiles of a tenant."""
-        known = self._tenants.get(name)
-        if known is None:
-            known = self._tenants[name] = TenantProfiles(self._max_templates)
-            if len(self._tenants) > self._max_tenants:
-                self._forget_oldest()
-        else:
-            self._tenants.move_to_end(name)
-        return known
+        return self._tenants.use(name)
 
     def __len__(self) -> int:
         """Templates of all tenants."""
-        return sum(len(each) for each in self._tenants.values())
+        return sum(len(each) for each in self._tenants)
 
     @property
     def size_bytes(self) -> int:
         """What they take, about."""
-        return sum(each.size_bytes for each in self._tenants.values())
+        return sum(each.size_bytes for each in self._tenants)
 
     @property
     def has_changed(self) -> bool:
         """Whether there are changes."""
-        return bool(self._forgotten) or any(each.has_changed for each in self._tenants.values())
+        return bool(self._forgotten) or any(each.has_changed for each in self._tenants)
 
     def changes(self) -> Iterator[ForecastsChanged]:
         """What has changed since it was last asked for; a large change comes in parts."""
         while len(self._tenants) > 1 and len(self) > _MAX_PROFILES:
-            self._forget_oldest()
+            self._tenants.forget_oldest()
         for name, keys in self._forgotten.items():
             yield ForecastsChanged(name, [], keys)
         self._forgotten = {}
@@ -174,8 +167,7 @@ class ProfileStore:
             for profile in tenant.profiles:
                 known.restore(_restored(profile))
 
-    def _forget_oldest(self) -> None:
-        name, known = self._tenants.popitem(last=False)
+    def _tenant_forgotten(self, name: str, known: TenantProfiles) -> None:
         self._forgotten[name] = [each.template.key for each in known.profiles()]
 
 

@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from parrot_gateway.exceptions import GatewayError, InvalidRequestError
+from parrot_gateway.exceptions import GatewayError, InvalidRequestError, LinkingBehindError
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.forecast import Forecasts
-from parrot_gateway.linking.linker import LinkerLimits
 from parrot_gateway.linking.links import session_id_of
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
     ForecastsChanged,
     ForecastsWanted,
+    FromWorker,
     Query,
     RequestSeen,
     ToWorker,
@@ -37,11 +35,11 @@ from parrot_gateway.linking.wire import (
     encode,
     length_of,
 )
+from parrot_gateway.linking.worker_process import Process, end, spawn
 from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Process: TypeAlias = asyncio.subprocess.Process
 
 #: The header with which a client keeps a call out.
 LINK_HEADER = b"x-parrot-link"
@@ -49,6 +47,8 @@ _SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
              "off": False, "false": False, "0": False, "no": False}  # fmt: skip
 #: Bytes on their way to the process, above which texts are left out; above twice as many, calls.
 _MAX_WAITING_BYTES = 8 * 1024 * 1024
+#: What a message takes beside its body, about.
+_MESSAGE_BYTES = 256
 #: How long messages are gathered before they are written.
 _GATHER_S = 0.02
 #: How often forecasts are asked for, while there are calls.
@@ -59,11 +59,6 @@ _STATISTICS_TIMEOUT_S = 1.0
 #: Pauses before the process is started again after it has ended by itself.
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
-_CLOSE_TIMEOUT_S = 2.0
-# NOTE: the process reads what strangers have written: of the environment it gets what finds Python
-# and its libraries, and none of the gateway's or the operator's keys.
-_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
-_VARIABLE_PREFIXES = ("LC_", "LD_", "MALLOC_", "PYTHON")
 #: What is kept of an answer that is too long to be looked at: its id stands in it.
 _HEAD_BYTES = 4096
 #: The last event of a stream, by what its API writes; an upstream may end the stream later.
@@ -109,17 +104,6 @@ def call_id_of(exchange: Exchange) -> str:
     return "call_" + exchange.request_id[-24:]
 
 
-def limits_of(settings: LinkingSettings) -> LinkerLimits:
-    """The linker's bounds as they are set."""
-    return LinkerLimits(
-        settings.max_calls,
-        settings.max_text,
-        settings.max_fingerprints,
-        settings.max_prompt_text,
-        settings.horizon_s,
-    )
-
-
 class LinkingService:
     """Sends what calls say to the linking process, and asks it.
 
@@ -139,8 +123,10 @@ class LinkingService:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         #: Messages that leave together: a write costs more than all else here.
-        self._gathered: list[bytes] = []
+        self._gathered: list[ToWorker] = []
         self._gathered_bytes = 0
+        #: How many bytes may be gathered before it counts what has not been written yet.
+        self._room = _MAX_WAITING_BYTES
         self._flusher: asyncio.TimerHandle | None = None
         self._sent = 0
         self._skipped = 0
@@ -262,15 +248,19 @@ class LinkingService:
             self._send(AnswerSeen(exchange.tenant, call, status, time.time(), body))
 
     async def ask(
-        self, tenant: str, what: str, name: str = "", timeout_s: float = _QUERY_TIMEOUT_S
+        self, tenant: str, what: str, name: str = "", timeout_s: float | None = None
     ) -> Any:
         """Ask the process; see `wire.Query`. It knows all calls handed over before.
 
         Returns:
-            Plain data; None when nothing is known, there is no process, or it did not answer.
+            Plain data; None when nothing is known, or there is no process.
+
+        Raises:
+            LinkingBehindError: the process has not answered in time.
         """
         if not self.is_running:
             return None
+        timeout_s = _QUERY_TIMEOUT_S if timeout_s is None else timeout_s
         number = next(self._numbers)
         reply = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
@@ -281,7 +271,7 @@ class LinkingService:
                 return msgspec.json.decode(await reply)
         except TimeoutError:
             logger.warning("the linking process has not answered within %g s", timeout_s)
-            return None
+            raise LinkingBehindError from None
         finally:
             self._waiting.pop(number, None)
 
@@ -322,7 +312,9 @@ class LinkingService:
 
     async def add_headers(self, exchange: Exchange, call: str) -> None:
         """Let the answer name the call and its session."""
-        known = await self.ask(exchange.tenant, "call", call)
+        known = None
+        with suppress(LinkingBehindError):
+            known = await self.ask(exchange.tenant, "call", call)
 
         def add(headers: Headers) -> None:
             headers.append((b"x-parrot-call", call.encode()))
@@ -333,7 +325,9 @@ class LinkingService:
 
     async def describe(self) -> dict[str, Any]:
         """Counters since the start, for `/health`; the process's own while it is not too busy."""
-        counters = await self.ask("", "statistics", timeout_s=_STATISTICS_TIMEOUT_S)
+        counters = None
+        with suppress(LinkingBehindError):
+            counters = await self.ask("", "statistics", timeout_s=_STATISTICS_TIMEOUT_S)
         return _added(self._statistics(), counters or {})
 
     def _statistics(self) -> dict[str, Any]:
@@ -348,19 +342,21 @@ class LinkingService:
         }
 
     def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:
-        process = self.process
-        if process is None or process.stdin is None or process.stdin.is_closing():
+        if not self.is_running:
             return False
-        waiting = process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
-        if is_bounded and waiting > _MAX_WAITING_BYTES:
-            self._skipped += 1
-            if waiting > 2 * _MAX_WAITING_BYTES and not isinstance(message, AnswerSeen):
-                return False
-            # That there was a call, and that it has ended, is known even so.
-            message = _without_text(message)
-        data = encode(message)
-        self._gathered.append(data)
-        self._gathered_bytes += len(data)
+        size = _MESSAGE_BYTES
+        if isinstance(message, RequestSeen | AnswerSeen):
+            size += len(message.body)
+            waiting = self._waiting_bytes() if self._gathered_bytes > self._room else 0
+            if waiting > _MAX_WAITING_BYTES:
+                self._skipped += 1
+                if waiting > 2 * _MAX_WAITING_BYTES and not isinstance(message, AnswerSeen):
+                    return False
+                # That there was a call, and that it has ended, is known even so.
+                message = _without_text(message)
+                size = _MESSAGE_BYTES
+        self._gathered.append(message)
+        self._gathered_bytes += size
         self._sent += 1
         if not is_bounded:
             self._flush()
@@ -376,15 +372,23 @@ class LinkingService:
         # After the message: it must not make the next timer itself.
         self._forecasts_timer = None
 
+    def _waiting_bytes(self) -> int:
+        """What is on its way to the process."""
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        return process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
+
     def _flush(self) -> None:
         """Write what was gathered."""
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
-        data, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
+        messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
         process = self.process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(data)
+            process.stdin.write(encode(messages))
+            self._room = _MAX_WAITING_BYTES - self._waiting_bytes()
 
     async def _run(self, tried: asyncio.Event) -> None:
         backoff_s = _FIRST_BACKOFF_S
@@ -411,25 +415,7 @@ class LinkingService:
         Args:
             started: set once there is a process.
         """
-        limits = limits_of(self.settings)
-        settings = self.settings
-        file = settings.profiles_file
-        path = None if file is None else str(file.expanduser().absolute())
-        arguments = msgspec.json.encode(
-            (limits, settings.max_tenants, settings.max_templates, path)
-        ).decode()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "parrot_gateway.linking.worker",
-            arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(),
-            # A Ctrl-C in the terminal is for the gateway, which drains first. The session stays
-            # the gateway's: where Linux groups processes by session, niceness counts within one.
-            preexec_fn=os.setpgrp,
-        )
+        process = await spawn(self.settings)
         self.process = process
         self.is_running = True
         self.forecasts.clear()
@@ -438,26 +424,30 @@ class LinkingService:
         try:
             while True:
                 prefix = await process.stdout.readexactly(PREFIX_BYTES)
-                message = decode_from_worker(await process.stdout.readexactly(length_of(prefix)))
-                if isinstance(message, ForecastsChanged):
-                    self.forecasts.update(message.tenant, message.changed, message.removed)
-                    continue
-                waiting = self._waiting.pop(message.number, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message.body)
+                frame = await process.stdout.readexactly(length_of(prefix))
+                for message in decode_from_worker(frame):
+                    self._receive(message)
         except asyncio.IncompleteReadError:
             pass
         finally:
             self.is_running = False
             self.process = None
-            self._gathered, self._gathered_bytes = [], 0
+            self._gathered, self._gathered_bytes, self._room = [], 0, _MAX_WAITING_BYTES
             if self._forecasts_timer is not None:
                 self._forecasts_timer.cancel()
                 self._forecasts_timer = None
             for future in self._waiting.values():
                 if not future.done():
                     future.set_result(b"null")
-            await _end(process)
+            await end(process)
+
+    def _receive(self, message: FromWorker) -> None:
+        if isinstance(message, ForecastsChanged):
+            self.forecasts.update(message.tenant, message.changed, message.removed)
+            return
+        waiting = self._waiting.pop(message.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message.body)
 
 
 class ObservedCall:
@@ -468,7 +458,7 @@ class ObservedCall:
     """
 
     __slots__ = (
-        "_exchange", "_has_ended", "_last_event", "_pieces", "_process", "_service", "_size", "id"
+        "_exchange", "_has_ended", "_last_event", "_left", "_pieces", "_process", "_service", "id"
     )  # fmt: skip
 
     def __init__(self, service: LinkingService, exchange: Exchange, id: str) -> None:
@@ -477,7 +467,8 @@ class ObservedCall:
         self._exchange = exchange
         self._process = service.process
         self._pieces: list[bytes] = []
-        self._size = 0
+        #: Bytes that it may still get.
+        self._left = service.settings.max_body_bytes
         self._has_ended = False
         self._last_event = _LAST_EVENTS.get(exchange.path)
         exchange.copy_answer(self._take)
@@ -488,57 +479,24 @@ class ObservedCall:
             self._end(status)
 
     def _take(self, data: bytes, is_last: bool) -> None:
-        limit = self._service.settings.max_body_bytes
-        if self._size <= limit:
-            self._size += len(data)
+        if self._left >= 0:
+            self._left -= len(data)
             self._pieces.append(data)
-            if self._size > limit:
+            if self._left < 0:
                 self._pieces = [b"".join(self._pieces)[:_HEAD_BYTES]]
-        if is_last or self._is_last_event(data):
+        # With the last event the client knows the whole answer, and may use it in its next call.
+        event = self._last_event
+        if is_last or (data.endswith(_DONE) if event is None else event.search(data)):
             self._end(self._exchange.status)
-
-    def _is_last_event(self, data: bytes) -> bool:
-        """Whether the client knows the whole answer now, and may use it in its next call."""
-        if self._last_event is None:
-            return data.endswith(_DONE)
-        return self._last_event.search(data) is not None
 
     def _end(self, status: int) -> None:
         self._has_ended = True
         # What the exchange holds would else wait for the garbage collector.
         self._exchange.copy_answer(None)
-        body = b"".join(self._pieces)
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._service.answered(self._exchange, self.id, status, body, self._process)
 
 
 def _added(counters: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """Counters of both processes; what both have skipped is added up."""
     return counters | others | {"skipped": counters["skipped"] + others.get("skipped", 0)}
-
-
-def _environment() -> dict[str, str]:
-    """The variables of this process that the linking process gets."""
-    kept = {
-        name: text
-        for name, text in os.environ.items()
-        if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
-    }
-    # It multiplies no matrices; threads for that would only take memory.
-    return kept | {"OPENBLAS_NUM_THREADS": "1"}
-
-
-async def _end(process: Process) -> None:
-    """End a process: it leaves when its input ends, else it is killed."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for is_last in (False, True):
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await process.wait()
-            return
-        except TimeoutError:
-            if is_last:
-                logger.warning("the linking process %d does not end", process.pid)
-            else:
-                with suppress(ProcessLookupError):
-                    process.kill()

@@ -1,14 +1,18 @@
-"""Messages between the gateway and its linking process: msgpack behind a length of four bytes."""
+"""Messages between the gateway and its linking process.
+
+Those that leave together are one frame: a list in msgpack behind its length of four bytes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from parrot_gateway.linking.forecast import TemplateForecast
 
-#: Bytes of a message's length.
+#: Bytes of a frame's length.
 PREFIX_BYTES = 4
 
 
@@ -95,13 +99,13 @@ ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query | ForecastsWanted
 FromWorker: TypeAlias = Reply | ForecastsChanged
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])
+_from_worker: msgspec.msgpack.Decoder[list[FromWorker]] = msgspec.msgpack.Decoder(list[FromWorker])
 
 
-def encode(message: ToWorker | FromWorker) -> bytes:
-    """A message with its length."""
-    data = _encoder.encode(message)
+def encode(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:
+    """A frame of these messages."""
+    data = _encoder.encode(messages)
     return len(data).to_bytes(PREFIX_BYTES, "big") + data
 
 
@@ -110,11 +114,11 @@ def length_of(prefix: bytes | memoryview) -> int:
     return int.from_bytes(prefix, "big")
 
 
-def decode_to_worker(data: bytes | memoryview) -> ToWorker:
-    """A message for the worker, without its length."""
+def decode_to_worker(data: bytes | memoryview) -> list[ToWorker]:
+    """The messages of a frame for the worker, without its length."""
     return _to_worker.decode(data)
 
 
-def decode_from_worker(data: bytes) -> FromWorker:
-    """A message from the worker, without its length."""
+def decode_from_worker(data: bytes) -> list[FromWorker]:
+    """The messages of a frame from the worker, without its length."""
     return _from_worker.decode(data)

@@ -46,14 +46,14 @@ def run(inbox: Inbox, sink: BinaryIO, journal: LinkJournal) -> None:
             journal.profiles.save(message.now)
         else:
             answer = _answer(journal, inbox, message)
-            sink.write(encode(Reply(message.number, msgspec.json.encode(answer))))
+            sink.write(encode([Reply(message.number, msgspec.json.encode(answer))]))
             sink.flush()
     journal.profiles.save(time.time(), is_last=True)
 
 
 def _tell_forecasts(sink: BinaryIO, journal: LinkJournal) -> None:
     for change in journal.profiles.changes():
-        sink.write(encode(change))
+        sink.write(encode([change]))
     sink.flush()
 
 

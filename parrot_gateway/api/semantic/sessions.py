@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.exceptions import NotFoundError, SessionNotFoundError
+from parrot_gateway.exceptions import LinkingBehindError, NotFoundError, SessionNotFoundError
 from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
@@ -121,12 +121,16 @@ class SessionRoutes:
     @route("GET", "/v1/calls/{id}")
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
         """Describe a call and its links, by its id or that of its request or response."""
-        linked = await self.linking.ask(exchange.tenant, "call", call_id)
+        linked, behind = None, None
+        try:
+            linked = await self.linking.ask(exchange.tenant, "call", call_id)
+        except LinkingBehindError as error:
+            behind = error
         try:
             node = self.service.call(exchange.tenant, linked["id"] if linked else call_id)
-        except NotFoundError:
+        except NotFoundError as unknown:
             if linked is None:
-                raise
+                raise (behind or unknown) from None
             await exchange.respond_json(linked)
             return
         await exchange.respond_json((linked or _NOT_LINKED) | _describe_call(node))

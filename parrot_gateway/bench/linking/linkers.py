@@ -17,7 +17,7 @@ class GatewayLinker:
 
     def __init__(self) -> None:
         # Here, so that the command line does not wait for them.
-        from parrot_gateway.linking.service import limits_of
+        from parrot_gateway.linking.worker_process import limits_of
         from parrot_gateway.settings.model import LinkingSettings
 
         numbers = count()

@@ -20,7 +20,7 @@ class Pipe:
         self.inbox = Inbox(self._read, max_bytes=4000)
 
     def send(self, *messages: ToWorker) -> None:
-        os.write(self._write, b"".join(map(encode, messages)))
+        os.write(self._write, b"".join(encode([each]) for each in messages))
 
     def send_bytes(self, data: bytes) -> None:
         os.write(self._write, data)
@@ -68,7 +68,7 @@ def test_messages_of_a_tenant_stay_in_order_and_tenants_take_turns(pipe: Pipe) -
 
 
 def test_a_message_that_comes_in_pieces_is_one(pipe: Pipe) -> None:
-    data = encode(request("a1")) + encode(answer("a1"))
+    data = encode([request("a1")]) + encode([answer("a1")])
     pipe.send_bytes(data[:2])
     pipe.send_bytes(data[2:50])
     pipe.send_bytes(data[50:])

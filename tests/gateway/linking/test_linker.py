@@ -8,7 +8,7 @@ from itertools import count
 
 from parrot_gateway.linking.conversation import Answer, Choice, Conversation, Message, ToolCall
 from parrot_gateway.linking.linker import LinkedCall, Linker
-from parrot_gateway.linking.service import limits_of
+from parrot_gateway.linking.worker_process import limits_of
 from parrot_gateway.settings.model import LinkingSettings
 
 SYSTEM = Message("system", "You are a helpful assistant of an airline. Answer briefly.")

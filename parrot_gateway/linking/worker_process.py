@@ -1,0 +1,88 @@
+"""Starting and ending the linking process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from contextlib import suppress
+from typing import TypeAlias
+
+import msgspec
+
+from parrot_gateway.linking.linker import LinkerLimits
+from parrot_gateway.settings.model import LinkingSettings
+
+logger = logging.getLogger(__name__)
+Process: TypeAlias = asyncio.subprocess.Process
+
+_CLOSE_TIMEOUT_S = 2.0
+# NOTE: the process reads what strangers have written: of the environment it gets what finds Python
+# and its libraries, and none of the gateway's or the operator's keys.
+_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
+_VARIABLE_PREFIXES = ("LC_", "LD_", "MALLOC_", "PYTHON")
+
+
+def limits_of(settings: LinkingSettings) -> LinkerLimits:
+    """The linker's bounds as they are set."""
+    return LinkerLimits(
+        settings.max_calls,
+        settings.max_text,
+        settings.max_fingerprints,
+        settings.max_prompt_text,
+        settings.horizon_s,
+    )
+
+
+async def spawn(settings: LinkingSettings) -> Process:
+    """Start the process; it serves at its standard input and output.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    file = settings.profiles_file
+    path = None if file is None else str(file.expanduser().absolute())
+    arguments = msgspec.json.encode(
+        (limits_of(settings), settings.max_tenants, settings.max_templates, path)
+    ).decode()
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "parrot_gateway.linking.worker",
+        arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=_environment(),
+        # A Ctrl-C in the terminal is for the gateway, which drains first. The session stays
+        # the gateway's: where Linux groups processes by session, niceness counts within one.
+        preexec_fn=os.setpgrp,
+    )
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process that the linking process gets."""
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+    }
+    # It multiplies no matrices; threads for that would only take memory.
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}
+
+
+async def end(process: Process) -> None:
+    """End a process: it leaves when its input ends, else it is killed."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for is_last in (False, True):
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await process.wait()
+            return
+        except TimeoutError:
+            if is_last:
+                logger.warning("the linking process %d does not end", process.pid)
+            else:
+                with suppress(ProcessLookupError):
+                    process.kill()
