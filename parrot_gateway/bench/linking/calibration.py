@@ -21,8 +21,8 @@ from parrot_gateway.linking.forecast import ENOUGH, Forecast, Forecasts
 from parrot_gateway.linking.journal import LinkJournal
 from parrot_gateway.linking.profile_store import ProfileStore
 from parrot_gateway.linking.profiles import output_tokens
-from parrot_gateway.linking.worker_process import limits_of
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
+from parrot_gateway.linking.worker_process import limits_of
 from parrot_gateway.settings.model import LinkingSettings
 
 #: How often what was learned reaches the forecasts.
