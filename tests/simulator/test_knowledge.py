@@ -44,7 +44,7 @@ def run(
     built = asking_for(build(workload, parameters), 2048)
     if alike:
         built = Changed(built, as_maps)
-    engine = PROFILES["H200-8B"].with_(shared_attention=True, max_background_tokens=2048)
+    engine = PROFILES["H200-8B"].with_(shared_attention=True, max_background_tokens=512)
     options = SimulationOptions(engines=[engine] * engines, mode="plain", knowledge=knowledge)
     return simulate(built, options)
 
