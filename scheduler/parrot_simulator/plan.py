@@ -50,9 +50,9 @@ class Segment(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class CallPlan:
-    """One call of an application."""
+    """One call of an application; not to be changed, see `parrot_scheduler.events`."""
 
     #: Within the application: 0, 1, … in a topological order.
     index: int

@@ -61,6 +61,24 @@ class TaskMaker:
         prefix: tuple[BlockHash, ...] = prompt.hashes() if self._hashed else ()
         first: Segment = plan.prompt[0]
         name = application.id
+        if self._informant is None and self._mode == "graph":
+            groups = [
+                GroupRef(f"{name}/{each.id}", each.size, each.objective) for each in plan.groups
+            ]
+            return Task(
+                task_id,
+                application.model,
+                application.tenant,
+                name,
+                prompt.tokens,
+                plan.max_tokens,
+                prefix,
+                plan.template or self._beginning(first),
+                first.tokens,
+                plan.objective,
+                groups,
+                successors=plan.successors,
+            )
         known: dict[str, Any] = {
             "application": name,
             "objective": LATENCY,
@@ -70,16 +88,6 @@ class TaskMaker:
             known = self._informant.of(call, prefix, known["template"])
         elif self._mode == "plain":
             known["application"] = f"{name}/{plan.index}"
-        elif self._mode == "graph":
-            known |= {
-                "objective": plan.objective,
-                "template": plan.template or known["template"],
-                "groups": tuple(
-                    GroupRef(f"{name}/{group.id}", group.size, group.objective)
-                    for group in plan.groups
-                ),
-                "successors": plan.successors,
-            }
         return Task(
             id=task_id,
             model=application.model,

@@ -76,8 +76,7 @@ class Cache:
         self.host_tokens = 0
         #: In all, so far.
         self.evicted_tokens = 0
-        #: Blocks that were stored (True) or can be found no more, in order, until `take_changes`;
-        #: stays empty unless they are recorded.
+        #: Until `take_changes`; stays empty unless they are recorded.
         self._changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
         self._records = records
         self._nodes: dict[int, CacheNode] = {}
@@ -121,8 +120,21 @@ class Cache:
         self.private_tokens += tokens
 
     def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
-        changes, self._changes = self._changes, []
-        return changes
+        """What was stored (True) or can be found no more since the last call, in order."""
+        changes = self._changes
+        if not changes:
+            return changes
+        self._changes = []
+        merged: list[tuple[bool, tuple[BlockHash, ...]]] = []
+        is_stored, hashes = changes[0]
+        for following, more in changes[1:]:
+            if following == is_stored:
+                hashes += more
+            else:
+                merged.append((is_stored, hashes))
+                is_stored, hashes = following, more
+        merged.append((is_stored, hashes))
+        return merged
 
     def pin(self, node: CacheNode, owner: str) -> None:
         if node.pins == 0:

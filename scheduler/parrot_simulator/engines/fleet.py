@@ -130,8 +130,8 @@ class Fleet:
 
     def stepped(self, engine: SimulatedEngine, now: float) -> None:
         staleness = self._staleness
-        for stored, hashes in engine.cache.take_changes():
-            kind = BlocksStored if stored else BlocksEvicted
+        for is_stored, hashes in engine.cache.take_changes():
+            kind = BlocksStored if is_stored else BlocksEvicted
             self._notify(kind(engine.id, hashes), staleness.blocks_s)
         if now - self._reported_at[engine.id] >= staleness.report_interval_s:
             self._reported_at[engine.id] = now
