@@ -62,9 +62,9 @@ class TaskMaker:
         first: Segment = plan.prompt[0]
         name = application.id
         if self._informant is None and self._mode == "graph":
-            groups = [
+            groups = tuple(
                 GroupRef(f"{name}/{each.id}", each.size, each.objective) for each in plan.groups
-            ]
+            )
             return Task(
                 task_id,
                 application.model,
