@@ -46,7 +46,7 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
-from parrot_gateway.linking.inferred_metadata import InferredMetadata
+from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import (
     EngineTarget,
@@ -472,8 +472,8 @@ class CallRoutes:
 
         def known() -> CallMetadata:
             if metadata is ORDINARY_CALL and self._linking.is_running:
-                return self._inferred.at_once(exchange, body)
-            return metadata
+                return explained(exchange, self._inferred.at_once(exchange, body))
+            return explained(exchange, metadata)
 
         return self._models.upstream(name, known)
 
@@ -492,7 +492,7 @@ class CallRoutes:
         metadata = context.metadata
         if metadata is ORDINARY_CALL and self._linking.is_running:
             metadata = await self._inferred.of(exchange, request.body)
-        placer = self._models.placer(model, metadata)
+        placer = self._models.placer(model, explained(exchange, metadata))
         await self._turns.wait()
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)

@@ -181,17 +181,17 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
         GraphUnavailableError: no gateway there, an unknown session, a wrong key, or another error.
     """
     path = f"/sessions/{quote(session, safe='')}/graph"
-    status, data = await _fetch(base_url, path, api_key)
+    status, data = await fetch(base_url, path, api_key)
     if status != 200:
-        raise GraphUnavailableError(_explain(status, data, base_url, session))
+        raise GraphUnavailableError(refusal(status, data, base_url, session))
     return data
 
 
 async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
     """The gateway's sessions, last used first; arguments and errors as of `fetch_graph`."""
-    status, data = await _fetch(base_url, "/sessions", api_key)
+    status, data = await fetch(base_url, "/sessions", api_key)
     if status != 200:
-        raise GraphUnavailableError(_explain(status, data, base_url, ""))
+        raise GraphUnavailableError(refusal(status, data, base_url, ""))
     try:
         return msgspec.json.decode(data, type=Sessions)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -200,9 +200,9 @@ async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
 
 async def fetch_profiles(base_url: str, api_key: str | None) -> list[Profile]:
     """What calls of each template do; arguments and errors as of `fetch_graph`."""
-    status, data = await _fetch(base_url, "/linking/profiles", api_key)
+    status, data = await fetch(base_url, "/linking/profiles", api_key)
     if status != 200:
-        raise GraphUnavailableError(_explain(status, data, base_url, "", "list of profiles"))
+        raise GraphUnavailableError(refusal(status, data, base_url, "", "list of profiles"))
     try:
         return msgspec.json.decode(data, type=_Profiles).data
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -263,7 +263,7 @@ def list_text(sessions: Sessions, now: float) -> str:
     return "\n".join(lines or ["no sessions"]) + "\n"
 
 
-async def _fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, bytes]:
+async def fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, bytes]:
     """Status and body of a GET."""
     # Here, so that the command line does not wait for it.
     import aiohttp
@@ -292,9 +292,10 @@ async def _fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, by
         ) from None
 
 
-def _explain(
+def refusal(
     status: int, data: bytes, base_url: str, session: str, listed: str = "list of sessions"
 ) -> str:
+    """Why a gateway did not give a session's graph, or `listed` where no session is named."""
     try:
         detail = msgspec.json.decode(data, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -23,6 +23,7 @@ from parrot_gateway.bench.linking.command import linking_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.bench.serving import serving_command
+from parrot_gateway.cli.explain import explain_command
 from parrot_gateway.cli.graph import graph_command
 from parrot_gateway.cli.simulate import simulate
 
@@ -207,6 +208,7 @@ def supported_models(context: typer.Context) -> None:
 
 
 app.command("graph")(graph_command)
+app.command("explain")(explain_command)
 
 
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:

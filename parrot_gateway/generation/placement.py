@@ -51,6 +51,8 @@ class CallMetadata:
     returns: float = 0.0
     #: Name of an engine that holds something of it already.
     prefers: str | None = None
+    #: Tenant and id under which it can be asked why it ran where it did, where `call` is empty.
+    explained_as: tuple[str, str] | None = None
     #: See `salt_of`.
     salt: str = field(init=False)
 

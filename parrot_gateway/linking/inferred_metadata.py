@@ -38,6 +38,13 @@ _SESSION_TIMEOUT_S = 600.0
 _MAX_SESSIONS = 10_000
 
 
+def explained(exchange: Exchange, metadata: CallMetadata) -> CallMetadata:
+    """The same, with the name under which its placement is remembered."""
+    if metadata.call or metadata.explained_as is not None:
+        return metadata
+    return replace(metadata, explained_as=(exchange.tenant, call_id_of(exchange)))
+
+
 class InferredMetadata:
     """Metadata of calls that declare nothing.
 

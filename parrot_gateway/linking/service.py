@@ -101,7 +101,12 @@ def _without_text(message: ToWorker) -> ToWorker:
 
 def call_id_of(exchange: Exchange) -> str:
     """The id of a call that has no other: the request's own digits, as random ones cost more."""
-    return "call_" + exchange.request_id[-24:]
+    return call_id_of_request(exchange.request_id)
+
+
+def call_id_of_request(request_id: str) -> str:
+    """The id of the call of a request that has no other; any other id as it is."""
+    return "call_" + request_id[-24:] if request_id.startswith("req_") else request_id
 
 
 class LinkingService:

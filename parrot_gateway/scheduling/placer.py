@@ -49,6 +49,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class SubmittedCall:
         self._runner = runner
         self._updater = updater
         self._metadata = metadata
+        self._explained_as = metadata.explained_as
         self._requested_at = time.perf_counter()
         #: Once it has been submitted.
         self._task: Task | None = None
@@ -145,6 +147,10 @@ class SubmittedCall:
         task = self._runner.submit(self, lambda task_id: make(task_id, metadata))
         if metadata.call:
             self._updater.submitted(metadata, task.id)
+            self._explained_as = (metadata.tenant, metadata.call)
+        explanations = self._runner.explanations
+        if explanations is not None and self._explained_as is not None:
+            explanations.submitted(self._explained_as, task)
         return task
 
     async def placed(self, task: Task) -> Place:
@@ -160,6 +166,9 @@ class SubmittedCall:
             self._place = await asyncio.shield(self._future)
         self.queued_s = time.perf_counter() - self._requested_at
         self.reason = in_words(task, self._place)
+        explanations = self._runner.explanations
+        if explanations is not None and self._explained_as is not None:
+            explanations.placed(self._explained_as, self._place.engine_id, self._place.reasons)
         return self._place
 
     def log_placement(self, task: Task, place: Place, engine_name: str) -> None:
@@ -192,6 +201,9 @@ class SubmittedCall:
             return
         if self._metadata.call:
             self._updater.ended(self._metadata.call, task.id)
+        explanations = self._runner.explanations
+        if explanations is not None and self._explained_as is not None:
+            explanations.ended(self._explained_as, self._progress[1], succeeded=self._succeeded)
         events: list[Event] = []
         if self._state == "placed":
             _, cached, generated = self._progress
@@ -257,6 +269,7 @@ class SchedulerRunner:
         drop_kept: drops what an engine keeps for an application that has no use for it any more.
         clock: seconds, never going backwards.
         recorder: gets every step.
+        explanations: remembers placements, if anything does.
     """
 
     def __init__(
@@ -266,8 +279,10 @@ class SchedulerRunner:
         *,
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
+        explanations: Explanations | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.explanations = explanations
         self._drop_kept = drop_kept
         self._clock = clock
         self._recorder = recorder
@@ -390,8 +405,12 @@ class SchedulerRunner:
         elif isinstance(action, Hold):
             self.held += 1
             logger.info("application %s is held: %s", action.application, action.reason)
+            if self.explanations is not None:
+                self.explanations.held(action.application, action.reason)
         elif isinstance(action, Release):
             logger.info("application %s may run", action.application)
+            if self.explanations is not None:
+                self.explanations.released(action.application)
 
     def _place(self, place: Place) -> None:
         request = self._requests.get(place.task_id)

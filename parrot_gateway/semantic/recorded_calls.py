@@ -47,7 +47,10 @@ class RecordedCall(GenerationObserver):
     reads_text: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.metadata = CallMetadata(tenant=self.session.tenant, application=self.session.id)
+        tenant = self.session.tenant
+        self.metadata = CallMetadata(
+            tenant=tenant, application=self.session.id, explained_as=(tenant, self.node.id)
+        )
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         self.node.engine, self.node.placement = engine, reason

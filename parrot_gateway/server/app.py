@@ -61,7 +61,10 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         models, semantic, gateway.responses, gateway.background, settings.server, gateway.linking,
         gateway.inferred,
     )  # fmt: skip
-    own = RouteTable(VariableRoutes(semantic, server), SessionRoutes(semantic, gateway.linking))
+    own = RouteTable(
+        VariableRoutes(semantic, server),
+        SessionRoutes(semantic, gateway.linking, gateway.scheduling.explanations),
+    )
     local = (gateway.batches, models, routes.passthrough, server.max_body_bytes)
     batches, files = RouteTable(BatchRoutes(*local)), RouteTable(FileRoutes(*local))
     parrot = ParrotRoutes(

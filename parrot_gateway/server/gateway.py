@@ -26,6 +26,7 @@ from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
+from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.recorder import FileRecorder
@@ -203,7 +204,14 @@ def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> Schedu
         if engine is not None:
             engine.drop_kept(application)
 
-    return SchedulerRunner(Scheduler(settings.config), drop_kept, recorder=recorder)
+    def name_of(engine_id: str) -> str:
+        engine = registry.joined.get(engine_id)
+        return engine_id if engine is None else engine.name
+
+    explanations = Explanations(name_of) if settings.explain_calls else None
+    return SchedulerRunner(
+        Scheduler(settings.config), drop_kept, recorder=recorder, explanations=explanations
+    )
 
 
 async def _wait_briefly(upstream: Upstream | UpstreamFleet) -> None:

@@ -266,6 +266,8 @@ class SchedulerSettings(_Section):
     #: How many times longer a call that nobody waits for may take for the sake of those that
     #: somebody waits for; 1: not at all.
     yield_slack: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    #: Keep for the latest calls what they would have taken on other engines.
+    explain_calls: bool = True
     #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.
     record: Path | None = None
     #: The recording stops at this size.
@@ -292,8 +294,9 @@ class SchedulerSettings(_Section):
             raise ValueError(
                 f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
             )
-        excluded = {"policy", "record", "record_max_bytes"}
-        return replace(preset, **self.model_dump(exclude=excluded, exclude_none=True))
+        excluded = {"policy", "explain_calls", "record", "record_max_bytes"}
+        given = self.model_dump(exclude=excluded, exclude_none=True)
+        return replace(preset, explain=self.explain_calls, **given)
 
 
 #: Where a call's session may be named, strongest first, besides `X-Parrot-Session`.

@@ -6,7 +6,7 @@ Values, not to be changed; see `events` for why they are not frozen.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_scheduler.task import ApplicationId, EngineId, TaskId
 
@@ -23,6 +23,20 @@ RejectCode: TypeAlias = Literal[
 #: What an engine does with a task's KV once it has ended: `keep` it longer than other KV (its
 #: application comes back soon), treat it as any other (`normal`), or evict it first (`drop`).
 Retention: TypeAlias = Literal["keep", "normal", "drop"]
+
+
+class Alternative(NamedTuple):
+    """An engine that a task could have been placed on, as it was when the task was placed."""
+
+    engine_id: EngineId
+    #: Prompt tokens expected in its cache.
+    cached_tokens: int
+    #: Sequences placed there.
+    batch: int
+    #: Seconds that the task was expected to take there, from its placement on.
+    finish_s: float
+    #: Whether it had room for the task.
+    has_room: bool
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -44,6 +58,8 @@ class Reasons:
     cost: float
     #: Further figures of the policy; values are numbers or short words.
     details: dict[str, float | int | str] = field(default_factory=dict)
+    #: The chosen engine and the best of the others, with `SchedulerConfig.explain`.
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(slots=True, unsafe_hash=True)

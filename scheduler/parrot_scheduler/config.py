@@ -48,6 +48,8 @@ class SchedulerConfig:
     #: A throughput task gives way to latency tasks as long as it takes at most so many times as
     #: long as on the engine where it would end soonest; 1: it does not give way.
     yield_slack: float = 2.0
+    #: Whether placements say what the task would have taken on other engines.
+    explain: bool = False
     #: Seeds every random choice.
     seed: int = 0
 

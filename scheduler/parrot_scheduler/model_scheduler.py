@@ -24,6 +24,7 @@ from parrot_scheduler.actions import (
     RejectCode,
     Release,
 )
+from parrot_scheduler.alternatives import alternatives
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import TaskUpdated
@@ -587,6 +588,8 @@ class ModelScheduler:
         application.num_queued -= 1
         application.num_placed += 1
         self._has_placed = True
+        explains = self.config.explain and not is_fill
+        compared = alternatives(state, pool, choice.row) if explains else ()
         pool.place(state, choice.row, choice.expected_cached_tokens, now)
         if not is_fill:
             self.admission.placed(state, application, pool)
@@ -606,6 +609,7 @@ class ModelScheduler:
             choice.candidates,
             choice.cost,
             choice.details,
+            compared,
         )
         priority = _FILL_PRIORITY if is_fill else _PRIORITIES[state.objective.kind]
         self._emit(Place(task.id, engine_id, priority, retention, reasons))

@@ -24,7 +24,7 @@ from parrot_gateway.generation.requests.call import CallRequest, IdentityFields,
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.linking.inferred_metadata import InferredMetadata
+from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
@@ -145,7 +145,7 @@ class ResponseRoutes:
             metadata = recording.call.metadata
         if metadata is ORDINARY_CALL and path == RESPONSES:
             metadata = await self.inferred.of(exchange, body)
-        placer = self.models.placer(model, metadata)
+        placer = self.models.placer(model, explained(exchange, metadata))
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, self.store)
             return True

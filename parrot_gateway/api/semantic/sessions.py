@@ -12,11 +12,12 @@ from parrot_gateway.exceptions import LinkingBehindError, NotFoundError, Session
 from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
-from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.linking.service import LinkingService, call_id_of_request
+from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, with_links
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, with_explanations, with_links
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 
@@ -46,6 +47,8 @@ _NOT_LINKED: dict[str, Any] = {
 class SessionRoutes:
     service: SemanticService
     linking: LinkingService
+    #: Why calls ran where they did, if that is remembered.
+    explanations: Explanations | None = None
 
     @route("GET", "/v1/sessions")
     async def list_all(self, exchange: Exchange) -> None:
@@ -120,20 +123,24 @@ class SessionRoutes:
 
     @route("GET", "/v1/calls/{id}")
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
-        """Describe a call and its links, by its id or that of its request or response."""
+        """Describe a call, its links and why it ran where it did, by its id or that of its request
+        or response."""
+        tenant = exchange.tenant
         linked, behind = None, None
         try:
-            linked = await self.linking.ask(exchange.tenant, "call", call_id)
+            linked = await self.linking.ask(tenant, "call", call_id)
         except LinkingBehindError as error:
             behind = error
+        id_ = linked["id"] if linked else call_id_of_request(call_id)
+        explanation = self._explanation(tenant, id_)
         try:
-            node = self.service.call(exchange.tenant, linked["id"] if linked else call_id)
+            described = _describe_call(self.service.call(tenant, id_))
         except NotFoundError as unknown:
-            if linked is None:
+            if linked is None and (behind is not None or explanation is None):
                 raise (behind or unknown) from None
-            await exchange.respond_json(linked)
-            return
-        await exchange.respond_json((linked or _NOT_LINKED) | _describe_call(node))
+            described = {} if linked else {"id": id_, "object": "call"}
+        answer = (linked or _NOT_LINKED) | described | {"explanation": explanation}
+        await exchange.respond_json(answer)
 
     @route("GET", "/v1/linking/profiles")
     async def list_profiles(self, exchange: Exchange) -> None:
@@ -149,6 +156,9 @@ class SessionRoutes:
         self.service.cancel_call(tenant, call_id)
         await exchange.respond_json(_describe_call(self.service.call(tenant, call_id)))
 
+    def _explanation(self, tenant: str, call_id: str) -> dict[str, Any] | None:
+        return None if self.explanations is None else self.explanations.of(tenant, call_id)
+
     async def _graph(self, exchange: Exchange, name: str) -> GraphSnapshot:
         try:
             session = self._find(exchange, name)
@@ -161,7 +171,14 @@ class SessionRoutes:
         else:
             linked = await self.linking.ask(exchange.tenant, "graph", session.id)
             graph = self.service.snapshot(session)
-        return graph if linked is None else with_links(graph, linked["calls"])
+        if linked is not None:
+            graph = with_links(graph, linked["calls"])
+        texts = {
+            node.id: found["text"]
+            for node in graph.nodes
+            if (found := self._explanation(exchange.tenant, node.id)) is not None
+        }
+        return with_explanations(graph, texts)
 
     def _find(self, exchange: Exchange, name: str) -> Session:
         return self.service.sessions.find(exchange.tenant, name, self.service.clock())

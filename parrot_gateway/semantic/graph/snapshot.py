@@ -38,6 +38,8 @@ class NodeView:
     tokens: int = 0
     engine: str | None = None
     placement: str = ""
+    #: Why it ran when and where it did, in a sentence.
+    explanation: str = ""
     run: str | None = None
     parent: str | None = None
     group: str | None = None
@@ -193,6 +195,15 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     )
 
 
+def with_explanations(snapshot: GraphSnapshot, texts: Mapping[str, str]) -> GraphSnapshot:
+    """A graph whose nodes tell why they ran where they did, by their ids."""
+    nodes = (
+        replace(node, explanation=texts[node.id]) if node.id in texts else node
+        for node in snapshot.nodes
+    )
+    return replace(snapshot, nodes=tuple(nodes)) if texts else snapshot
+
+
 def _view(node: Node, stage: int) -> NodeView:
     views: dict[str, Any] = {
         each.name: getattr(node, each.name) for each in fields(NodeView) if hasattr(node, each.name)
@@ -289,6 +300,7 @@ def _node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
         "tokens": node.tokens,
         "engine": node.engine,
         "placement": node.placement or None,
+        **({"explanation": node.explanation} if node.explanation else {}),
         "run": node.run,
         "parent": node.parent,
         "group": node.group,
