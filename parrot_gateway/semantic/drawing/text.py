@@ -126,9 +126,9 @@ def _flow(node: NodeView, names: dict[str, str], inferred: str) -> str:
     reads = ", ".join(names[variable_id] for variable_id in node.inputs)
     writes = f"→ {names[node.output]}" if node.output is not None else ""
     pipeline = f"| {node.detail}" if node.detail else ""
-    where = node.explanation or (f"{node.engine}: {node.placement}" if node.placement else "")
-    where = f"· {where}" if where else ""
-    parts = (reads, pipeline, writes, inferred, called(node), where)
+    where = f"· {node.engine}: {node.placement}" if node.placement else ""
+    why = f"· {node.explanation}" if node.explanation else ""
+    parts = (reads, pipeline, writes, inferred, called(node), where, why)
     return " ".join(part for part in parts if part)
 
 
