@@ -15,6 +15,7 @@ from parrot_gateway.cli.simulate.fit import fit_command
 from parrot_gateway.cli.simulate.studies import (
     ablation_command,
     knowledge_command,
+    mixing_command,
     oracle_command,
     paper_command,
     policies_command,
@@ -45,3 +46,4 @@ simulate.command("policies")(policies_command)
 simulate.command("fit")(fit_command)
 simulate.command("oracle")(oracle_command)
 simulate.command("robustness")(robustness_command)
+simulate.command("mixing")(mixing_command)

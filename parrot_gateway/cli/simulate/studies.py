@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -12,8 +12,11 @@ import typer
 from parrot_gateway.cli.simulate.output import Json, fail, named, report
 
 if TYPE_CHECKING:
-    from parrot_simulator.experiments.definitions import Experiment
+    from parrot_simulator.experiments.definitions import Arm, Experiment
 
+Cases: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
+]
 Seeds: TypeAlias = Annotated[int, typer.Option(min=1, help="Repetitions.")]
 Engines: TypeAlias = Annotated[int, typer.Option(min=1, help="Engines to simulate.")]
 Profile: TypeAlias = Annotated[
@@ -21,7 +24,7 @@ Profile: TypeAlias = Annotated[
 ]
 Applications: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--app", help="One of the applications; repeatable.", show_default="all"),
+    typer.Option("--app", help="One of the five applications, or `all`; repeatable."),
 ]
 Load: TypeAlias = Annotated[
     list[int] | None,
@@ -76,33 +79,69 @@ def paper_command(
 
 
 def ablation_command(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
+    workload: Cases = None,
+    app: Applications = None,
+    load: Load = None,
+    profile: Profile = "H200-8B",
+    seeds: Seeds = 1,
     json: Json = None,
 ) -> None:
     """Switch off each policy of the scheduler in turn."""
     from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import SWITCHED
 
-    try:
-        _write(_run_experiments(runner.select_ablation(workload or ()), seeds, None), json)
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    _cases(runner.select_ablation, SWITCHED, workload, app, load, profile, seeds, json)
 
 
 def knowledge_command(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
+    workload: Cases = None,
+    app: Applications = None,
+    load: Load = None,
+    profile: Profile = "H200-8B",
+    seeds: Seeds = 1,
     json: Json = None,
 ) -> None:
     """What each piece of knowledge is worth: none, inferred from plain calls, or declared."""
     from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import PIECES
+
+    _cases(runner.select_knowledge, PIECES, workload, app, load, profile, seeds, json)
+
+
+def _cases(
+    select: Callable[[Iterable[str]], list[Experiment]],
+    arms: Sequence[Arm],
+    workload: list[str] | None,
+    app: list[str] | None,
+    load: list[int] | None,
+    profile: str,
+    seeds: int,
+    json: Path | None,
+) -> None:
+    """Prepared cases or, with `app`, applications of `simulate policies` at their loads."""
+    from parrot_simulator.experiments import applications, policies
+    from parrot_simulator.profiles import PROFILES
+    from parrot_simulator.reports.policies import arms_table
 
     try:
-        _write(_run_experiments(runner.select_knowledge(workload or ()), seeds, None), json)
+        if not app:
+            _write(_run_experiments(select(workload or ()), seeds, None), json)
+            return
+        named(profile, PROFILES, "profile")
+        figures = list(
+            policies.run(
+                applications.select(app),
+                profile=profile,
+                arms=arms,
+                seeds=seeds,
+                loads=[number - 1 for number in load or (1, 2, 3)],
+                # Otherwise there would be nothing to predict.
+                asked=2048,
+                progress=report,
+            )
+        )
+        typer.echo(arms_table(figures))
+        _write([figure.to_dict() for figure in figures], json)
     except (ValueError, OSError) as error:
         fail(str(error))
 
@@ -142,7 +181,7 @@ def policies_command(
             policies.run(
                 applications.select(app or ()),
                 profile=profile,
-                policies=names,
+                arms=policies.arms_of(names),
                 seeds=seeds,
                 engines=engines,
                 ordinary=ordinary,
@@ -233,6 +272,40 @@ def robustness_command(
         settings = {"policy": policy, "seeds": seeds, "share": share}
         found = [figure.to_dict() | {"ratio": figure.ratio} for figure in figures]
         _write({"settings": settings, "machine": machine(), "figures": found}, json)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+def mixing_command(
+    engines: Engines = 4,
+    profile: Profile = "H200-8B",
+    ordinary: Ordinary = False,
+    seeds: Seeds = 3,
+    json: Json = None,
+) -> None:
+    """What chats and jobs on the same engines cost each other, and what keeping them apart does."""
+    from parrot_simulator.experiments import mixing
+    from parrot_simulator.profiles import PROFILES
+    from parrot_simulator.reports.policies import apart_table, steps_table
+
+    from parrot_gateway.bench.report import machine
+
+    try:
+        named(profile, PROFILES, "profile")
+        steps = mixing.step_costs(profile, ordinary=ordinary)
+        typer.echo(steps_table(steps) + "\n")
+        figures = list(
+            mixing.run(profile, engines=engines, ordinary=ordinary, seeds=seeds, progress=report)
+        )
+        typer.echo(apart_table(figures))
+        settings = {"profile": profile, "engines": engines, "ordinary": ordinary, "seeds": seeds}
+        data = {
+            "settings": settings,
+            "machine": machine(),
+            "steps": [step.to_dict() for step in steps],
+            "figures": [figure.to_dict() for figure in figures],
+        }
+        _write(data, json)
     except (ValueError, OSError) as error:
         fail(str(error))
 

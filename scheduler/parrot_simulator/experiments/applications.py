@@ -160,13 +160,13 @@ APPLICATIONS: tuple[Application, ...] = (
 
 
 def select(names: Iterable[str]) -> tuple[Application, ...]:
-    """Applications by name, in that order; all without any.
+    """Applications by name, in that order; all without any, or with `all`.
 
     Raises:
         ValueError: an unknown name; lists the known ones.
     """
     known = {application.name: application for application in APPLICATIONS}
-    wanted = list(names)
+    wanted = [name for name in names if name != "all"]
     for name in wanted:
         if name not in known:
             raise ValueError(f"no application {name!r}; there are {', '.join(known)}")

@@ -481,6 +481,10 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "prediction off": {"predict_lengths": False},
 }
 
+SWITCHED: tuple[Arm, ...] = tuple(
+    Arm(switch, "parrot", "graph", OWN, "ours", changes) for switch, changes in SWITCHES.items()
+)
+
 
 def _ablation(
     workload: str,
@@ -495,10 +499,7 @@ def _ablation(
         title="each policy switched off in turn",
         workload=workload,
         points=(Point(workload, parameters),),
-        arms=tuple(
-            Arm(switch, "parrot", "graph", engine, "ours", changes)
-            for switch, changes in SWITCHES.items()
-        ),
+        arms=tuple(replace(arm, engine=engine) for arm in SWITCHED),
         base="all on",
         # `max_tokens` far above the lengths: otherwise there is nothing to predict.
         max_tokens=2048,
@@ -565,6 +566,22 @@ def _knowledge(
         **more,
     )
 
+
+#: On engines whose caches and memory are known: what placement by prefixes, and keeping KV during
+#: pauses, add to all that can be declared; and that without any of it.
+PIECES: tuple[Arm, ...] = (
+    *(arm for arm in KNOWN if not (arm.knowledge and arm.knowledge.inferred)),
+    replace(
+        next(arm for arm in KNOWN if arm.name == "declared"),
+        name="declared, prefixes unused",
+        policy={"place": "least-loaded"},
+    ),
+    replace(
+        next(arm for arm in KNOWN if arm.name == "declared"),
+        name="declared, pauses unused",
+        policy={"keep": "none"},
+    ),
+)
 
 _AGENTS: Mapping[str, str | float] = {"turns_scale": 0.2, "spread": 30, "pause_max_s": 60}
 KNOWLEDGE: tuple[Experiment, ...] = (

@@ -7,13 +7,14 @@ the same arrivals. So what differs is what it decides alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from parrot_simulator.experiments.applications import ENGINES, OWN_ENGINE, Application
 from parrot_simulator.experiments.definitions import NONE, Arm
-from parrot_simulator.experiments.runner import DEFAULT_SEEDS, Plain, run_arm
+from parrot_simulator.experiments.runner import DEFAULT_SEEDS, Plain, asking_for, run_arm
 from parrot_simulator.metrics import Results
+from parrot_simulator.plan import Workload
 
 #: As `--policy` takes them; the first is compared with the others.
 POLICIES = ("parrot", "lmetric", "prefix-linear", "session-affinity", "paper", "round-robin")
@@ -44,15 +45,21 @@ class PolicyFigure(Plain):
         return self.values[self.best_other] / next(iter(self.values.values()))
 
 
+def arms_of(policies: Sequence[str]) -> tuple[Arm, ...]:
+    """Policies that know the graphs of applications."""
+    return tuple(Arm(policy, policy, "graph") for policy in policies)
+
+
 def run(
     applications: Sequence[Application],
     *,
     profile: str,
-    policies: Sequence[str] = POLICIES,
+    arms: Sequence[Arm] = arms_of(POLICIES),
     seeds: int = DEFAULT_SEEDS,
     engines: int = ENGINES,
     ordinary: bool = False,
     loads: Sequence[int] = (0, 1, 2),
+    asked: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[PolicyFigure]:
     """The figures of each application at each load, two at a time.
@@ -60,11 +67,13 @@ def run(
     Args:
         applications: what to run.
         profile: of `PROFILES`.
-        policies: of `PRESETS`; two at least.
+        arms: what is compared, two at least; the engines are the same for all.
         seeds: repetitions.
         engines: in number.
         ordinary: without what this project's own engine does beyond a modern one.
         loads: which of an application's three.
+        asked: tokens that calls ask for at least, whatever they generate, before they are scaled
+            as all lengths are; None: for what they generate.
         progress: called before each run.
 
     Raises:
@@ -74,13 +83,12 @@ def run(
         values = application.loads_of(profile).values
         for load in [values[number] for number in loads]:
             found: dict[str, list[Results]] = {}
-            for policy in policies:
-                progress(f"{application.name}, {load:g} {application.unit}: {policy}")
-                arm = Arm(policy, policy, "graph", {} if ordinary else OWN_ENGINE[profile])
-                found[policy] = [
+            for arm in arms:
+                progress(f"{application.name}, {load:g} {application.unit}: {arm.name}")
+                found[arm.name] = [
                     run_arm(
-                        application.build(profile, load, seed),
-                        arm,
+                        _workload(application, profile, load, seed, asked),
+                        replace(arm, engine={} if ordinary else OWN_ENGINE[profile]),
                         profile=profile,
                         engines=engines,
                         network=NONE,
@@ -98,6 +106,15 @@ def run(
                     values={name: fmean(values) for name, values in each.items()},
                     ranges={name: (min(values), max(values)) for name, values in each.items()},
                 )
+
+
+def _workload(
+    application: Application, profile: str, load: float, seed: int, asked: float | None
+) -> Workload:
+    workload = application.build(profile, load, seed)
+    if asked is None:
+        return workload
+    return asking_for(workload, round(asked * workload.scale))
 
 
 def behind(figures: Sequence[PolicyFigure]) -> list[tuple[str, float]]:

@@ -38,16 +38,23 @@ def starts(
         spread = _balanced(workload, cost, engines, grouping, lambda plan, call: range(engines))
         yield spread
         yield _short_first(spread, workload, cost)
-    kinds = {plan.kind for plan in workload.plans}
-    if len(kinds) < 2:
-        return
-    jobs = {plan.kind for plan in workload.plans if _is_job(plan)}
-    for first in range(1, engines):
+    if len({_is_job(plan) for plan in workload.plans}) == 2:
+        for first in range(1, engines):
+            yield apart(workload, profile, engines, first)
 
-        def rows(plan: ApplicationPlan, call: CallPlan, first: int = first) -> range:
-            return range(first) if plan.kind in jobs else range(first, engines)
 
-        yield _balanced(workload, cost, engines, groupings[-1], rows)
+def apart(
+    workload: FixedWorkload, profile: EngineProfile, engines: int, for_jobs: int
+) -> dict[CallKey, Placement]:
+    """Applications that nobody waits for call by call on so many engines, others on the rest."""
+
+    def rows(plan: ApplicationPlan, call: CallPlan) -> range:
+        return range(for_jobs) if _is_job(plan) else range(for_jobs, engines)
+
+    def each(plan: ApplicationPlan, call: CallPlan) -> object:
+        return plan.id, call.index
+
+    return _balanced(workload, _cost_of(profile), engines, each, rows)
 
 
 def paced_starts(
