@@ -102,12 +102,12 @@ class PagedCase:
         self._values.append(value)
         self.rows.append(BatchRow([0] * context.new, context.cached, table))
 
-    def run(self, backend: AttentionBackend[Any], window: int | None = None) -> Tensor:
+    def run(self, backend: AttentionBackend[Any], window: int | None = None, **how: Any) -> Tensor:
         """What the back end makes of the step, `[num_tokens, num_heads * head_dim]`."""
         plan = backend.plan(self.rows)
         cache = self.layer_kv.clone()
         return backend.forward(
-            self.query, self.key, self.value, cache, plan, window=window, scale=SCALE
+            self.query, self.key, self.value, cache, plan, window=window, scale=SCALE, **how
         )
 
     def expected(
@@ -115,6 +115,7 @@ class PagedCase:
         window: int | None = None,
         dtype: torch.dtype = torch.float64,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """The same by torch, in `dtype`."""
         outs = []
@@ -131,13 +132,19 @@ class PagedCase:
                 seen &= keys > queries - window
             key = key.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None]
             value = value.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None]
-            if softcap is None:
+            if softcap is None and sinks is None:
                 attended = F.scaled_dot_product_attention(
                     query[None], key, value, attn_mask=seen, scale=SCALE
                 )
             else:
-                scores = softcap * (query[None] @ key.mT * (SCALE / softcap)).tanh()
-                attended = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ value
+                scores = query[None] @ key.mT * SCALE
+                if softcap is not None:
+                    scores = softcap * (scores / softcap).tanh()
+                scores = scores.masked_fill(~seen, float("-inf"))
+                if sinks is not None:
+                    beside = sinks.to(dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+                    scores = torch.cat((scores, beside), dim=-1)
+                attended = scores.softmax(dim=-1)[..., : key.shape[-2]] @ value
             outs.append(attended[0].transpose(0, 1).reshape(count, -1))
             token += count
         return torch.cat(outs)

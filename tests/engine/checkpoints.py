@@ -17,6 +17,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -145,6 +146,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             "full_attention": _rope("linear", factor=8.0),
             "sliding_attention": _rope("default") | {"rope_theta": 500.0},
         },
+    ),
+    "gpt-oss": GptOssConfig(
+        **_SMALL,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=12,
+        swiglu_limit=1.5,
     ),
     "glm4": Glm4Config(**_SMALL, head_dim=16, attention_bias=True),
 }

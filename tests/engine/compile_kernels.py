@@ -101,6 +101,7 @@ def attention_variants(
     has_window: bool,
     quantized: bool = False,
     softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> Iterator[Variant]:
     """The three tile classes of one model."""
     limits = launch.DeviceLimits(
@@ -122,6 +123,7 @@ def attention_variants(
             quantized=quantized,
             tile_rows=rows,
             softcap=softcap,
+            has_sinks=has_sinks,
         )
         yield Variant(
             f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window} fp8={quantized}",
@@ -171,6 +173,7 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
     for num_queries in (1, 100):
         tuning = launch.merge_tuning(num_queries)
         constants = {
+            "HAS_SINKS": False,
             "NUM_HEADS": heads,
             "HEAD_DIM": head_dim,
             "BLOCK_D": block_d,
@@ -254,7 +257,10 @@ def expert_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
                 "BLOCK_OUT": tuning.block_out,
                 "BLOCK_IN": tuning.block_in,
                 "STAGES": tuning.num_stages,
+                "HAS_BIAS": num_tokens == 64,
             }
+            if gated or tuning.kind == "tile":
+                constants |= {"ALPHA": 1.702, "LIMIT": 7.0 if num_tokens == 64 else 0.0}
             name = f"experts' {part} of {num_tokens} {NAMES[dtype]}"
             options: dict[str, int | None] = {"num_warps": tuning.num_warps}
             if tuning.kind == "vector":
@@ -369,7 +375,9 @@ def main() -> None:
         shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
         shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
     gemma = AttentionShape(8, 4, 256, 16)
-    for variant in attention_variants(gemma, torch.bfloat16, 89, has_window=True, softcap=50.0):
+    for variant in attention_variants(
+        gemma, torch.bfloat16, 89, has_window=True, softcap=50.0, has_sinks=True
+    ):
         print(json.dumps(compile_variant(variant, 89)), flush=True)
     for capability in every:
         for variant in itertools.chain(

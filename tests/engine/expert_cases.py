@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from parrot_engine.kernels.expert_routing import choose
 from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import Mixture, MixtureTuning
+from parrot_engine.kernels.grouped_tuning import ExpertWeights, Mixture, MixtureTuning
 from torch import Tensor
 
 
@@ -16,14 +16,23 @@ class Operands(NamedTuple):
     """A mixture's input, weights and the logits of its router."""
 
     x: Tensor
-    gate_up: Tensor
-    down: Tensor
+    experts: ExpertWeights
     logits: Tensor
     residual: Tensor | None
 
 
-def draw(case: Mixture, device: str = "cpu", seed: int = 0, *, residual: bool = True) -> Operands:
-    """Operands whose mixture is of the order of 1; logits are exact in bfloat16."""
+def draw(
+    case: Mixture,
+    device: str = "cpu",
+    seed: int = 0,
+    *,
+    residual: bool = True,
+    bounded: bool = False,
+) -> Operands:
+    """Operands whose mixture is of the order of 1; logits are exact in bfloat16.
+
+    Experts that are `bounded`, most of whose inner elements are at a bound, have biases as well.
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -32,10 +41,15 @@ def draw(case: Mixture, device: str = "cpu", seed: int = 0, *, residual: bool = 
     experts, hidden, size = case.num_experts, case.hidden_size, case.size
     # No two of a token are equal, so that its experts are the same in any precision.
     order = torch.rand(case.num_tokens, experts, generator=generator, device=device).argsort()
+    weights = ExpertWeights(
+        normal(experts, 2 * size, hidden) / hidden**0.5, normal(experts, hidden, size) / size**0.5
+    )
+    if bounded:
+        biases = {"gate_up_bias": normal(experts, 2 * size), "down_bias": normal(experts, hidden)}
+        weights = weights._replace(**biases, alpha=1.7, limit=0.7)
     return Operands(
         normal(case.num_tokens, hidden),
-        normal(experts, 2 * size, hidden) / hidden**0.5,
-        normal(experts, hidden, size) / size**0.5,
+        weights,
         order.float() / 16,
         normal(case.num_tokens, hidden) if residual else None,
     )
@@ -45,21 +59,37 @@ def compute(
     case: Mixture, operands: Operands, tuning: MixtureTuning, *, normalize: bool = True
 ) -> Tensor:
     """What the kernels make of it."""
-    x, gate_up, down, logits, residual = operands
+    x, experts, logits, residual = operands
     chosen = choose(logits, case.top_k, normalize=normalize)
-    return mixture(x, gate_up, down, chosen, tuning, residual)
+    return mixture(x, experts, chosen, tuning, residual)
 
 
 def reference(case: Mixture, operands: Operands, *, normalize: bool = True) -> Tensor:
     """The same in float64."""
-    x, gate_up, down, logits = (operand.double() for operand in operands[:4])
+    x, logits = operands.x.double(), operands.logits.double()
+    gate_up, down, gate_up_bias, down_bias = (
+        None if part is None else part.double() for part in operands.experts[:4]
+    )
+    alpha, limit = operands.experts[4:]
+    assert gate_up is not None
+    assert down is not None
     factors, chosen = logits.softmax(dim=-1).topk(case.top_k)
     if normalize:
         factors /= factors.sum(dim=-1, keepdim=True)
     out = torch.zeros_like(x)
     for expert in chosen.unique().tolist():
         token, place = torch.where(chosen == expert)
-        gate, up = F.linear(x[token], gate_up[expert]).chunk(2, dim=1)
-        part = F.linear(F.silu(gate) * up, down[expert]) * factors[token, place, None]
-        out.index_add_(0, token, part)
+        inner = F.linear(x[token], gate_up[expert])
+        if gate_up_bias is not None:
+            inner += gate_up_bias[expert]
+        gate, up = inner.chunk(2, dim=1)
+        if limit is None:
+            inner = F.silu(gate) * up
+        else:
+            gate = gate.clamp(max=limit)
+            inner = gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
+        part = F.linear(inner, down[expert])
+        if down_bias is not None:
+            part += down_bias[expert]
+        out.index_add_(0, token, part * factors[token, place, None])
     return out if operands.residual is None else out + operands.residual.double()

@@ -55,6 +55,14 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         assert relative_error(out, reference(case, operands)) < BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("num_tokens", [1, 30, 500])
+def test_biases_and_bounds(num_tokens: int) -> None:
+    case = Mixture(num_tokens, 4, 32, 720, 720, torch.bfloat16)
+    operands = draw(case, "cuda", bounded=True)
+    out = compute(case, operands, _tuning(case))
+    assert relative_error(out, reference(case, operands)) < BOUNDS[torch.bfloat16]
+
+
 @pytest.mark.parametrize("num_tokens", [4, 16, 64, 256])
 def test_rows_know_nothing_of_each_other(num_tokens: int) -> None:
     """The same bits in every run, and whatever the other rows hold, be it NaN."""
@@ -76,10 +84,10 @@ def test_replayed_from_a_graph(num_tokens: int) -> None:
     """A captured mixture routes what its input holds when it is replayed."""
     ops = TritonOps()
     case = Mixture(num_tokens, 8, 64, 1024, 512, torch.bfloat16)
-    x, gate_up, down, _, hidden = draw(case, "cuda")
+    x, weights, _, hidden = draw(case, "cuda")
     assert hidden is not None
     router = Affine(torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16) / 16)
-    experts = Experts(gate_up, down, 8, normalize=True)
+    experts = Experts(weights, 8, normalize=True)
 
     def layer() -> Tensor:
         return ops.total(ops.experts_onto(hidden, x, router, experts))

@@ -22,7 +22,7 @@ from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Bounds, Limits, Segment, measure_limits, time_s
 from parrot_engine.kernels import grouped_product, rowwise
 from parrot_engine.kernels.expert_routing import Chosen, Tiles, align, choose
-from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.grouped_tuning import ExpertWeights, Mixture, mixture_tuning
 from parrot_engine.kernels.skinny_tuning import Tuning
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.triton_ops import TritonOps
@@ -52,8 +52,7 @@ class Layer(NamedTuple):
     inner: Tensor
     parts: Tensor
     router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    experts: ExpertWeights
     logits: list[Tensor]
 
     @property
@@ -74,7 +73,8 @@ def draw_layer(mixture: Mixture, weights: tuple[Tensor, Tensor, Tensor]) -> Laye
         normal(tokens, mixture.hidden_size),
         normal(pairs, mixture.size),
         normal(pairs, mixture.hidden_size),
-        *weights,
+        weights[0],
+        ExpertWeights(*weights[1:]),
         logits,
     )
 
@@ -113,19 +113,17 @@ def products(
 
     def gate_up(tuning: Tuning, index: int) -> Tensor:
         if tiles is None:
-            return grouped_product.gate_up_vectors(layer.x, layer.gate_up, chosen[index], tuning)
-        return grouped_product.tiled(
-            layer.x, layer.gate_up, tiles[index], tuning, num_pairs=count, gated=True
-        )
+            return grouped_product.gate_up_vectors(layer.x, layer.experts, chosen[index], tuning)
+        return grouped_product.tiled(layer.x, layer.experts, tiles[index], tuning, num_pairs=count)
 
     def down(tuning: Tuning, index: int) -> Tensor:
         if tiles is None:
             return grouped_product.down_vectors(
-                layer.inner, layer.down, chosen[index], tuning, layer.x
+                layer.inner, layer.experts, chosen[index], tuning, layer.x
             )
         factors = chosen[index].factors
         return grouped_product.tiled(
-            layer.inner, layer.down, tiles[index], tuning, num_pairs=count, factors=factors
+            layer.inner, layer.experts, tiles[index], tuning, num_pairs=count, factors=factors
         )
 
     return gate_up, down
@@ -134,7 +132,8 @@ def products(
 def bytes_met(layer: Layer, chosen: list[Chosen]) -> float:
     """Bytes of gate and up of the experts met, on average; those of down are half as many."""
     met = sum(len(one.experts.unique()) for one in chosen) / len(chosen)
-    return met * layer.gate_up[0].nbytes
+    each: int = layer.experts.gate_up[0].nbytes
+    return met * each
 
 
 def measure_layer(layer: Layer) -> None:

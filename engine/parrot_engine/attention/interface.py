@@ -79,6 +79,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
         *,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write K and V of the step's tokens into `layer_kv`, then attend.
 
@@ -86,7 +87,8 @@ class AttentionBackend(ABC, Generic[PlanT]):
         `[num_tokens, num_kv_heads, head_dim]`, already rotated, of one dtype with `layer_kv`
         `[2, num_blocks, num_kv_heads, block_size, head_dim]` unless that is quantized. `window`
         must be one of those that the back end was made for. Query heads are grouped: head h reads
-        KV head `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
+        KV head `h // (num_heads // num_kv_heads)`. `sinks` `[num_heads]` are scores that stand
+        beside those of the keys and have no value. Returns `[num_tokens, num_heads * head_dim]`.
         """
 
     def share_prefixes(self, enabled: bool) -> bool:
@@ -115,6 +117,7 @@ class FusedAttention(AttentionBackend[PlanT]):
         rotation: Rotation,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """As `forward`, from the output of the fused projection.
 

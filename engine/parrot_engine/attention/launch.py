@@ -249,6 +249,8 @@ class AttentionCall(NamedTuple):
     window: int | None
     scale: float
     softcap: float | None = None
+    #: `[num_heads]`; see `AttentionBackend.forward`.
+    sinks: Tensor | None = None
 
 
 class _ReadArguments(NamedTuple):
@@ -269,6 +271,7 @@ def _read_arguments(call: AttentionCall, tuning: Tuning) -> _ReadArguments:
         quantized=cache.is_quantized,
         tile_rows=cache.tile_rows,
         softcap=call.softcap,
+        has_sinks=call.sinks is not None,
     )
     read = cache.pairs if constants.pairs else cache
     tiles: tuple[Any, ...] = read
@@ -291,6 +294,7 @@ def attention_constants(
     quantized: bool,
     tile_rows: int,
     softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> AttentionConstants:
     """What `split_attention` and `prefill_attention` are compiled for."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
@@ -308,6 +312,7 @@ def attention_constants(
         block_m=tuning.block_m,
         block_n=tuning.block_n,
         softcap_log2=(softcap or 0.0) * _LOG2_E,
+        has_sinks=has_sinks,
     )
 
 
@@ -355,6 +360,7 @@ def run_split(
         *call.partials,
         call.window or 0,
         call.scale * _LOG2_E,
+        call.out if call.sinks is None else call.sinks,
         **read.options,
     )
 
@@ -368,6 +374,8 @@ def run_merge(
         merges,
         num_merges,
         call.out,
+        call.out if call.sinks is None else call.sinks,
+        HAS_SINKS=call.sinks is not None,
         NUM_HEADS=call.shape.num_heads,
         HEAD_DIM=call.shape.head_dim,
         BLOCK_D=triton.next_power_of_2(call.shape.head_dim),
@@ -391,7 +399,7 @@ def run_prefill(
     `grid` is at least the number of tiles times that of KV heads.
     """
     work = (tiles, num_tiles, call.block_ids, call.out, *call.partials)
-    if tuning.specialized and call.window is None:
+    if tuning.specialized and call.window is None and call.sinks is None:
         cache = call.cache
         constants = hopper_constants(
             call.shape, quantized=cache.is_quantized, tile_rows=cache.tile_rows
@@ -415,6 +423,7 @@ def run_prefill(
         *work,
         call.window or 0,
         call.scale * _LOG2_E,
+        call.out if call.sinks is None else call.sinks,
         **read.options,
     )
 

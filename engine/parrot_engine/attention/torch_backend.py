@@ -157,6 +157,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         *,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if plan.writes.cleared is not None:
             layer_kv.index_fill_(1, plan.writes.cleared, 0)
@@ -165,14 +166,13 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             for part, new in zip(layer_kv, (key, value), strict=True):
                 rows = part.view(-1, self._shape.head_dim)
                 rows.index_copy_(0, slots, new.reshape(-1, self._shape.head_dim))
-            return self._attend(query, key, value, layer_kv, plan, window, scale)
+            return self._attend(query, key, value, layer_kv, plan, window, scale, sinks)
         (key_bits, key_scales), (value_bits, value_scales) = quantize(key), quantize(value)
         write_quantized(layer_kv[0], slots, key_bits.flatten(0, 1), key_scales.flatten())
         write_quantized(layer_kv[1], slots, value_bits.flatten(0, 1), value_scales.flatten())
         key, value = dequantize(key_bits, key_scales), dequantize(value_bits, value_scales)
-        return self._attend(query.float(), key, value, layer_kv, plan, window, scale).to(
-            query.dtype
-        )
+        out = self._attend(query.float(), key, value, layer_kv, plan, window, scale, sinks)
+        return out.to(query.dtype)
 
     def _attend(
         self,
@@ -183,18 +183,24 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         plan: TorchPlan,
         window: int | None,
         scale: float,
+        sinks: Tensor | None,
     ) -> Tensor:
+        if sinks is not None:
+            # A row for each KV head, an entry for each of its query heads.
+            sinks = sinks.float().view(self._shape.num_kv_heads, -1)
         num_tokens = query.shape[0]
         decodes = plan.decodes[window]
         if len(decodes) == 1 and decodes[0].tokens is None:
-            return self._decode(query, layer_kv, decodes[0], scale).view(num_tokens, -1)
+            return self._decode(query, layer_kv, decodes[0], scale, sinks).view(num_tokens, -1)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in decodes:
             assert group.tokens is not None
-            out[group.tokens] = self._decode(query[group.tokens], layer_kv, group, scale)
+            out[group.tokens] = self._decode(query[group.tokens], layer_kv, group, scale, sinks)
         for tile in plan.prefills[window]:
             span = slice(tile.first, tile.last)
-            out[span] = self._prefill(query[span], key[span], value[span], layer_kv, tile, scale)
+            out[span] = self._prefill(
+                query[span], key[span], value[span], layer_kv, tile, scale, sinks
+            )
         return out.view(num_tokens, -1)
 
     # -- planning
@@ -334,7 +340,14 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             key, value = read_quantized(key), read_quantized(value)
         return key.flatten(1), value.flatten(1)
 
-    def _decode(self, query: Tensor, layer_kv: Tensor, group: _DecodeGroup, scale: float) -> Tensor:
+    def _decode(
+        self,
+        query: Tensor,
+        layer_kv: Tensor,
+        group: _DecodeGroup,
+        scale: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         """`[size, num_heads, head_dim]` for queries of the same shape."""
         _, kv_heads, head_dim, _ = self._shape
         key, value = self._gather(layer_kv, group.tiles)
@@ -344,6 +357,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             value.view(group.size, kv_heads, -1, head_dim),
             group.mask,
             scale,
+            None if sinks is None else sinks[..., None],
         )
         return attended.reshape(group.size, -1, head_dim)
 
@@ -355,6 +369,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         layer_kv: Tensor,
         tile: _PrefillTile,
         scale: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """`[tokens, num_heads, head_dim]` of one tile; K and V are those of its own tokens."""
         num_heads, kv_heads, head_dim, _ = self._shape
@@ -373,6 +388,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             value[:, None].expand(-1, group, -1, -1),
             tile.mask,
             scale,
+            None if sinks is None else sinks[..., None, None],
             is_causal=tile.mask is None,
         )
         return attended.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
@@ -384,22 +400,31 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         value: Tensor,
         mask: Tensor | None,
         scale: float,
+        sinks: Tensor | None,
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """The sum of values for each query; the last two axes are tokens and elements."""
-        if self._softcap is None:
+        """The sum of values for each query; the last two axes are tokens and elements.
+
+        `sinks` are broadcast over the scores of a key.
+        """
+        if self._softcap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale
             )
         scores = query @ key.transpose(-1, -2) * scale
-        scores = torch.tanh(scores / self._softcap) * self._softcap
+        if self._softcap is not None:
+            scores = torch.tanh(scores / self._softcap) * self._softcap
         if is_causal:
             unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(unseen, float("-inf"))
         elif mask is not None:
             scores = scores + mask
-        return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+        if sinks is not None:
+            beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, beside), dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        return weights[..., : value.shape[-2]] @ value
 
 
 def _ids_of(row: BatchRow) -> list[int]:

@@ -302,10 +302,11 @@ class TritonAttention(FusedAttention[TritonPlan]):
         *,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         cache = launch.cache_view(layer_kv)
         launch.run_write_kv(key, value, plan.slots, cache, shape=self._shape)
-        return self._attend(query, cache, plan, window, scale)
+        return self._attend(query, cache, plan, window, scale, sinks)
 
     def forward_fused(
         self,
@@ -319,12 +320,13 @@ class TritonAttention(FusedAttention[TritonPlan]):
         rotation: Rotation,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         cache = launch.cache_view(layer_kv)
         query = launch.run_rotate_and_write(
             qkv, cos, sin, norms, plan.slots, cache, shape=self._shape, rotation=rotation
         )
-        return self._attend(query, cache, plan, window, scale)
+        return self._attend(query, cache, plan, window, scale, sinks)
 
     def _attend(
         self,
@@ -333,6 +335,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         plan: TritonPlan,
         window: int | None,
         scale: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         shape, work = self._shape, plan.work[window]
         assert query.stride()[1:] == (shape.head_dim, 1)
@@ -342,7 +345,16 @@ class TritonAttention(FusedAttention[TritonPlan]):
             device=query.device,
         )
         call = launch.AttentionCall(
-            query, cache, plan.block_ids, out, work.partials, shape, window, scale, self._softcap
+            query,
+            cache,
+            plan.block_ids,
+            out,
+            work.partials,
+            shape,
+            window,
+            scale,
+            self._softcap,
+            sinks,
         )
         narrow, wide, prefill = self._tunings
         num_narrow, num_wide, num_merges, num_tiles = work.counts

@@ -79,6 +79,15 @@ def attend(
 
 
 @triton.jit
+def beside_sink(sink, lse2):
+    """The factor on an output of keys with this log-sum-exp, whose head has a score without value.
+
+    `sink` is that score as the model has it, not to base 2.
+    """
+    return 1.0 / (1.0 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - lse2))
+
+
+@triton.jit
 def cap_scores(scores, C: tl.constexpr):
     """cap x tanh(scores / cap), for scores to base 2 and the cap of the model."""
     turned = tl.exp2(scores * (2.8853900817779268 / C.softcap_log2))

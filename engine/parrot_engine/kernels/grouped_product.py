@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.kernels.expert_routing import Chosen, Tiles, align
-from parrot_engine.kernels.grouped_tuning import MixtureTuning
+from parrot_engine.kernels.grouped_tuning import ExpertWeights, MixtureTuning
 from parrot_engine.kernels.skinny_tuning import Tuning
 
 #: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
@@ -29,11 +29,26 @@ _SUM_BLOCK = 1024
 
 
 @triton.jit
+def gate_units(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """silu(gate) x up; with a `LIMIT` gpt-oss's kind, both bounded (NaN stays NaN)."""
+    if LIMIT > 0.0:
+        nan: tl.constexpr = tl.PropagateNan.ALL
+        gate = tl.minimum(gate, LIMIT, propagate_nan=nan)
+        up = tl.maximum(tl.minimum(up, LIMIT, propagate_nan=nan), -LIMIT, propagate_nan=nan)
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def vector_gate_up(
     x,
     weight,
+    bias,
     experts,
     out,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -41,7 +56,7 @@ def vector_gate_up(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a pair: silu(gate) x up."""
+    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them."""
     pair = tl.program_id(0)
     expert = tl.load(experts + pair).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -60,8 +75,11 @@ def vector_gate_up(
         value = tl.load(values + start, mask=inside, other=0.0).to(tl.float32)[None, :]
         gate += w.to(tl.float32) * value
         up += v.to(tl.float32) * value
-    opened = tl.sum(gate, 1)
-    total = opened / (1.0 + tl.exp(-opened)) * tl.sum(up, 1)
+    opened, upper = tl.sum(gate, 1), tl.sum(up, 1)
+    if HAS_BIAS:
+        opened += tl.load(bias + expert * (2 * OUT) + present).to(tl.float32)
+        upper += tl.load(bias + expert * (2 * OUT) + OUT + present).to(tl.float32)
+    total = gate_units(opened, upper, ALPHA, LIMIT)
     tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
 
 
@@ -69,10 +87,12 @@ def vector_gate_up(
 def vector_down(
     x,
     weight,
+    bias,
     experts,
     factors,
     residual,
     out,
+    HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
@@ -105,6 +125,11 @@ def vector_down(
         value = tl.load(x + pair.to(tl.int64) * IN + start + lanes, mask=inside, other=0.0)
         total += w.to(tl.float32) * (value.to(tl.float32) * factor)[None, :]
     result = tl.sum(total, 1)
+    if HAS_BIAS:
+        for slot in tl.static_range(TOP_K):
+            expert = tl.load(experts + token * TOP_K + slot).to(tl.int64)
+            factor = tl.load(factors + token * TOP_K + slot)
+            result += tl.load(bias + expert * OUT + present).to(tl.float32) * factor
     places = token.to(tl.int64) * OUT + rows
     if HAS_RESIDUAL:
         result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
@@ -116,11 +141,15 @@ def tile_product(
     x,
     weight,
     weight_tiles,
+    bias,
     pairs,
     tile_experts,
     num_tiles,
     factors,
     out,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     GATED: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -135,7 +164,7 @@ def tile_product(
 ):
     """One program `BLOCK_OUT` outputs of a tile of pairs; W is the large operand.
 
-    Pair p reads row `p // TOP_K` of x and writes row p of `out`: silu(gate) x up where `GATED`,
+    Pair p reads row `p // TOP_K` of x and writes row p of `out`: `gate_units` where `GATED`,
     times its factor where it `HAS_FACTORS`. With `DESCRIPTORS` the copy engine fetches W.
     """
     tile = tl.program_id(1)
@@ -182,8 +211,13 @@ def tile_product(
         total = tl.dot(w, value, total, input_precision="ieee")
         if GATED:
             up = tl.dot(v.to(w.dtype), value, up, input_precision="ieee")
+    if HAS_BIAS:
+        biases = bias + expert.to(tl.int64) * (HALVES * OUT) + present
+        total += tl.load(biases).to(tl.float32)[:, None]
+        if GATED:
+            up += tl.load(biases + OUT).to(tl.float32)[:, None]
     if GATED:
-        total = total / (1.0 + tl.exp(-total)) * up
+        total = gate_units(total, up, ALPHA, LIMIT)
     if HAS_FACTORS:
         total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
     places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
@@ -214,16 +248,21 @@ def sum_experts(
     tl.store(out + token * SIZE + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def gate_up_vectors(x: Tensor, weight: Tensor, chosen: Chosen, tuning: Tuning) -> Tensor:
-    """silu(gate) x up of each pair, `[pairs, size]`, for `x` `[num_tokens, in]`."""
+def gate_up_vectors(x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning) -> Tensor:
+    """The inner row of each pair, `[pairs, size]`, for `x` `[num_tokens, in]`."""
+    weight, bias = experts.gate_up, experts.gate_up_bias
     size, in_size, top_k = weight.shape[1] // 2, weight.shape[2], chosen.experts.shape[1]
     num_pairs = chosen.experts.numel()
     out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
     vector_gate_up[(num_pairs, triton.cdiv(size, tuning.block_out))](
         x,
         weight,
+        weight if bias is None else bias,
         chosen.experts,
         out,
+        HAS_BIAS=bias is not None,
+        ALPHA=experts.alpha,
+        LIMIT=experts.limit or 0.0,
         TOP_K=top_k,
         IN=in_size,
         OUT=size,
@@ -236,19 +275,22 @@ def gate_up_vectors(x: Tensor, weight: Tensor, chosen: Chosen, tuning: Tuning) -
 
 
 def down_vectors(
-    x: Tensor, weight: Tensor, chosen: Chosen, tuning: Tuning, residual: Tensor | None
+    x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning, residual: Tensor | None
 ) -> Tensor:
-    """Each token's sum over its experts of factor x W x, `[num_tokens, out]`, and the residual."""
+    """Each token's sum over its experts, `[num_tokens, out]`, and the residual."""
+    weight, bias = experts.down, experts.down_bias
     num_tokens, top_k = chosen.experts.shape
     _, size, in_size = weight.shape
     out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     vector_down[(num_tokens, triton.cdiv(size, tuning.block_out))](
         x,
         weight,
+        weight if bias is None else bias,
         chosen.experts,
         chosen.factors,
         x if residual is None else residual,
         out,
+        HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         TOP_K=top_k,
         IN=in_size,
@@ -263,19 +305,21 @@ def down_vectors(
 
 def tiled(
     x: Tensor,
-    weight: Tensor,
+    experts: ExpertWeights,
     tiles: Tiles,
     tuning: Tuning,
     *,
     num_pairs: int,
-    gated: bool = False,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """The product of each pair, `[num_pairs, out]`; `tiles` are of `tuning.tokens` pairs.
+    """A product of each pair, `[num_pairs, out]`; `tiles` are of `tuning.tokens` pairs.
 
-    `x` has a row a token or a row a pair. With `gated` what is computed is silu(gate) x up;
-    `factors` are one a pair.
+    Without `factors` the inner row, `x` having a row a token. With them, one a pair, the product
+    with down, `x` having a row a pair.
     """
+    gated = factors is None
+    weight = experts.gate_up if gated else experts.down
+    bias = experts.gate_up_bias if gated else experts.down_bias
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert tiles.size == tuning.tokens
@@ -292,11 +336,15 @@ def tiled(
         x,
         weight,
         weight_tiles,
+        weight if bias is None else bias,
         tiles.pairs,
         tiles.experts,
         tiles.count,
         tiles.pairs if factors is None else factors,
         out,
+        HAS_BIAS=bias is not None,
+        ALPHA=experts.alpha,
+        LIMIT=experts.limit or 0.0,
         GATED=gated,
         HAS_FACTORS=factors is not None,
         TOP_K=num_pairs // len(x),
@@ -333,21 +381,20 @@ def sum_pairs(parts: Tensor, num_tokens: int, residual: Tensor | None) -> Tensor
 
 def mixture(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    experts: ExpertWeights,
     chosen: Chosen,
     tuning: MixtureTuning,
     residual: Tensor | None = None,
 ) -> Tensor:
     """The sum of each token's experts, `[num_tokens, hidden_size]`, and the residual.
 
-    An expert is down(silu(gate(x)) * up(x)); `x` is contiguous, weights are `[experts, out, in]`.
+    `x` is contiguous.
     """
     if tuning.gate_up.kind == "vector":
-        inner = gate_up_vectors(x, gate_up, chosen, tuning.gate_up)
-        return down_vectors(inner, down, chosen, tuning.down, residual)
+        inner = gate_up_vectors(x, experts, chosen, tuning.gate_up)
+        return down_vectors(inner, experts, chosen, tuning.down, residual)
     num_pairs = chosen.experts.numel()
-    tiles = align(chosen, len(gate_up), tuning.gate_up.tokens)
-    inner = tiled(x, gate_up, tiles, tuning.gate_up, num_pairs=num_pairs, gated=True)
-    parts = tiled(inner, down, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors)
+    tiles = align(chosen, len(experts.down), tuning.gate_up.tokens)
+    inner = tiled(x, experts, tiles, tuning.gate_up, num_pairs=num_pairs)
+    parts = tiled(inner, experts, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors)
     return sum_pairs(parts, len(x), residual)

@@ -1,4 +1,4 @@
-"""The kernels and tiles of a mixture of experts, by its shape and the number of tokens.
+"""The weights of a mixture of experts; its kernels and tiles by shape and number of tokens.
 
 Does not import triton.
 """
@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from parrot_engine.kernels.skinny_tuning import Tuning
 
@@ -16,6 +17,24 @@ from parrot_engine.kernels.skinny_tuning import Tuning
 MAX_VECTOR_TOKENS = 4
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
+
+
+class ExpertWeights(NamedTuple):
+    """Experts: down(silu(gate(x)) * up(x)), or with a `limit` their bounded kind.
+
+    That is down(g * sigmoid(alpha * g) * (u + 1)), g being gate(x), at most `limit`, and u up(x),
+    within `limit` on both sides.
+    """
+
+    #: `[experts, 2 x size, hidden_size]`: gate above up.
+    gate_up: Tensor
+    #: `[experts, hidden_size, size]`
+    down: Tensor
+    #: `[experts, 2 x size]`, `[experts, hidden_size]`.
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    alpha: float = 1.0
+    limit: float | None = None
 
 
 class Mixture(NamedTuple):

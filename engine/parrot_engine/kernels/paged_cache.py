@@ -37,6 +37,8 @@ class AttentionConstants:
     block_n: int
     #: Bound of the scores, to base 2; 0: none.
     softcap_log2: float = 0.0
+    #: Each head has a score beside those of keys, without a value.
+    has_sinks: bool = False
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.attend import attend
+from parrot_engine.kernels.attend import attend, beside_sink
 
 #: Integers of a tile: see `attention.tiles.Tiles`, whose order this is.
 TILE_FIELDS = tl.constexpr(8)
@@ -37,6 +37,7 @@ def prefill_attention(
     lse2,
     window,
     scale_log2,
+    sinks,
     C: tl.constexpr,
 ):
     """One program a (tile, KV head); those behind the last tile do nothing."""
@@ -82,6 +83,8 @@ def prefill_attention(
     )
     first_slot = tl.load(tile + 6)
     if first_slot < 0:
+        if C.has_sinks:
+            result *= beside_sink(tl.load(sinks + heads), row_lse2)[:, None]
         places = (tokens * (C.num_kv_heads * C.group) + heads) * C.head_dim
         tl.store(
             out + places[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=filled

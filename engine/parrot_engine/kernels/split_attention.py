@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.attend import attend
+from parrot_engine.kernels.attend import attend, beside_sink
 
 #: Integers of an item: see `work_list.Items`, whose order this is.
 ITEM_FIELDS = tl.constexpr(8)
@@ -45,6 +45,7 @@ def split_attention(
     lse2,
     window,
     scale_log2,
+    sinks,
     C: tl.constexpr,
 ):
     """See the module; `query` is `[num_tokens, heads, head_dim]` with any stride of tokens."""
@@ -92,6 +93,8 @@ def split_attention(
             mask=filled & split[:, None],
         )
         tl.store(lse2 + entries, row_lse2, mask=present & split)
+        if C.has_sinks:
+            result *= beside_sink(tl.load(sinks + heads), row_lse2)[:, None]
         tl.store(
             out + ((tokens * NUM_HEADS + heads) * C.head_dim)[:, None] + dims[None, :],
             result.to(out.dtype.element_ty),
@@ -106,6 +109,8 @@ def merge_splits(
     merges,
     num_merges,
     out,
+    sinks,
+    HAS_SINKS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -148,6 +153,8 @@ def merge_splits(
             total += tl.sum(parts * weights[:, None], 0)
             denominator += tl.sum(weights, 0)
         result = total / denominator
+        if HAS_SINKS:
+            result *= beside_sink(tl.load(sinks + head), anchor + tl.log2(denominator))
         tl.store(
             out + (token * NUM_HEADS + head) * HEAD_DIM + dims,
             result.to(out.dtype.element_ty),

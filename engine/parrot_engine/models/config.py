@@ -93,6 +93,7 @@ class ExpertNames(NamedTuple):
     """Names of a mixture of experts in a checkpoint: of the whole, and of an expert's products."""
 
     block: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -115,6 +116,13 @@ class ExpertsConfig:
     normalize: bool
     layers: frozenset[int]
     names: ExpertNames = EXPERT_NAMES
+    #: Of router, gate, up and down.
+    bias: bool = False
+    #: Of the bounded kind of experts; see `kernels.grouped_tuning.ExpertWeights`.
+    alpha: float = 1.0
+    limit: float | None = None
+    #: Stored as `stacked_experts` says.
+    stacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    #: Heads have a score that stands beside those of the keys and has no value.
+    sinks: bool = False
     #: Bounds of the scores of attention and of the logits: bound x tanh(score / bound).
     attention_softcap: float | None = None
     logits_softcap: float | None = None

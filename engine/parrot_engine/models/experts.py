@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parrot_engine.kernels.grouped_tuning import ExpertWeights
 from parrot_engine.models.config import ExpertsConfig
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Ops, Residual
 from parrot_engine.models.parts import Stacked, TensorSpec, WeightPart
@@ -17,30 +18,43 @@ class SparseMLP(Stacked):
 
     def __init__(self, config: ExpertsConfig, hidden_size: int, spec: TensorSpec) -> None:
         super().__init__()
-        self._names = config.names
-        self._top_k, self._normalize = config.top_k, config.normalize
-        self.router = spec.empty(config.count, hidden_size)
-        self.gate_up = spec.empty(config.count, 2 * config.intermediate_size, hidden_size)
-        self.down = spec.empty(config.count, hidden_size, config.intermediate_size)
+        self._config = config
+        count, size = config.count, config.intermediate_size
+        self.router = spec.empty(count, hidden_size)
+        self.gate_up = spec.empty(count, 2 * size, hidden_size)
+        self.down = spec.empty(count, hidden_size, size)
+        self.router_bias = spec.empty(count) if config.bias else None
+        self.gate_up_bias = spec.empty(count, 2 * size) if config.bias else None
+        self.down_bias = spec.empty(count, hidden_size) if config.bias else None
 
     def forward(self, residual: Residual, norm: Norm | None, branch: Branch, ops: Ops) -> Residual:
         """The residual stream behind the mixture, which reads its norm."""
         assert branch is PLAIN
         normed, hidden = ops.add_rms_norm(residual, norm)
-        return ops.experts_onto(hidden, normed, Affine(self.router), self.experts)
+        router = Affine(self.router, self.router_bias)
+        return ops.experts_onto(hidden, normed, router, self._experts())
 
-    @property
-    def experts(self) -> Experts:
-        return Experts(self.gate_up, self.down, self._top_k, normalize=self._normalize)
+    def _experts(self) -> Experts:
+        config = self._config
+        weights = ExpertWeights(
+            self.gate_up, self.down, self.gate_up_bias, self.down_bias, config.alpha, config.limit
+        )
+        return Experts(weights, config.top_k, normalize=config.normalize)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
         """The name of the block replaces the last component of `prefix`."""
-        block, gate, up, down = self._names
-        path = f"{prefix.rpartition('.')[0]}.{block}"
-        yield WeightPart(f"{path}.gate.weight", self.router)
-        size = self.down.shape[2]
-        for index, (gate_up, out) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            expert = f"{path}.experts.{index}"
-            yield WeightPart(f"{expert}.{gate}.weight", gate_up[:size])
-            yield WeightPart(f"{expert}.{up}.weight", gate_up[size:])
-            yield WeightPart(f"{expert}.{down}.weight", out)
+        names, size = self._config.names, self._config.intermediate_size
+        block = f"{prefix.rpartition('.')[0]}.{names.block}"
+        yield WeightPart(f"{block}.{names.router}.weight", self.router)
+        if self.router_bias is not None:
+            yield WeightPart(f"{block}.{names.router}.bias", self.router_bias)
+        for index in range(self._config.count):
+            expert = f"{block}.experts.{index}"
+            for ending, gate_up, down in (
+                ("weight", self.gate_up, self.down),
+                ("bias", self.gate_up_bias, self.down_bias),
+            ):
+                if gate_up is not None and down is not None:
+                    yield WeightPart(f"{expert}.{names.gate}.{ending}", gate_up[index][:size])
+                    yield WeightPart(f"{expert}.{names.up}.{ending}", gate_up[index][size:])
+                    yield WeightPart(f"{expert}.{names.down}.{ending}", down[index])

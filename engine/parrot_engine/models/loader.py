@@ -107,9 +107,9 @@ def load_model(
         spec = spec_of(config.dtype or stored)
         model = family.build(own, spec)
         cuts = {} if collective is None else _cuts(whole(), model, collective.shard)
-        load_weights(
-            model, StoredWeights(files, quantization, device, config.fused), progress, cuts
-        )
+        stacked = config.experts is not None and config.experts.stacked
+        weights = StoredWeights(files, quantization, device, config.fused, stacked_experts=stacked)
+        load_weights(model, weights, progress, cuts)
     return LoadedModel(model.eval(), defaults, spec)
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.attention.interface import Rotation
+from parrot_engine.kernels.grouped_tuning import ExpertWeights
 from parrot_engine.models.config import RopeConfig
 from parrot_engine.models.rope import frequencies
 from parrot_engine.models.sharding import Collective
@@ -38,12 +39,9 @@ class Affine(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The experts of a mixture; expert i yields down[i] (silu(gate) x up), gate above up."""
+    """The experts of a mixture, and how those of a token are chosen."""
 
-    #: `[experts, 2 x size, hidden_size]`
-    gate_up: Tensor
-    #: `[experts, hidden_size, size]`
-    down: Tensor
+    weights: ExpertWeights
     #: Experts of a token: those that are most probable.
     top_k: int
     #: Whether the factors of a token's experts add up to 1; else they are the probabilities.
@@ -211,10 +209,16 @@ class Ops:
 
         Over ranks the inner rows of all experts are divided; the mixture is summed.
         """
-        mixed = self._mix(x, router, experts)
+        mixed = self._mix(x, router, self._share_of(experts))
         if self._collective is not None:
             mixed = self._collective.all_reduce(mixed)
         return Residual(hidden, mixed)
+
+    def _share_of(self, experts: Experts) -> Experts:
+        """Every rank holds the bias of down, and it is to be added once."""
+        if self._collective is None or self._collective.shard.rank == 0:
+            return experts
+        return experts._replace(weights=experts.weights._replace(down_bias=None))
 
     def _mix(self, x: Tensor, router: Affine, experts: Experts) -> Tensor:
         probabilities = F.linear(x, router.weight, router.bias).softmax(dim=-1, dtype=torch.float32)
@@ -224,10 +228,20 @@ class Ops:
         mixed = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             token, place = torch.where(chosen == expert)
-            inner = self.gated(F.linear(x[token], experts.gate_up[expert]), "silu")
-            out = F.linear(inner, experts.down[expert]) * factors[token, place, None]
+            out = self._expert(x[token], experts.weights, expert) * factors[token, place, None]
             mixed.index_add_(0, token, out.to(mixed.dtype))
         return mixed
+
+    def _expert(self, x: Tensor, weights: ExpertWeights, index: int) -> Tensor:
+        gate_up, down, gate_up_bias, down_bias, alpha, limit = weights
+        inner = F.linear(x, gate_up[index], None if gate_up_bias is None else gate_up_bias[index])
+        if limit is None:
+            inner = self.gated(inner, "silu")
+        else:
+            gate, up = inner.tensor_split(2, dim=-1)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = gate * torch.sigmoid(alpha * gate) * (up + 1)
+        return F.linear(inner, down[index], None if down_bias is None else down_bias[index])
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """Norm, then the output head: float32, into `out` where one is given.

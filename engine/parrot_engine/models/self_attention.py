@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms, Rotation
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Angles, rotate
-from parrot_engine.models.parts import Linear, RMSNorm, TensorSpec
+from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, WeightPart
 
 
 class LayerInputs(NamedTuple):
@@ -23,7 +24,7 @@ class LayerInputs(NamedTuple):
     plan: Any
 
 
-class Attention(nn.Module):
+class Attention(Stacked):
     """Grouped-query attention between its two products; optional norm of q and k heads."""
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
@@ -52,6 +53,14 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = (
                 RMSNorm(size, config.norm_eps, spec, config.norm_offset) for size in sizes
             )
+
+        #: Of each head a score that stands beside those of the keys and has no value.
+        self.sinks = spec.empty(config.num_heads) if config.sinks else None
+
+    def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
+        """Nothing but sinks is held by this module itself."""
+        if self.sinks is not None:
+            yield WeightPart(f"{prefix}.sinks", self.sinks)
 
     def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
         """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
@@ -95,6 +104,7 @@ class Attention(nn.Module):
             rotation=self._rotation,
             window=self._window,
             scale=self._scale,
+            sinks=self.sinks,
         )
 
     def _attend(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
@@ -116,4 +126,5 @@ class Attention(nn.Module):
             step.plan,
             window=self._window,
             scale=self._scale,
+            sinks=self.sinks,
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.models.checkpoint import TensorFiles
 from parrot_engine.models.config import Fused
+from parrot_engine.models.stacked_experts import StackedExperts
 from parrot_engine.quantization.interface import Quantization
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight, stack
@@ -24,10 +25,13 @@ class StoredWeights:
         quantization: Quantization | None,
         device: torch.device,
         fused: Sequence[Fused] = (),
+        *,
+        stacked_experts: bool = False,
     ) -> None:
         """Quantised weights are unpacked on `device`; everything else is as the files have it.
 
-        Products that are `fused` in the checkpoint have the names of their parts.
+        Products that are `fused` in the checkpoint have the names of their parts, `stacked_experts`
+        those of single ones.
         """
         self._files = files
         self._quantization = quantization
@@ -60,6 +64,10 @@ class StoredWeights:
                         names[name] = None
                         begin += size
                     self._sizes[whole] = begin
+        self._experts = StackedExperts(files) if stacked_experts else None
+        if self._experts is not None:
+            names = {name: None for name in names if name not in self._experts.taken}
+            names |= dict.fromkeys(self._experts.names)
         self._names = names
 
     @property
@@ -73,6 +81,8 @@ class StoredWeights:
             CheckpointError: the tensors that stand for it do not fit each other.
             UnsupportedModelError: it is stored as numbers that are not understood.
         """
+        if self._experts is not None and name in self._experts:
+            return self._experts.read(name)
         if name not in self._parts:
             return self._read(name)
         whole, rows = self._parts[name]

@@ -154,7 +154,7 @@ class TritonOps(Ops):
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
         logits = self._wide(x, router)
         chosen = choose(logits, experts.top_k, normalize=experts.normalize)
-        num_experts, hidden_size, size = experts.down.shape
+        num_experts, hidden_size, size = experts.weights.down.shape
         limits = _limits(x.device)
         tuning = mixture_tuning(
             Mixture(len(x), experts.top_k, num_experts, hidden_size, size, x.dtype),
@@ -162,7 +162,8 @@ class TritonOps(Ops):
             copy_engine=limits.copy_engine,
         )
         residual = hidden if self._collective is None else None
-        mixed = mixture(x, experts.gate_up, experts.down, chosen, tuning, residual)
+        weights = self._share_of(experts).weights
+        mixed = mixture(x, weights, chosen, tuning, residual)
         if self._collective is None:
             return Residual(mixed)
         if self._collective.sums_onto(hidden):

@@ -124,6 +124,19 @@ def test_scores_are_bounded(window: int | None, quantized: bool) -> None:
     assert relative_error(case.expected(window), expected) > 1e-2
 
 
+@pytest.mark.parametrize(("window", "quantized"), [(None, False), (45, False), (None, True)])
+def test_sinks_beside_the_keys(window: int | None, quantized: bool) -> None:
+    """Of rows that are cut and of those that are not, decodes and prefills."""
+    contexts = [Context(0), Context(20), Context(70), Context(33, 20), Context(40, 3)]
+    case = PagedCase(GROUPED, contexts, quantized=quantized)
+    sinks = torch.randn(GROUPED.num_heads)
+    backend = interpreted_backend(GROUPED, window, quantized=quantized)
+    expected = case.expected(window, sinks=sinks)
+    assert relative_error(case.run(backend, window, sinks=sinks), expected) < 2e-6
+    # A control: sinks show.
+    assert relative_error(case.run(backend, window), expected) > 1e-2
+
+
 def test_float16() -> None:
     case = PagedCase(SMALL, mixed_contexts(16, CHUNK), dtype=torch.float16)
     assert _error(case) < 1e-3

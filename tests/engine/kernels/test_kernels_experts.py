@@ -52,6 +52,15 @@ def test_tiles_of_pairs(num_tokens: int, tuning: MixtureTuning) -> None:
         assert error < BOUNDS[torch.float32]
 
 
+@pytest.mark.parametrize("tuning", [VECTORS, TILES, STREAMED], ids=["vectors", "tiles", "streamed"])
+def test_biases_and_bounds(tuning: MixtureTuning) -> None:
+    operands = draw(CASE, bounded=True)
+    out = compute(CASE, operands, tuning)
+    assert relative_error(out, reference(CASE, operands)) < BOUNDS[torch.float32]
+    operands.x[1, 3] = float("nan")
+    assert bool(compute(CASE, operands, tuning)[1].isnan().all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_dtypes(dtype: torch.dtype) -> None:
     for tuning in (VECTORS, TILES):
@@ -119,7 +128,7 @@ def test_a_row_whose_logits_alone_are_not_numbers_does_not_pass_as_one() -> None
     operands.logits[1, 3] = float("nan")
     chosen = choose(operands.logits, CASE.top_k, normalize=True)
     assert bool(((chosen.experts >= 0) & (chosen.experts < CASE.num_experts)).all())
-    out = mixture(operands.x, operands.gate_up, operands.down, chosen, VECTORS)
+    out = mixture(operands.x, operands.experts, chosen, VECTORS)
     assert bool(out[1].isnan().all())
     assert bool(out[[0, 2, 3, 4]].isfinite().all())
 
@@ -142,11 +151,11 @@ def test_tiles_fit(shared_memory: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_operations_are_those_of_torch(num_tokens: int) -> None:
     case = Mixture(num_tokens, 3, 7, 40, 24, torch.float32)
-    x, gate_up, down, _, residual = draw(case)
-    assert residual is not None
-    router = Affine(torch.randn(7, 40))
-    for normalize in (False, True):
-        experts = Experts(gate_up, down, 3, normalize=normalize)
+    for bounded in (False, True):
+        x, weights, _, residual = draw(case, bounded=bounded)
+        assert residual is not None
+        router = Affine(torch.randn(7, 40), torch.randn(7) if bounded else None)
+        experts = Experts(weights, 3, normalize=bounded)
         ours = TritonOps().experts_onto(residual, x, router, experts)
         theirs = Ops().experts_onto(residual, x, router, experts)
         assert ours.delta is None

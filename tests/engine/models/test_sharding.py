@@ -95,7 +95,7 @@ def test_what_is_fewer_than_ranks_is_held_by_several() -> None:
     assert places == [(slice(0, 16), slice(0, 5))] * 4 + [(slice(16, 32), slice(0, 5))] * 4
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral", "gpt-oss"])
 def test_drawn_weights_of_the_ranks_are_parts_of_those_of_one(name: str) -> None:
     """Projections of a stack, q, k and v or gate and up of every expert, are cut one by one."""
     architecture = type(CONFIGS[name]).__name__.replace("Config", "ForCausalLM")
