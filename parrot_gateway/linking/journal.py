@@ -186,7 +186,9 @@ class LinkJournal:
             record.state = "cancelled"
         else:
             # The expression takes ten times as long as to see that there is nothing to find.
-            may_have_failed = b"error" in body or b"response.failed" in body
+            may_have_failed = (answer is None or not answer.is_plain) and (
+                b"error" in body or b"response.failed" in body
+            )
             record.state = "failed" if may_have_failed and _FAILED.search(body) else "done"
         if answer is None:
             self._linker.tenant(seen.tenant).failed(record.id)

@@ -6,6 +6,7 @@ own, less urgent than the gateway's, so that its work delays no call.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -30,6 +31,7 @@ from parrot_gateway.linking.wire import (
 
 #: How much less urgent than the gateway.
 _NICENESS = 15
+_GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def run(inbox: Inbox, sink: BinaryIO, journal: LinkJournal) -> None:
@@ -81,6 +83,9 @@ def main() -> None:
     """
     with suppress(OSError):
         os.nice(_NICENESS)
+    # What is kept lives long: looking through it often finds nothing.
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     limits, max_tenants, max_templates, file = msgspec.json.decode(
         sys.argv[1], type=tuple[LinkerLimits, int, int, str | None]
     )

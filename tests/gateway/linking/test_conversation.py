@@ -243,3 +243,33 @@ def test_whatever_comes_is_read_or_holds_nothing(path: str, value: Any, garbage:
     for body in (json.dumps(value).encode(), garbage, sse({"choices": value}), sse({"a": value})):
         conversation_of(path, body)
         answer_of(path, body)
+
+
+_TEXTS = st.text(alphabet='ab"\\{},:\n é', max_size=6)
+_EVENTS = st.one_of(
+    _TEXTS.map(lambda text: {"content": text}),
+    _TEXTS.map(lambda text: {"content": text, "more": text}),
+    _TEXTS.map(lambda text: {"more": text, "content": text}),
+    _TEXTS.map(lambda role: {"role": role}),
+    _TEXTS.map(lambda text: {"content": text, "role": "assistant"}),
+    st.just({"content": None}),
+)
+
+
+@given(deltas=st.lists(_EVENTS, min_size=1, max_size=20), spaced=st.booleans())
+def test_events_of_a_stream_count_each_however_alike(
+    deltas: list[dict[str, str | None]], spaced: bool
+) -> None:
+    separators = (", ", ": ") if spaced else (",", ":")
+    events = [
+        json.dumps(
+            {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            separators=separators,
+        )
+        for delta in deltas
+    ]
+    body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
+    found = answer_of(CHAT, body)
+    assert found is not None
+    assert found.response_id == "chatcmpl-1"
+    assert found.choices == (Choice("".join(delta.get("content") or "" for delta in deltas)),)
