@@ -58,7 +58,7 @@ def paper_command(
 ) -> None:
     """Run the experiments of the Parrot paper, and a fleet of today's engines."""
     from parrot_simulator.experiments import runner
-    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.experiments.fleet import GOODPUT
     from parrot_simulator.experiments.goodput import STRIDE
     from parrot_simulator.reports.plots import PlotsUnavailableError, require_matplotlib
 
@@ -88,7 +88,7 @@ def ablation_command(
 ) -> None:
     """Switch off each policy of the scheduler in turn."""
     from parrot_simulator.experiments import runner
-    from parrot_simulator.experiments.definitions import SWITCHED
+    from parrot_simulator.experiments.ablation import SWITCHED
 
     _cases(runner.select_ablation, SWITCHED, workload, app, load, profile, seeds, json)
 
@@ -103,7 +103,7 @@ def knowledge_command(
 ) -> None:
     """What each piece of knowledge is worth: none, inferred from plain calls, or declared."""
     from parrot_simulator.experiments import runner
-    from parrot_simulator.experiments.definitions import PIECES
+    from parrot_simulator.experiments.ablation import PIECES
 
     _cases(runner.select_knowledge, PIECES, workload, app, load, profile, seeds, json)
 
@@ -346,7 +346,7 @@ def _run_experiments(
 def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
     """Search the goodput of every case, print it, and give it as plain data."""
     from parrot_simulator.experiments import goodput
-    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.experiments.fleet import GOODPUT
     from parrot_simulator.reports.tables import goodput_table, objectives_table
 
     results: list[goodput.GoodputResult] = []

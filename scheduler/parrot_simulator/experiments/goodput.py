@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from parrot_simulator.experiments.definitions import (
-    GOODPUT,
-    MODERN,
-    OURS,
-    RECORDED,
-    VARIANTS,
-    Arm,
-    mixed_load,
-)
+from parrot_simulator.experiments.definitions import MODERN, OURS, RECORDED, VARIANTS, Arm
+from parrot_simulator.experiments.fleet import GOODPUT, mixed_load
 from parrot_simulator.experiments.runner import Plain, run_arm
 from parrot_simulator.metrics import Results
 from parrot_simulator.plan import ApplicationPlan, Workload

@@ -16,16 +16,10 @@ from typing import Any
 
 from parrot_scheduler.config import PRESETS
 
-from parrot_simulator.experiments.definitions import (
-    ABLATION,
-    FLEET,
-    GOODPUT,
-    KNOWLEDGE,
-    PAPER,
-    Arm,
-    Experiment,
-    Point,
-)
+from parrot_simulator.experiments.ablation import ABLATION, KNOWLEDGE
+from parrot_simulator.experiments.definitions import Arm, Experiment, Point
+from parrot_simulator.experiments.fleet import FLEET, GOODPUT
+from parrot_simulator.experiments.paper import PAPER
 from parrot_simulator.metrics import Results
 from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, Workload

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from parrot_simulator.experiments.definitions import GOODPUT, Experiment
+from parrot_simulator.experiments.definitions import Experiment
+from parrot_simulator.experiments.fleet import GOODPUT
 from parrot_simulator.experiments.goodput import (
     BASELINE,
     OBJECTIVES,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from parrot_simulator.experiments import applications, mixing
+from parrot_simulator.experiments.ablation import PIECES, SWITCHED
 from parrot_simulator.experiments.applications import Loads
-from parrot_simulator.experiments.definitions import PIECES, SWITCHED
 from parrot_simulator.profiles import DEFAULT_PROFILE
 from typer.testing import CliRunner
 

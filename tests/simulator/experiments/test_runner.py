@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.scheduler import policies_of
 from parrot_simulator.experiments import runner
+from parrot_simulator.experiments.ablation import ABLATION, SWITCHES
 from parrot_simulator.experiments.definitions import (
-    ABLATION,
-    FLEET,
     OURS,
-    PAPER,
     ROUND_TRIPS_S,
-    SWITCHES,
     VARIANTS,
     Experiment,
     Point,
 )
+from parrot_simulator.experiments.fleet import FLEET
+from parrot_simulator.experiments.paper import PAPER
 from parrot_simulator.profiles import PROFILES
 from parrot_simulator.reports.plots import draw_experiment
 from parrot_simulator.reports.tables import experiment_table, losses
