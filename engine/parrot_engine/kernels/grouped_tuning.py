@@ -13,8 +13,14 @@ from torch import Tensor
 
 from parrot_engine.kernels.skinny_tuning import Tuning
 
-#: Most tokens whose pairs are multiplied one by one.
+#: Most tokens whose pairs are multiplied one by one, whatever the number of experts …
 MAX_VECTOR_TOKENS = 4
+#: … and where few of their experts can be the same: pairs are at most half as many as experts.
+_MAX_SPARSE_VECTOR_TOKENS = 8
+#: Measured (docs/engine-log.md, 43): gate and up, and down, of single pairs …
+_VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1))
+#: … and of tiles of few pairs.
+_FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
 
@@ -62,15 +68,19 @@ def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -
 
     A `copy_engine` (compute capability 9.0 and later) fetches the weights of tiles.
     """
-    if mixture.num_tokens <= MAX_VECTOR_TOKENS:
-        return MixtureTuning(Tuning("vector", 1, 4, 1024, 4, 1), Tuning("vector", 1, 2, 1024, 4, 2))
+    num_tokens, num_pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
+    is_sparse = num_tokens <= _MAX_SPARSE_VECTOR_TOKENS and 2 * num_pairs <= mixture.num_experts
+    if num_tokens <= MAX_VECTOR_TOKENS or is_sparse:
+        return MixtureTuning(*_VECTORS)
     # Tiles as large as an expert's share on average: padding costs nothing that counts while
     # weights are what is waited for, and few tiles read them less often.
-    pairs = mixture.num_tokens * mixture.top_k / mixture.num_experts
-    tile = next((size for size in TILES if pairs <= size), TILES[-1])
-    few = tile <= 32
-    gate_up = Tuning("tile", tile, 64, 128 if few else 64, 4 if tile <= 64 else 8, 4)
-    down = Tuning("tile", tile, 128, 128 if few else 64, 4 if few else 8, 3)
+    share = num_pairs / mixture.num_experts
+    tile = next((size for size in TILES if share <= size), TILES[-1])
+    if tile <= 32:
+        gate_up, down = (tuning._replace(tokens=tile) for tuning in _FEW_PAIRS)
+    else:
+        gate_up = Tuning("tile", tile, 64, 64, 4 if tile == 64 else 8, 4)
+        down = Tuning("tile", tile, 128, 64, 8, 3)
     return MixtureTuning(
         _fit(
             gate_up, mixture.hidden_size, mixture, shared_memory, copy_engine=copy_engine, halves=2
