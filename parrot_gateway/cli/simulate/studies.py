@@ -221,26 +221,27 @@ def oracle_command(
 
     try:
         named(profile, PROFILES, "profile")
-        figures = list(
-            oracle.run(
-                applications.select(app or ()),
-                profile=profile,
-                engines=engines,
-                ordinary=ordinary,
-                loads=[number - 1 for number in load or (1, 2, 3)],
-                iterations=iterations,
-                share=share,
-                seed=seed,
-                progress=report,
-            )
-        )
-        typer.echo(oracle_table(figures))
         settings = {
             "profile": profile, "engines": engines, "ordinary": ordinary, "seed": seed,
             "iterations": iterations, "share": share,
         }  # fmt: skip
-        found = [figure.to_dict() for figure in figures]
-        _write({"settings": settings, "machine": machine(), "figures": found}, json)
+        figures: list[oracle.OracleFigure] = []
+        for figure in oracle.run(
+            applications.select(app or ()),
+            profile=profile,
+            engines=engines,
+            ordinary=ordinary,
+            loads=[number - 1 for number in load or (1, 2, 3)],
+            iterations=iterations,
+            share=share,
+            seed=seed,
+            progress=report,
+        ):
+            figures.append(figure)
+            # A search takes long: what is found by then is kept.
+            found = [each.to_dict() for each in figures]
+            _write({"settings": settings, "machine": machine(), "figures": found}, json)
+        typer.echo(oracle_table(figures))
     except (ValueError, OSError) as error:
         fail(str(error))
 
