@@ -5,10 +5,12 @@ A text shares some with many outputs, most of them by accident; few are worth co
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
 from parrot_gateway.linking.fingerprints import Hashes, NormalisedText, Positions, runs
@@ -95,6 +97,13 @@ class Reader:
             self.session is not None and session is self.session.current
         )
 
+    def home(self) -> set[int]:
+        """The numbers of the sessions that are the reader's."""
+        numbers = {session.current.number for session in self.found}
+        if self.session is not None:
+            numbers.add(self.session.current.number)
+        return numbers
+
     @property
     def is_established(self) -> bool:
         """The reader's session has several calls."""
@@ -106,15 +115,26 @@ class Candidate:
     """An output that a text may come from.
 
     Attributes:
+        number: of the output.
+        session: number of its session.
         is_whole: the output is equal to the text.
         rows: of the text's fingerprints those that it shares, ascending.
         own: those of these rows that are not common and that no other session has written.
+        rank: what tells candidates apart at once; the best one has the highest.
     """
 
-    output: Output
+    outputs: Mapping[int, Output]
+    number: int
+    session: int
     is_whole: bool
     rows: list[int]
     own: list[int]
+    rank: tuple[bool, bool, bool, bool, int] = (False, False, False, False, 0)
+
+    @property
+    def output(self) -> Output:
+        """Looked up when it is needed: most candidates are told by their numbers."""
+        return self.outputs[self.number]
 
 
 class _Pairs:
@@ -151,18 +171,31 @@ def find_candidates(
     """
     whole = [output for output in text.whole if _is_possible(output, text, reader)]
     pairs = _possible_pairs(store, text, whole, reader)
+    equal = [output.number for output in whole]
     if pairs is None:
-        return [Candidate(output, True, [], []) for output in whole]
-    groups = _largest(store, pairs, whole)
-    is_own = _own(store, pairs, is_common)
+        return [
+            Candidate(store.outputs, number, session, True, [], [])
+            for number, session in zip(equal, _sessions(store, equal), strict=True)
+        ]
+    sessions = store.sessions_of(pairs.numbers)
+    groups = _largest(pairs, sessions, equal)
+    is_own = _own(pairs, sessions, is_common)
     bounds = pairs.bounds.tolist()
     candidates: list[Candidate] = []
-    for output, group in groups.items():
+    for (number, group), session in zip(
+        groups.items(), _sessions(store, list(groups)), strict=True
+    ):
         part = slice(bounds[group], bounds[group + 1]) if group >= 0 else slice(0)
         rows = pairs.rows[part]
         own = rows[is_own[part]].tolist()
-        candidates.append(Candidate(output, len(candidates) < len(whole), rows.tolist(), own))
+        is_whole = len(candidates) < len(whole)
+        candidates.append(Candidate(store.outputs, number, session, is_whole, rows.tolist(), own))
     return candidates
+
+
+def _sessions(store: CallStore, numbers: list[int]) -> list[int]:
+    found: list[int] = store.sessions_of(np.array(numbers, np.uint32)).tolist()
+    return found
 
 
 def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
@@ -204,29 +237,38 @@ def _possible_pairs(
     return _Pairs(rows, owners) if len(rows) else None
 
 
-def _largest(store: CallStore, pairs: _Pairs, whole: list[Output]) -> dict[Output, int]:
-    """The outputs that are candidates, those that are equal first, and their places in
-    `pairs.numbers`; -1 where they share nothing."""
-    found: dict[Output, int] = {}
-    for output in whole:
-        place = int(np.searchsorted(pairs.numbers, output.number))
-        is_there = place < len(pairs.numbers) and pairs.numbers[place] == output.number
-        found[output] = place if is_there else -1
+def _largest(pairs: _Pairs, sessions: NDArray[np.int64], equal: Sequence[int]) -> dict[int, int]:
+    """The numbers of the outputs that are candidates, those that are equal first, and their places
+    in `pairs.numbers`; -1 where they share nothing.
+
+    Args:
+        sessions: of `pairs.numbers`, see `CallStore.sessions_of`.
+        equal: numbers of outputs that are.
+    """
+    found: dict[int, int] = {}
+    for number in equal:
+        place = int(np.searchsorted(pairs.numbers, number))
+        is_there = place < len(pairs.numbers) and pairs.numbers[place] == number
+        found[number] = place if is_there else -1
     order = np.argsort((pairs.counts.astype(np.uint64) << _NUMBER_BITS) | pairs.numbers)[::-1]
+    order = order[sessions.take(order) > 0][: len(equal) + _MAX_CANDIDATES]
     for group, number in zip(order.tolist(), pairs.numbers.take(order).tolist(), strict=True):
-        other = store.outputs.get(number)
-        if other is not None and other not in found:
-            found[other] = group
-            if len(found) >= len(whole) + _MAX_CANDIDATES:
+        if number not in found:
+            found[number] = group
+            if len(found) >= len(equal) + _MAX_CANDIDATES:
                 break
     return found
 
 
-def _own(store: CallStore, pairs: _Pairs, is_common: np.ndarray) -> np.ndarray:
+def _own(pairs: _Pairs, sessions: NDArray[np.int64], is_common: np.ndarray) -> np.ndarray:
     """Which pairs are of rows that are not common and that no other session than the owner's has
-    written; [n] bool."""
+    written; [n] bool.
+
+    Args:
+        sessions: of `pairs.numbers`, see `CallStore.sessions_of`.
+    """
     rows = pairs.rows
-    sessions = np.repeat(store.sessions_of(pairs.numbers), pairs.counts)
+    sessions = np.repeat(sessions, pairs.counts)
     is_known = sessions > 0
     # Of several sessions that wrote a row one stays, from which the others differ.
     writers = np.zeros(len(is_common), np.int64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -113,35 +114,34 @@ class _Matcher:
         #: Normalised bytes that have been credited, and whether there are any.
         self._covered = bytearray(len(self._content))
         self._has_credited = False
+        #: Of each fingerprint whether its run starts in them.
+        self._is_covered = bytes(len(text.hashes))
         self._positions: list[int] = text.positions.tolist()
         self._sources: dict[Output, NormalisedText] = {}
 
     def is_explained(self) -> np.ndarray:
         """Which fingerprints of the text start in a credited stretch; [m] bool."""
-        return np.frombuffer(self._covered, np.bool_).take(self._text.positions)
+        return np.frombuffer(self._is_covered, np.bool_)
 
     def match(self, candidates: list[Candidate]) -> list[Producer]:
         """Who wrote what; uses up the candidates."""
         producers: list[Producer] = []
         rejected: list[Candidate] = []
         reader = self._reader
-
-        def ranked() -> list[Candidate]:
-            """The candidates, the best one last."""
-            return sorted(candidates, key=self._rank, reverse=True)[::-1]
-
-        order = ranked()
+        order = self._ranked(candidates)
         while order:
+            self._settle(order, 1)
             best = order[-1]
             if not best.is_whole:
-                best = self._closest(best, order[: -_MAX_NEAR - 1 : -1])
+                best = self._closest(order)
             order.remove(best)
             candidates.remove(best)
-            output, call = best.output, best.output.call
             best.rows, best.own = self._uncovered(best.rows), self._uncovered(best.own)
             if not best.is_whole and not self._can_join(best):
                 rejected.append(best)
                 continue
+            output = best.output
+            call = output.call
             if best.is_whole and not self._has_credited:
                 spans = [Span(0, len(self._content), 0)]
             elif best.rows:
@@ -165,7 +165,10 @@ class _Matcher:
                     candidates += again
                 # Most others have no more than what has been credited now.
                 candidates = [each for each in candidates if self._is_left(each)]
-                order = ranked() if not is_home else [c for c in order if c in candidates]
+                if is_home:
+                    order = [each for each in order if each in candidates]
+                else:
+                    order = self._ranked(candidates)
                 continue
             rejected.append(best)
             if best.is_whole:
@@ -174,21 +177,58 @@ class _Matcher:
                 order = [each for each in order if not each.is_whole]
         return producers
 
-    def _closest(self, best: Candidate, others: list[Candidate]) -> Candidate:
+    def _ranked(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates, the best one last; those of one rank are not told apart yet."""
+        parent, home = self._reader.parent, self._reader.home()
+        for each in candidates:
+            is_whole = each.is_whole
+            each.rank = (
+                parent is not None and each.output.call.is_ancestor_of(parent),
+                is_whole,
+                each.session in home,
+                is_whole and each.output.text.strip() == self._text.text.strip(),
+                0 if is_whole else len(each.rows),
+            )
+        return sorted(candidates, key=attrgetter("rank"), reverse=True)[::-1]
+
+    def _settle(self, order: list[Candidate], num: int) -> None:
+        """Tell the last `num` of some ranked candidates apart."""
+        first = max(0, len(order) - num)
+        while first > 0 and order[first - 1].rank == order[first].rank:
+            first -= 1
+        if first < len(order) - 1:
+            order[first:] = sorted(
+                order[first:], key=lambda each: (each.rank, self._preference(each))
+            )
+
+    def _preference(self, candidate: Candidate) -> tuple[int, int, bool, float]:
+        """Among candidates of one rank the one that has it highest is likelier."""
+        reader, output = self._reader, candidate.output
+        call = output.call
+        return (
+            0 if candidate.is_whole else -len(output.copied),
+            -output.readers,
+            bool(call.peer) and call.peer == reader.peer,
+            by_age(call, reader.now),
+        )
+
+    def _closest(self, order: list[Candidate]) -> Candidate:
         """Of candidates that are there about as fully as the best one, that which explains the
         longest passage, then that of which most is there: a revised file is mostly the old one."""
-        reader = self._reader
-        call = best.output.call
-        if len(best.rows) < _MOST * best.output.size or call.is_ancestor_of(reader.parent):
+        best = order[-1]
+        if best.rank[0] or len(best.rows) < _MOST * best.output.size:
             return best
-        is_home = reader.is_home(call)
+        is_home = best.rank[2]
         least = _NEARLY * len(self._uncovered(best.rows))
+        if all(len(each.rows) < least for each in order[:-1]):
+            return best
+        self._settle(order, _MAX_NEAR)
         near = [
             each
-            for each in others
-            if len(each.rows) >= _MOST * each.output.size
-            and reader.is_home(each.output.call) is is_home
+            for each in order[: -_MAX_NEAR - 1 : -1]
+            if each.rank[2] is is_home
             and len(self._uncovered(each.rows)) >= least
+            and len(each.rows) >= _MOST * each.output.size
         ]
         if near == [best]:
             return best
@@ -203,34 +243,14 @@ class _Matcher:
 
     def _is_left(self, candidate: Candidate) -> bool:
         """Whether it may explain what has not been credited."""
-        covered, positions = self._covered, self._positions
-        return candidate.is_whole or any(not covered[positions[row]] for row in candidate.rows)
+        return candidate.is_whole or 0 in map(self._is_covered.__getitem__, candidate.rows)
 
     def _uncovered(self, rows: list[int]) -> list[int]:
         """Rows that stand in what has not been credited."""
         if not self._has_credited:
             return rows
-        covered, positions = self._covered, self._positions
-        return [row for row in rows if not covered[positions[row]]]
-
-    def _rank(
-        self, candidate: Candidate
-    ) -> tuple[bool, bool, bool, bool, int, int, int, bool, float]:
-        reader = self._reader
-        output = candidate.output
-        call = output.call
-        is_whole = candidate.is_whole
-        return (
-            call.is_ancestor_of(reader.parent),
-            is_whole,
-            reader.is_home(call),
-            is_whole and output.text.strip() == self._text.text.strip(),
-            0 if is_whole else len(candidate.rows),
-            0 if is_whole else -len(output.copied),
-            -output.readers,
-            bool(call.peer) and call.peer == reader.peer,
-            by_age(call, reader.now),
-        )
+        is_covered = self._is_covered
+        return [row for row in rows if not is_covered[row]]
 
     def _judge(self, candidate: Candidate, spans: list[Span], others: Iterable[Candidate]) -> float:
         """Confidence that the reader read this output; 0 for an accident."""
@@ -338,7 +358,9 @@ class _Matcher:
     def _credit(self, spans: list[Span]) -> None:
         for span in spans:
             self._covered[span.start : span.end] = b"\1" * (span.end - span.start)
-            self._has_credited = True
+        self._has_credited = self._has_credited or bool(spans)
+        covered = np.frombuffer(self._covered, np.uint8)
+        self._is_covered = covered.take(self._text.positions).tobytes()
 
     def _evidence(self, output: Output, spans: list[Span]) -> Evidence:
         span = max(spans, key=lambda each: each.end - each.start)

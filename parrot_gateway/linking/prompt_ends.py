@@ -111,9 +111,11 @@ class PromptEnds:
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
         call.sketch = _least(hashes)
         self._add(call, hashes[-_MAX_TAIL:], content[-2 * RUN :].tobytes())
+        if (counts.of(hashes[-_MIN_TAIL:]) < COMMON).any():
+            return
+        # What all prompts of a program end with says nothing.
         is_rare = counts.of(hashes) < COMMON
-        if not is_rare[-_MIN_TAIL:].any() and np.count_nonzero(is_rare) >= _MIN_TAIL:
-            # What all prompts of a program end with says nothing.
+        if np.count_nonzero(is_rare) >= _MIN_TAIL:
             end = int(positions[is_rare][-1]) + RUN
             ending = content[end - 2 * RUN : end].tobytes()
             self._add(call, hashes[is_rare][-_MAX_TAIL:], ending)
