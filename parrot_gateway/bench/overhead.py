@@ -43,7 +43,7 @@ MODELS = (ANSWER, STREAM, PACED)
 STREAM_CHUNKS = 103
 
 
-Peer = Literal["bare", "litellm", "unlinked"]
+Peer = Literal["bare", "fleet", "litellm", "unlinked"]
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -184,6 +184,13 @@ async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server
         return await start_gateway(
             "--upstream", f"fake={upstream_url}", name="the gateway without linking",
             env={"PARROT_LINKING_ENABLED": "false"},
+        )  # fmt: skip
+    if name == "fleet":
+        # Two names of one server.
+        other = upstream_url.replace("127.0.0.1", "localhost")
+        return await start_gateway(
+            "--upstream", f"fake={upstream_url}", "--upstream", f"fake={other}",
+            name="the gateway before two servers",
         )  # fmt: skip
     if options.peer_python is None:
         raise BenchmarkError(
@@ -372,7 +379,8 @@ def overhead_command(
         typer.Option(
             metavar="NAME",
             help="Measure another proxy in the same run: bare (the least that Python can do) or "
-            "litellm; unlinked is the gateway itself without linking. May be repeated.",
+            "litellm; unlinked is the gateway itself without linking, fleet before an upstream of "
+            "two servers. May be repeated.",
         ),
     ] = None,
     peer_python: Annotated[

@@ -23,6 +23,7 @@ from parrot_gateway.bench.linking.command import linking_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.bench.serving import serving_command
+from parrot_gateway.bench.upstreams import upstreams_command
 from parrot_gateway.cli.explain import explain_command
 from parrot_gateway.cli.graph import graph_command
 from parrot_gateway.cli.simulate import simulate
@@ -193,6 +194,7 @@ bench.command("apps")(apps_command)
 bench.command("scheduler")(scheduler_command)
 bench.command("linking")(linking_command)
 bench.command("serving")(serving_command)
+bench.command("upstreams")(upstreams_command)
 
 
 @bench.command("engine", **_PASS_ON)
