@@ -41,7 +41,8 @@ _NEXT_WORDS = (20, 120)
 _ANSWER_TOKENS = (20, 120)
 _TURNS = (3, 8)
 _MEAN_PAUSE_S = 0.4
-_SPREAD_S = 8.0
+#: Seconds between the beginnings of two sessions.
+_ARRIVAL_S = 0.04
 _TIMEOUT_S = 300.0
 
 
@@ -77,12 +78,19 @@ class Session(msgspec.Struct, frozen=True):
     turns: list[Turn]
 
 
+class Times(msgspec.Struct, frozen=True):
+    """Of each call, in seconds."""
+
+    #: To the first bytes of text.
+    first_s: list[float] = []
+    #: To the end.
+    call_s: list[float] = []
+
+
 class Round(msgspec.Struct, frozen=True):
     """What one policy made of all sessions once."""
 
-    #: Of each call, in seconds: to the first bytes of text, and to the end.
-    first_s: list[float]
-    call_s: list[float]
+    times: Times
     #: Of all sessions.
     took_s: float
     gateway_cpu_s: float
@@ -112,7 +120,8 @@ def sessions_of(plan: Plan) -> list[Session]:
             )
             for number in range(rng.randint(*_TURNS))
         ]
-        found.append(Session(rng.uniform(0, _SPREAD_S), rng.choice(systems), turns))
+        begins_s = rng.uniform(0, _ARRIVAL_S * plan.sessions)
+        found.append(Session(begins_s, rng.choice(systems), turns))
     return found
 
 
@@ -143,6 +152,19 @@ async def compare(plan: Plan, progress: Callable[[str], None]) -> dict[str, list
     return found
 
 
+async def play(sessions: Sequence[Session], http: aiohttp.ClientSession, base_url: str) -> Times:
+    """Let all sessions call a gateway, each call after the other.
+
+    Raises:
+        ExceptionGroup: of `BenchmarkError`: a call failed.
+    """
+    times = Times()
+    async with asyncio.TaskGroup() as tasks:
+        for session in sessions:
+            tasks.create_task(_play(session, http, base_url, times))
+    return times
+
+
 async def _run(sessions: Sequence[Session], gateway: Server, urls: Sequence[str]) -> Round:
     # The command line must not wait for an HTTP client to be imported.
     import aiohttp
@@ -152,27 +174,20 @@ async def _run(sessions: Sequence[Session], gateway: Server, urls: Sequence[str]
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         for url in urls:
             await http.get(f"{url}/reset")
-        first_s: list[float] = []
-        call_s: list[float] = []
         cpu_s, began = gateway.cpu_s(), time.perf_counter()
-        async with asyncio.TaskGroup() as tasks:
-            for session in sessions:
-                tasks.create_task(_play(session, http, gateway.url, first_s, call_s))
+        try:
+            times = await play(sessions, http, gateway.url)
+        except* BenchmarkError as errors:
+            raise BenchmarkError(str(errors.exceptions[0])) from None
         took_s, cpu_s = time.perf_counter() - began, gateway.cpu_s() - cpu_s
         statistics = []
         for url in urls:
             async with http.get(f"{url}/statistics") as answer:
                 statistics.append(msgspec.json.decode(await answer.read(), type=Statistics))
-    return Round(first_s, call_s, took_s, cpu_s, statistics)
+    return Round(times, took_s, cpu_s, statistics)
 
 
-async def _play(
-    session: Session,
-    http: aiohttp.ClientSession,
-    base_url: str,
-    first_s: list[float],
-    call_s: list[float],
-) -> None:
+async def _play(session: Session, http: aiohttp.ClientSession, base_url: str, times: Times) -> None:
     await asyncio.sleep(session.begins_s)
     messages = [{"role": "system", "content": session.system}]
     for turn in session.turns:
@@ -193,10 +208,10 @@ async def _play(
                 if not line.startswith(b"data: {"):
                     continue
                 if not text:
-                    first_s.append(time.perf_counter() - began)
+                    times.first_s.append(time.perf_counter() - began)
                 for choice in msgspec.json.decode(line[6:])["choices"]:
                     text += choice["delta"].get("content", "")
-        call_s.append(time.perf_counter() - began)
+        times.call_s.append(time.perf_counter() - began)
         messages.append({"role": "assistant", "content": text})
         await asyncio.sleep(turn.pause_s)
 
@@ -212,8 +227,8 @@ def show(plan: Plan, found: dict[str, list[Round]]) -> None:
     ):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for policy, rounds in found.items():
-        first = [value for each in rounds for value in each.first_s]
-        calls = [value for each in rounds for value in each.call_s]
+        first = [value for each in rounds for value in each.times.first_s]
+        calls = [value for each in rounds for value in each.times.call_s]
         by_server = [server.calls for each in rounds for server in each.servers]
         table.add_row(
             policy,

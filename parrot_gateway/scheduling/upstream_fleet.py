@@ -410,7 +410,7 @@ class PlacedCall(SubmittedCall):
         self._ahead = 0
         self._contexts = 0
         self._is_filling = False
-        self._filling: asyncio.TimerHandle | None = None
+        self._filling: asyncio.Handle | None = None
         self._placed_at = 0.0
         self._first_at = 0.0
         self._is_stream = False
@@ -520,7 +520,8 @@ class PlacedCall(SubmittedCall):
         self._first_at = asyncio.get_running_loop().time()
         self._is_stream = response.content_type == "text/event-stream"
         if response.status < 400 and self._is_stream:
-            self._filled()
+            # NOTE: in the next turn, behind what sends the first bytes on.
+            self._filling = asyncio.get_running_loop().call_soon(self._filled)
         self.read(response.first)
 
     def read(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """What the scheduler gets to know of a request for one of several upstream servers.
 
 The tokenizer of such a model is not here: four bytes of JSON count as a token, and prompts are
-compared in blocks of 256 bytes, from the beginning of what chat templates put first. Which of a
+compared in blocks of 512 bytes, from the beginning of what chat templates put first. Which of a
 server's blocks hold these is not known; prompts that begin alike have equal blocks all the same.
 """
 
@@ -14,10 +14,10 @@ import msgspec
 
 BYTES_PER_TOKEN = 4
 #: Tokens of a block, as estimated.
-BLOCK_TOKENS = 64
+BLOCK_TOKENS = 128
 _BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 #: Blocks of one prompt that are compared; what follows, images above all, does not count.
-_MAX_BLOCKS = 4096
+_MAX_BLOCKS = 2048
 #: Output tokens that are counted with where a request names no limit, or a larger one, until more
 #: is known of its kind.
 _DEFAULT_TOKENS = 1024

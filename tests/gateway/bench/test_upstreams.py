@@ -1,0 +1,93 @@
+"""Sessions on simulated servers, through the whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import aiohttp
+import pytest
+from scripted_remote import ScriptedRemoteEngine
+from serving import serving
+
+from parrot_gateway.bench.caching_upstream import MODEL, CachingServer, Speed, listen
+from parrot_gateway.bench.upstreams import Plan, Session, Turn, play, sessions_of
+from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
+
+FAST = Speed(step_s=5e-4, sequence_s=0.0, prefill_token_s=2e-6, cached_tokens=20_000)
+
+
+async def run(
+    engine: ScriptedRemoteEngine, sessions: Sequence[Session], policy: str, speeds: Sequence[Speed]
+) -> list[CachingServer]:
+    """The servers after all sessions have ended."""
+    servers = [CachingServer(speed) for speed in speeds]
+    async with AsyncExitStack() as stack:
+        urls = []
+        for server in servers:
+            listening, url = await listen(server)
+            stack.callback(listening.close)
+            urls.append(url)
+        entry = UpstreamSettings(name="sim", urls=urls, models=[MODEL])
+        scheduler = SchedulerSettings(policy=policy)
+        service = await stack.enter_async_context(
+            serving(engine, upstreams=[entry], scheduler=scheduler)
+        )
+        upstream = service.gateway.upstreams["sim"]
+        await upstream.start()
+        stack.push_async_callback(upstream.close)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        async with asyncio.timeout(60):
+            times = await play(sessions, http, f"{service.root}/v1")
+        calls = sum(len(session.turns) for session in sessions)
+        assert len(times.call_s) == len(times.first_s) == calls
+        assert sum(server.statistics.calls for server in servers) == calls
+    return servers
+
+
+def hit_rate(servers: Sequence[CachingServer]) -> float:
+    prompt = sum(each.statistics.prompt_tokens for each in servers)
+    return sum(each.statistics.cached_tokens for each in servers) / prompt
+
+
+def conversations(count: int, turns: int) -> list[Session]:
+    """Sessions that begin at once, each about something else."""
+    return [
+        Session(
+            0.0,
+            f"You know everything about {number}. " * 20,
+            [Turn(f"Tell me more, {turn}. " * 20, 4, 0.001) for turn in range(turns)],
+        )
+        for number in range(count)
+    ]
+
+
+async def test_sessions_find_their_contexts_again(engine: ScriptedRemoteEngine) -> None:
+    sessions = conversations(12, 5)
+    ours = await run(engine, sessions, "parrot", [FAST] * 4)
+    round_robin = await run(engine, sessions, "round-robin", [FAST] * 4)
+    assert hit_rate(ours) > 0.6
+    assert hit_rate(ours) > hit_rate(round_robin) + 0.15
+    assert all(server.statistics.calls for server in ours)
+
+
+@pytest.mark.parametrize("policy", ["parrot", "lmetric"])
+async def test_a_slow_server_gets_fewer_calls(engine: ScriptedRemoteEngine, policy: str) -> None:
+    slow = Speed(step_s=2e-2, prefill_token_s=1e-4)
+    sessions = [
+        Session(0.0, "", [Turn(f"{number} of {turn}. " * 60, 8, 0.0) for turn in range(1)])
+        for number in range(60)
+    ]
+    staggered = [
+        Session(0.004 * number, each.system, each.turns) for number, each in enumerate(sessions)
+    ]
+    servers = await run(engine, staggered, policy, [slow, FAST])
+    slow_calls, fast_calls = (server.statistics.calls for server in servers)
+    assert slow_calls < fast_calls
+
+
+def test_sessions_are_the_same_for_each_policy() -> None:
+    plan = Plan(4, 10, ("parrot",), 1, 7, 1.0)
+    assert sessions_of(plan) == sessions_of(plan)
+    assert len({session.system for session in sessions_of(plan)}) > 1
