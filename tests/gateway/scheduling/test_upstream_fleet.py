@@ -18,6 +18,7 @@ from serving import Service, read_head, serving, until
 from parrot_gateway.bench.upstream import HttpConnection, http_answer
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
 
 MODEL = "fake"
@@ -427,3 +428,47 @@ async def test_files_and_what_names_them_stay_on_one_server(engine: ScriptedRemo
             body = {"model": "kept", "messages": [{"role": "user", "content": content}]}
             status, server, answer = await fleet_.post("/v1/chat/completions", body)
             assert (status, server) == (200, "keep-1"), answer
+
+
+async def test_a_client_that_leaves_while_its_call_waits(engine: ScriptedRemoteEngine) -> None:
+    async with fleet(engine, max_concurrency=1) as served:
+        held = [(await served.service.send("/v1/chat/completions", stalled()))[1] for _ in range(2)]
+        await until(lambda: served.placed() == [1, 1])
+        _, waiting = await served.service.send("/v1/chat/completions", stalled())
+        await until(lambda: served.upstream.waiting == 1)
+        waiting.close()
+        await until(lambda: served.upstream.waiting == 0)
+        assert sum(served.counts()) == 2
+        for writer in held:
+            writer.close()
+        await until(lambda: served.placed() == [0, 0])
+
+
+async def test_deferred_calls_and_what_reads_them(engine: ScriptedRemoteEngine) -> None:
+    async with fleet(engine) as served:
+        first = {"session": "s", "output": "a", "defer": True}
+        body = {"model": MODEL, "messages": [user("Write. " * 100)], "parrot": first}
+        status, _, answer = await served.service.post("/v1/chat/completions", body)
+        assert status == 200
+        reference = msgspec.json.decode(answer)["choices"][0]["message"]["content"]
+        name, _ = await served.chat([user(f"Read this: {reference}")], parrot={"session": "s"})
+        assert name in ("vllm-1", "vllm-2")
+        assert sum(served.counts()) == 2
+        (session,) = served.service.gateway.semantic.sessions.of_tenant("default")
+        written = next(node for node in session.graph if isinstance(node, CallNode))
+        assert written.engine in ("vllm-1", "vllm-2")
+        assert written.placement
+
+
+async def test_the_fallback_answers_where_no_server_takes_calls(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    settings = {"breaker_failures": 1, "breaker_open_s": 30, "max_retries": 0, "fallback": "m"}
+    async with fleet(engine, **settings) as served:
+        for fake in served.fakes:
+            await fake.close()
+        for _ in range(4):
+            body = {"model": MODEL, "messages": [user("x")]}
+            status, _, answer = await served.service.post("/v1/chat/completions", body)
+            text = msgspec.json.decode(answer)["choices"][0]["message"]["content"]
+            assert (status, text) == (200, "Hello world")
