@@ -82,6 +82,8 @@ class _Server:
         self.running = 0
         self.context_tokens = 0
         self.pending_tokens = 0
+        #: Prompt tokens that were not expected in its cache, so far.
+        self.computed_tokens = 0
         self.step_model: StepModel = DEFAULT_STEP_MODEL
         self._fit = StepTimes(DEFAULT_STEP_MODEL, scale=scale)
         self._since = 0.0
@@ -224,6 +226,13 @@ class UpstreamFleet:
             if name != first and server.is_joined:
                 yield server
 
+    def least_used(self) -> str | None:
+        """The server that has computed the fewest prompt tokens: of equally good ones it gets what
+        begins, so that conversations which never run at once are spread over all caches, too."""
+        joined = (each for each in self._servers.values() if each.is_joined)
+        server = min(joined, key=lambda each: each.computed_tokens, default=None)
+        return None if server is None else server.upstream.name
+
     def check_available(self) -> None:
         """
         Raises:
@@ -243,6 +252,8 @@ class UpstreamFleet:
         if server.is_joined or not server.recovered.is_set():
             return
         name = server.upstream.name
+        others = [each.computed_tokens for each in self._servers.values() if each.is_joined]
+        server.computed_tokens = max(server.computed_tokens, min(others, default=0))
         server.is_joined = True
         self.runner.notify(
             EngineJoined(
@@ -473,6 +484,8 @@ class PlacedCall(SubmittedCall):
         fleet, prompt = self._fleet, self._prompt
         prefix = prompt.prefix if fleet.settings.cached_tokens else ()
         prefers = metadata.prefers if metadata.prefers in fleet.settings.servers else None
+        if prefers is None and not metadata.groups and not prompt.is_answered:
+            prefers = fleet.least_used()
         return Task(
             id=task_id,
             model=fleet.name,
@@ -500,6 +513,7 @@ class PlacedCall(SubmittedCall):
         self._cached = place.reasons.expected_cached_tokens
         server.running += 1
         server.pending_tokens += prompt.tokens - self._cached
+        server.computed_tokens += prompt.tokens - self._cached
         server.context_tokens += prompt.tokens
         self._ahead, self._contexts = server.pending_tokens, server.context_tokens
         self._is_filling = True

@@ -26,6 +26,9 @@ _MOST_SEQUENCES = 128
 #: Routes that generate; any other answers without decode steps.
 _GENERATES = re.compile(r"/v1/(?:chat/completions|completions|responses|messages)")
 
+#: What shows that a conversation goes on.
+_ANSWERED = re.compile(rb'"role"\s*:\s*"(?:assistant|tool)"')
+
 _ABSENT = msgspec.Raw()
 
 
@@ -64,6 +67,8 @@ class UpstreamPrompt(NamedTuple):
     store: bool | None = None
     #: Whether it goes on from what a server keeps.
     continues: bool = False
+    #: Whether it has earlier answers among its messages.
+    is_answered: bool = False
 
 
 def read_prompt(path: str, body: bytes, salt: str) -> UpstreamPrompt:
@@ -96,6 +101,7 @@ def read_prompt(path: str, body: bytes, salt: str) -> UpstreamPrompt:
         is_stream=fields.stream is True,
         store=fields.store if isinstance(fields.store, bool) else None,
         continues=fields.previous_response_id is not None or fields.conversation is not None,
+        is_answered=_ANSWERED.search(text) is not None,
     )
 
 

@@ -100,6 +100,7 @@ async def test_calls_go_where_they_began_and_to_idle_servers(engine: ScriptedRem
                 messages += [{"role": "assistant", "content": "Yes."}, user(f"Go on, {turn}.")]
                 again, _ = await served.chat(messages)
                 assert again == first[session]
+        assert set(first.values()) == {"vllm-1", "vllm-2", "vllm-3"}
 
 
 async def test_calls_at_once_spread(engine: ScriptedRemoteEngine) -> None:
