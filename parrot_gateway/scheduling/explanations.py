@@ -26,7 +26,7 @@ _DECIDED_BY = {
     "bound": "what it goes on from is there",
     "session": "its session runs there",
     "group": "others of its task group run there",
-    "preferred": "what it reads was written or filled there",
+    "preferred": "what it reads was written or filled there, or of equals it had computed least",
     "replicate": "engines that have more of its prompt were too busy",
     "starved": "it had waited so long that an engine was kept free for it",
     "turn": "it was that engine's turn",

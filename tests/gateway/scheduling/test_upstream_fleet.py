@@ -473,3 +473,21 @@ async def test_the_fallback_answers_where_no_server_takes_calls(
             status, _, answer = await served.service.post("/v1/chat/completions", body)
             text = msgspec.json.decode(answer)["choices"][0]["message"]["content"]
             assert (status, text) == (200, "Hello world")
+
+
+async def test_why_it_was_that_server(engine: ScriptedRemoteEngine) -> None:
+    async with fleet(engine) as served:
+        messages = [user("A long story. " * 200)]
+        for _ in range(2):
+            body = {"model": MODEL, "messages": messages}
+            _, headers, _ = await served.service.post("/v1/chat/completions", body)
+        async with served.service.client() as client:
+            id_ = headers[b"x-request-id"].decode()
+            found: Any = await client.get(f"/calls/{id_}", cast_to=object)
+        server = headers[b"x-parrot-engine"].decode()
+        explanation = found["explanation"]
+        assert explanation["engine"] == server
+        assert explanation["text"].startswith(f"Ran on {server} at once")
+        assert "prompt tokens were cached there" in explanation["text"]
+        engines = {each["engine"] for each in explanation["alternatives"]}
+        assert engines == {"vllm-1", "vllm-2"}
