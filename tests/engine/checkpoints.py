@@ -50,6 +50,9 @@ _SMALL: dict[str, Any] = {
 }
 
 
+_TWO_LAYERS = _SMALL | {"num_hidden_layers": 2}
+
+
 def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10_000.0, **parameters}
 
@@ -93,7 +96,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "qwen3": Qwen3Config(**_SMALL, head_dim=32),
     "qwen3-moe": Qwen3MoeConfig(
-        **_SMALL,
+        **_TWO_LAYERS,
         head_dim=32,
         num_experts=8,
         num_experts_per_tok=3,
@@ -101,24 +104,21 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         norm_topk_prob=True,
         mlp_only_layers=[1],
     ),
-    "mixtral": MixtralConfig(**_SMALL, num_local_experts=5, num_experts_per_tok=2),
-    "olmoe": OlmoeConfig(**_SMALL, num_experts=6, num_experts_per_tok=2),
-    "olmo2": Olmo2Config(**_SMALL),
+    "mixtral": MixtralConfig(**_TWO_LAYERS, num_local_experts=5, num_experts_per_tok=2),
+    "olmoe": OlmoeConfig(**_TWO_LAYERS, num_experts=6, num_experts_per_tok=2),
+    "olmo2": Olmo2Config(**_TWO_LAYERS),
     "smollm3": SmolLM3Config(
-        **{**_SMALL, "num_hidden_layers": 4},
-        no_rope_layer_interval=2,
-        use_sliding_window=True,
-        sliding_window=13,
+        **_TWO_LAYERS, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=13
     ),
     "granite": GraniteConfig(
-        **_SMALL,
+        **_TWO_LAYERS,
         attention_multiplier=0.1,
         embedding_multiplier=12.0,
         residual_multiplier=0.22,
         logits_scaling=3.0,
     ),
     "phi3": Phi3Config(
-        **{**_SMALL, "max_position_embeddings": 1024},
+        **{**_TWO_LAYERS, "max_position_embeddings": 1024},
         original_max_position_embeddings=512,
         sliding_window=21,
         rope_parameters=_rope(
@@ -129,7 +129,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         ),
     ),
     "gemma2": Gemma2Config(
-        **_SMALL,
+        **_TWO_LAYERS,
         head_dim=16,
         query_pre_attn_scalar=20,
         sliding_window=10,
@@ -137,25 +137,25 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         final_logit_softcapping=5.0,
     ),
     "gemma3": Gemma3TextConfig(
-        **_SMALL,
+        **_TWO_LAYERS,
         head_dim=16,
         query_pre_attn_scalar=20,
         sliding_window=10,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=["sliding_attention", "full_attention"],
         rope_parameters={
             "full_attention": _rope("linear", factor=8.0),
             "sliding_attention": _rope("default") | {"rope_theta": 500.0},
         },
     ),
     "gpt-oss": GptOssConfig(
-        **_SMALL,
+        **_TWO_LAYERS,
         head_dim=16,
         num_local_experts=5,
         num_experts_per_tok=2,
         sliding_window=12,
         swiglu_limit=1.5,
     ),
-    "glm4": Glm4Config(**_SMALL, head_dim=16, attention_bias=True),
+    "glm4": Glm4Config(**_TWO_LAYERS, head_dim=16, attention_bias=True),
 }
 
 

@@ -10,7 +10,10 @@ import torch
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.kernels.grouped_tuning import MixtureTuning
 from parrot_engine.kernels.selection import resolve_kernels
+from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.models import triton_ops
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
@@ -26,7 +29,12 @@ def _runner(path: Path, kernels: str) -> ModelRunner:
 @pytest.mark.parametrize(
     "name", ["llama-biases-mha", "mistral-window", "qwen2-windows", "qwen3", "qwen3-moe", "glm4"]
 )
-def test_greedy_tokens_and_logits(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_and_logits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Few large programs, which the interpreter is fastest with.
+    tile = Tuning("tile", 16, 64, 64, 4, 2)
+    monkeypatch.setattr(triton_ops, "mixture_tuning", lambda *_, **__: MixtureTuning(tile, tile))
     path = make_checkpoint(tmp_path / name, CONFIGS[name])
     generator = torch.Generator().manual_seed(0)
     prompts = [
