@@ -33,7 +33,7 @@ from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.checkpoint import read_json
 from parrot_engine.models.config import GenerationDefaults
-from parrot_engine.models.families import family_of
+from parrot_engine.models.families.registry import family_of
 from parrot_engine.models.parts import TensorSpec
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs

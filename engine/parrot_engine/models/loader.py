@@ -20,7 +20,7 @@ from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
 from parrot_engine.models.decoder import Decoder
-from parrot_engine.models.families import family_of
+from parrot_engine.models.families.registry import family_of
 from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, weight_parts
 from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 from parrot_engine.models.stored_weights import StoredWeights

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parrot_engine.models.families import FAMILIES
+from parrot_engine.models.families.registry import FAMILIES
 from parrot_engine.quantization.registry import METHODS
 
 

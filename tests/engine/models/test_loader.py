@@ -16,7 +16,7 @@ from paged import PagedHarness, PagedSequence
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.models import loader
 from parrot_engine.models.config import ModelConfig, read_generation_defaults
-from parrot_engine.models.families import FAMILIES, family_of
+from parrot_engine.models.families.registry import FAMILIES, family_of
 from parrot_engine.models.loader import read_model_config, resolve_device, resolve_dtype
 from parrot_engine.models.rope import frequencies
 from parrot_engine.runner import memory

@@ -17,7 +17,7 @@ from parrot_engine.batch import BatchRow, BlockCopy, StepBatch
 from parrot_engine.distributed.step_message import StepMessage, decode, encode
 from parrot_engine.exceptions import SettingsError, ShardError
 from parrot_engine.models.decoder import Decoder, gather_logits
-from parrot_engine.models.families import family_of
+from parrot_engine.models.families.registry import family_of
 from parrot_engine.models.loader import draw_weights
 from parrot_engine.models.parts import TensorSpec, weight_parts
 from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models import supported
-from parrot_engine.models.families import FAMILIES, family_of
+from parrot_engine.models.families.registry import FAMILIES, family_of
 from parrot_engine.quantization.registry import METHODS
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from parrot_engine.exceptions import UnsupportedModelError
-from parrot_engine.models import (
+from parrot_engine.models.config import ModelConfig, architecture_of
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.families import (
     gemma2,
     gemma3,
     glm4,
@@ -23,8 +25,6 @@ from parrot_engine.models import (
     qwen3_moe,
     smollm3,
 )
-from parrot_engine.models.config import ModelConfig, architecture_of
-from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.parts import TensorSpec
 
 

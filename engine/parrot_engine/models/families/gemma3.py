@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parrot_engine.models.config import ModelConfig, architecture_of, read_rope
-from parrot_engine.models.gemma2 import read_gemma
+from parrot_engine.models.families.gemma2 import read_gemma
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:

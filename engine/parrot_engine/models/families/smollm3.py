@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parrot_engine.models import llama
 from parrot_engine.models.config import NO_ROPE, ModelConfig, windows_by_layer
+from parrot_engine.models.families import llama
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -1,0 +1,1 @@
+"""Families of decoders: a small file each, and the table of all."""
