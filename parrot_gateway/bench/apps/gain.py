@@ -119,7 +119,10 @@ class GainOutcome(msgspec.Struct, frozen=True):
     distinct_tokens: int
     kv_tokens: int
     same_texts: bool
-    #: The first of them, if any.
+    #: Final texts of all rounds, and those that are not the same in all arms.
+    texts: int
+    different: int
+    #: The first of these, if any.
     differences: list[str]
     arms: list[PolicyOutcome]
     #: Of each arm but the first against it; `against` names the arm.
@@ -211,6 +214,8 @@ async def _compare(
         distinct_tokens=distinct,
         kv_tokens=fleet.kv_tokens,
         same_texts=not different,
+        texts=len(outcomes[0].work) * sum(len(job.finals) for job in workload.jobs),
+        different=len(different),
         differences=different[:MAX_DIFFERENCES],
         arms=outcomes,
         speed_ups=gains(outcomes),

@@ -164,7 +164,10 @@ class PoliciesOutcome(msgspec.Struct, frozen=True):
     calls: int
     tokens: int
     same_texts: bool
-    #: The first of them, if any.
+    #: Final texts of all rounds, and those that are not the same in all arms.
+    texts: int
+    different: int
+    #: The first of these, if any.
     differences: list[str]
     policies: list[PolicyOutcome]
     speed_ups: list[SpeedUp]
@@ -230,18 +233,21 @@ async def _compare(
         for policy, each in runs.items()
     ]
     different = differing({policy: [run for run, _ in each] for policy, each in runs.items()})
+    rounds = len(outcomes[0].work)
     return PoliciesOutcome(
         app=app,
         what=RECIPES[app].what,
         count=size.count,
         scale=size.scale,
         load=load,
-        seeds=seeds[: len(outcomes[0].work)],
+        seeds=seeds[:rounds],
         engines=plan.engines,
         jobs=len(workloads[0].jobs),
         calls=len(workloads[0].calls),
         tokens=workloads[0].tokens,
         same_texts=not different,
+        texts=sum(len(job.finals) for each in workloads[:rounds] for job in each.jobs),
+        different=len(different),
         differences=different[:MAX_DIFFERENCES],
         policies=outcomes,
         speed_ups=speed_ups(outcomes),

@@ -6,14 +6,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from parrot_gateway.bench.apps.applications import RECIPES
+from parrot_gateway.bench.apps.measure import AppOutcome
 from parrot_gateway.bench.report import load_average, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from parrot_gateway.bench.apps.gain import GainOutcome
-    from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
+    from parrot_gateway.bench.apps.measure import Comparison
     from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
+
+
+#: Below texts that differ.
+_ROUNDING = (
+    "A few may: sums of floats end in other digits with other sequences in a step, or other chunks "
+    "of a prompt, which now and then decides a draw, and what is read from then on. Many, or from "
+    "the first characters on, are a mistake."
+)
 
 
 def show_ways(outcomes: Sequence[AppOutcome]) -> None:
@@ -220,11 +229,17 @@ def _show_rows(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequenc
 def _show_sameness(
     console: Console, outcome: AppOutcome | PoliciesOutcome | GainOutcome, form: str
 ) -> None:
-    same = "the same" if outcome.same_texts else "DIFFERENT"
-    style = "dim" if outcome.same_texts else "red"
+    """Whether final texts agree; otherwise which do not, and what that may be."""
+    same, style = "the same", "dim"
+    if not outcome.same_texts:
+        same, style = "DIFFERENT", "red"
+        if not isinstance(outcome, AppOutcome):
+            same += f" in {outcome.different} of {outcome.texts}"
     console.print("Final texts " + form.format(same), style=style, highlight=False)
     for difference in outcome.differences:
         console.print(difference, style="red", highlight=False, markup=False)
+    if not outcome.same_texts:
+        console.print(_ROUNDING, style="dim", highlight=False)
 
 
 def _way_cells(each: Comparison) -> list[str]:
