@@ -9,6 +9,7 @@ Files and tensors are read by `checkpoint.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -320,6 +321,7 @@ def read_rope(
         )
     if partial is None:
         partial = 1.0 if default_partial is None else default_partial
+    partial = positive_number({"partial_rotary_factor": partial}, "partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * partial)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(
@@ -446,6 +448,17 @@ def fused_gate_up(config: ModelConfig) -> Fused:
     """Gate and up as one product of the checkpoint."""
     size = config.intermediate_size
     return Fused("gate_up_proj", (("gate_proj", size), ("up_proj", size)))
+
+
+def positive_number(raw: Mapping[str, Any], key: str, default: float) -> float:
+    """A number above 0; `default` where the key is absent.
+
+    Raises `CheckpointError` for anything else.
+    """
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: `{key}` must be a positive number, found {value!r}")
+    return float(value)
 
 
 def _positive(raw: Mapping[str, Any], key: str) -> int:

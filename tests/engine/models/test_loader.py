@@ -153,6 +153,21 @@ def test_defaults_are_those_of_the_family() -> None:
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quantization 'aqlm'"),
         ({"head_dim": 15}, "head_dim 15"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clipped q, k and v"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True},
+            "attention to later tokens",
+        ),
+        (
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "hidden_act": "gelu",
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+            },
+            "experts with activation 'gelu'",
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 3},
             "layer type 'chunked_attention'",
@@ -170,6 +185,17 @@ def test_unsupported_features_are_named(changes: dict[str, Any], named: str) -> 
     with pytest.raises(UnsupportedModelError, match=named) as caught:
         _read(**changes)
     assert "huggingface engine" in str(caught.value)
+
+
+_GLM4 = {"architectures": ["Glm4ForCausalLM"], "head_dim": 16}
+_GRANITE = {"architectures": ["GraniteForCausalLM"]}
+_GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
+_MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +219,16 @@ def test_unsupported_features_are_named(changes: dict[str, Any], named: str) -> 
         ({"num_key_value_heads": 3}, "3 KV heads"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short factors"),
+        ({**_GLM4, "partial_rotary_factor": "half"}, "partial_rotary_factor"),
+        ({**_GLM4, "partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({**_GRANITE, "logits_scaling": 0}, "logits_scaling"),
+        ({**_GRANITE, "attention_multiplier": float("nan")}, "attention_multiplier"),
+        ({**_GEMMA3, "query_pre_attn_scalar": "256"}, "query_pre_attn_scalar"),
+        ({**_GEMMA3, "rope_parameters": {"full_attention": 5}}, "rope parameters"),
+        ({**_GEMMA3, "layer_types": ["full_attention"]}, "1 layer types for 3 layers"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
+        ({**_MIXTRAL, "num_experts_per_tok": 9}, "9 experts a token, of 4"),
+        ({**_MIXTRAL, "num_local_experts": None}, "num_local_experts"),
     ],
 )
 def test_broken_configurations_are_named(changes: dict[str, Any], named: str) -> None:

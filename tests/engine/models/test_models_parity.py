@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
+from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import StepBatch
 from parrot_engine.models import self_attention
@@ -143,6 +144,24 @@ def test_forks_continue_like_their_parent(pair: Pair, length: int) -> None:
     for ending, ours in zip(endings, logits, strict=True):
         theirs = _reference_logits(pair.reference, prompt + ending)[length:]
         assert _worst(ours, theirs) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "gemma3", "smollm3", "glm4", "olmo2"])
+def test_what_the_prefix_cache_gives_is_what_was_computed(
+    name: str, checkpoints: dict[str, Path]
+) -> None:
+    """The whole engine: prompts with one beginning, one after the other and all at once."""
+    reference = _pair(name, checkpoints[name]).reference
+    head = _prompt(3 * BLOCK + 5, seed=7)
+    prompts = [head + _prompt(length, seed=8) for length in (1, 9, BLOCK)]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    with LLM(str(checkpoints[name]), device="cpu", dtype="float32", num_blocks=64) as llm:
+        outputs = [llm.generate(prompts[0], params)[0], *llm.generate(prompts, params)]
+        assert llm.stats().cached_tokens >= 3 * (3 * BLOCK)
+    for prompt, output in zip([prompts[0], *prompts], outputs, strict=True):
+        tokens = output.outputs[0].token_ids
+        theirs = _reference_logits(reference, prompt + tokens[:-1])[len(prompt) - 1 :]
+        assert tokens == theirs.argmax(dim=-1).tolist()
 
 
 def test_prompt_logprobs(pair: Pair) -> None:

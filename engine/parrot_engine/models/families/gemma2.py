@@ -11,6 +11,7 @@ from parrot_engine.models.config import (
     LayerNorms,
     ModelConfig,
     architecture_of,
+    positive_number,
     read_common,
     windows_by_layer,
 )
@@ -54,12 +55,12 @@ def read_gemma(raw: Mapping[str, Any], *, full_attention_every: int) -> ModelCon
         windows=windows_by_layer(windows, default_window=None),
         norms=_NORMS,
         norm_offset=1.0,
-        attention_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_scale=positive_number(raw, "query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=float(config.hidden_size) ** 0.5,
-        attention_softcap=_cap(raw.get("attn_logit_softcapping")),
-        logits_softcap=_cap(raw.get("final_logit_softcapping")),
+        attention_softcap=_cap(raw, "attn_logit_softcapping"),
+        logits_softcap=_cap(raw, "final_logit_softcapping"),
     )
 
 
-def _cap(value: float | None) -> float | None:
-    return None if value is None else float(value)
+def _cap(raw: Mapping[str, Any], key: str) -> float | None:
+    return None if raw.get(key) is None else positive_number(raw, key, 1.0)

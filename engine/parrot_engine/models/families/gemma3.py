@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parrot_engine.models.config import ModelConfig, architecture_of, read_rope
+from parrot_engine.exceptions import CheckpointError
+from parrot_engine.models.config import ModelConfig, architecture_of, positive_number, read_rope
 from parrot_engine.models.families.gemma2 import read_gemma
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Layers with a window have a rotary embedding of their own."""
     by_type = raw.get("rope_parameters") or {}
+    if not isinstance(by_type, Mapping) or not all(
+        value is None or isinstance(value, Mapping) for value in by_type.values()
+    ):
+        raise CheckpointError(
+            f"config.json: rope parameters must be an object for each type of layer: {by_type!r}"
+        )
     full = {**(by_type.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
     local = dict(by_type.get("sliding_attention") or {})
     full.setdefault("rope_theta", raw.get("rope_theta") or 1e6)
@@ -20,7 +27,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     given = {**raw, "rope_scaling": None}
     config = read_gemma(
         {**given, "rope_parameters": full},
-        full_attention_every=int(raw.get("sliding_window_pattern") or 6),
+        full_attention_every=int(positive_number(raw, "sliding_window_pattern", 6)),
     )
     local_rope = read_rope(
         {**given, "rope_parameters": local},

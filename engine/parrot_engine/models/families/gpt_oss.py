@@ -9,6 +9,7 @@ from typing import Any
 from parrot_engine.models.config import (
     ExpertNames,
     ModelConfig,
+    positive_number,
     read_common,
     read_experts,
     windows_by_layer,
@@ -58,8 +59,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         experts=replace(
             experts,
             bias=True,
-            alpha=float(raw.get("swiglu_alpha", 1.702)),
-            limit=float(raw.get("swiglu_limit", 7.0)),
+            alpha=positive_number(raw, "swiglu_alpha", 1.702),
+            limit=positive_number(raw, "swiglu_limit", 7.0),
             stacked=True,
         ),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.config import ModelConfig, positive_number
 from parrot_engine.models.families import llama
 
 
@@ -14,8 +14,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Scores of attention have a factor of their own instead of 1 / sqrt(head_dim)."""
     return replace(
         llama.read_config(raw),
-        attention_scale=float(raw.get("attention_multiplier", 1.0)),
-        embedding_scale=float(raw.get("embedding_multiplier", 1.0)),
-        residual_scale=float(raw.get("residual_multiplier", 1.0)),
-        logits_scale=1.0 / float(raw.get("logits_scaling", 1.0)),
+        attention_scale=positive_number(raw, "attention_multiplier", 1.0),
+        embedding_scale=positive_number(raw, "embedding_multiplier", 1.0),
+        residual_scale=positive_number(raw, "residual_multiplier", 1.0),
+        logits_scale=1.0 / positive_number(raw, "logits_scaling", 1.0),
     )

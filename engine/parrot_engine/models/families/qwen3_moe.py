@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parrot_engine.models.config import ModelConfig, read_common, read_experts, window_of_all_layers
+from parrot_engine.models.config import (
+    ModelConfig,
+    positive_number,
+    read_common,
+    read_experts,
+    window_of_all_layers,
+)
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -23,7 +29,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         default_kv_heads=4,
         default_max_position=32_768,
     )
-    step = int(raw.get("decoder_sparse_step") or 1)
+    step = int(positive_number(raw, "decoder_sparse_step", 1))
     dense = set(raw.get("mlp_only_layers") or ())
     dense |= {layer for layer in range(config.num_layers) if (layer + 1) % step}
     # Configurations of before transformers 5 say `num_experts`.

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parrot_engine.models.config import NO_ROPE, ModelConfig, windows_by_layer
+from parrot_engine.exceptions import CheckpointError
+from parrot_engine.models.config import NO_ROPE, ModelConfig, positive_number, windows_by_layer
 from parrot_engine.models.families import llama
 
 
@@ -14,10 +15,14 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """`no_rope_layers` has a 0 for each layer that does not rotate; windows by `layer_types`."""
     raw = {"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4, **raw}
     config = llama.read_config({"max_position_embeddings": 32_768, **raw})
-    interval = int(raw.get("no_rope_layer_interval") or 4)
+    interval = int(positive_number(raw, "no_rope_layer_interval", 4))
     rotates = raw.get("no_rope_layers") or [
         int((layer + 1) % interval != 0) for layer in range(config.num_layers)
     ]
+    if not isinstance(rotates, list) or len(rotates) != config.num_layers:
+        raise CheckpointError(
+            f"config.json: `no_rope_layers` must list {config.num_layers} layers, found {rotates!r}"
+        )
     ropes = tuple(config.rope if rotated else NO_ROPE for rotated in rotates)
     # Without a list of types, windows are those of layers that do not rotate.
     types = raw.get("layer_types") or [
