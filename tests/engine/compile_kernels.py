@@ -25,6 +25,12 @@ from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import prefill_attention
+from parrot_engine.kernels.quantized_matmul import (
+    quantized_tiles,
+    split_rows_kernel,
+    vector_of_bytes,
+    vector_of_words,
+)
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
@@ -48,6 +54,8 @@ class Variant(NamedTuple):
     constants: dict[str, Any]
     dtype: torch.dtype
     options: dict[str, int | None]
+    #: Of arguments that are none of activations, and not named in `_SCALARS`.
+    types: dict[str, str] = {}  # noqa: RUF012 -- read only
 
     @property
     def cache(self) -> str:
@@ -291,6 +299,70 @@ def draw_variants(vocab_size: int) -> Iterator[Variant]:
         yield Variant("draw", draw.draw_tokens, constants, torch.float32, options)
 
 
+#: Codes, whether x is split, columns of a group, rows with one scale.
+_PACKED = [("fp8", True, 0, 1), ("fp8", True, 128, 128), ("int8", False, 0, 1)]
+_PACKED += [("int4", False, 128, 1), ("fp8", False, 0, 1)]
+_CODES = {"fp8": "fp8e4nv", "int8": "i8", "int4": "u8"}
+
+
+def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
+    """Products with packed weights, by tile and for one token."""
+    streams = capability >= 90
+    for kind, splits_x, group, rows in _PACKED:
+        # Triton converts no float8 before 8.9; x is split where codes are multiplied as they are.
+        if kind == "fp8" and (capability < 89 or splits_x != streams):
+            continue
+        types = {"codes": f"*{_CODES[kind]}", "words": "*i32", "zeros": "*i8", "order": "*i32"}
+        types |= {"x_scales": "*fp32", "scales": "*bf16" if kind == "int4" else "*fp32"}
+        name = f"packed {kind} {NAMES[dtype]}"
+        for norm, gated, out_size, in_size in _PRODUCTS[1:2]:
+            sizes = {
+                "HAS_NORM": norm,
+                "GATED": gated,
+                "HAS_BIAS": norm,
+                "HAS_RESIDUAL": not norm,
+                "IN": in_size,
+                "OUT": out_size,
+                "GROUP": group or in_size,
+            }
+            vector = {**sizes, "BLOCK_OUT": 4, "BLOCK_IN": 4096, "STAGES": 1}
+            if kind == "int4":
+                vector |= {"HAS_ZEROS": True, "INTERPRETED": False}
+                yield Variant(name, vector_of_words, vector, dtype, {"num_warps": 4}, types)
+            else:
+                vector |= {"GROUPED": group > 0, "SCALE_ROWS": rows}
+                yield Variant(name, vector_of_bytes, vector, dtype, {"num_warps": 8}, types)
+            tile = {
+                **sizes,
+                "HAS_NORM": norm and not splits_x,
+                "BITS": 4 if kind == "int4" else 8,
+                "SPLIT_X": splits_x,
+                "GROUPED": group > 0,
+                "HAS_ZEROS": kind == "int4",
+                "HAS_ORDER": False,
+                "SCALE_ROWS": rows,
+                "TOKENS": 16,
+                "BLOCK_OUT": 64,
+                "BLOCK_IN": 128,
+                "STAGES": 3,
+                "SPLITS": 1,
+                "DESCRIPTORS": streams,
+                "INTERPRETED": False,
+            }
+            own = {**types, "code_tiles": types["codes"]}
+            if streams:
+                box = 64 if kind == "int4" else 128
+                own["code_tiles"] = f"tensordesc<{_CODES[kind]}[64,{box}]>"
+            if splits_x:
+                own["x"] = types["codes"]
+            yield Variant(name, quantized_tiles, tile, dtype, {"num_warps": 4}, own)
+    if streams:
+        for norm in (False, True):
+            constants = {"HAS_NORM": norm, "SIZE": 4096, "BLOCK": 4096}
+            types = {"parts": "*fp8e4nv", "scales": "*fp32", "rows": "i32"}
+            yield Variant("split", split_rows_kernel, constants, dtype, {"num_warps": 8}, types)
+
+
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
@@ -300,7 +372,7 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
             signature[name] = "constexpr"
         else:
             own = variant.cache if name in _CACHE else NAMES[variant.dtype]
-            signature[name] = _SCALARS.get(name, f"*{own}")
+            signature[name] = variant.types.get(name) or _SCALARS.get(name, f"*{own}")
     if variant.kernel is tile_product and variant.constants["DESCRIPTORS"]:
         columns = variant.constants["BLOCK_IN"]
         for name, rows in (("x_tiles", "TOKENS"), ("weight_tiles", "BLOCK_OUT")):
@@ -361,9 +433,14 @@ def compile_quantized() -> None:
 
 
 def main() -> None:
-    """All variants of the default set, or with `all` also rarer head sizes; with `fp8` its own."""
+    """All variants of the default set, or with `all` also rarer head sizes; or those named."""
     if sys.argv[1:] == ["fp8"]:
         compile_quantized()
+        return
+    if sys.argv[1:] == ["packed"]:
+        for capability in (80, 89, 90):
+            for variant in packed_variants(torch.bfloat16, capability):
+                print(json.dumps(compile_variant(variant, capability)), flush=True)
         return
     every = (80, 89, 90)
     shapes = [

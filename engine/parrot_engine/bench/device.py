@@ -150,8 +150,12 @@ class Bounds(NamedTuple):
             attended: tokens that the rows attend to, summed over rows.
         """
         weights = self.layer_weights + self.head_weights
-        read = weights + self.expert_weights(self.experts_met(rows))
-        moved = read * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
+        plain = self.head_weights + self.expert_weights(self.experts_met(rows))
+        moved = plain * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
+        quantization = self.config.quantization
+        moved += self.layer_weights * (
+            int(self.dtype.itemsize) if quantization is None else quantization.bytes_per_weight
+        )
         flops = 2 * (weights + self.expert_weights(self._top_k)) * rows
         flops += self._attention_flops(attended)
         return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)

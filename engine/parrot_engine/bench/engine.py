@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 
 from parrot_engine.bench.cases import GROUPS, Bench, run_cases
 from parrot_engine.bench.device import Limits, bounds_of, measure_limits
+from parrot_engine.bench.formats import FORMATS, write_configuration
 from parrot_engine.bench.prompts import QUICK, PromptSource, Sizes
 from parrot_engine.bench.report import (
     BenchError,
@@ -71,20 +73,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.repetitions < 1:
         parser.error("--repetitions: at least 1")
     try:
-        if parsed.engine == "parrot":
-            report, results = _measure_own(parsed)
-            for peer in parsed.peers:
-                results += _run_peer(parsed, peer, report["model"]["dtype"])
-            print(summary(report, parsed.peers), table(results), sep="\n\n")
-        else:
-            report, results = _measure_peer(parsed)
+        with ExitStack() as stack:
+            if parsed.quantization is not None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                parsed.model, parsed.dummy_weights = str(_quantized(parsed, folder)), True
+            _measure(parsed)
     except (ParrotEngineError, BenchError) as error:
         print_line(f"error: {error}")
         return 1
+    return 0
+
+
+def _quantized(parsed: argparse.Namespace, folder: Path) -> Path:
+    """The configuration of the model in another format."""
+    shape = resolve_model(parsed.model or "llama-3.1-8b", with_weights=False)
+    return write_configuration(shape, parsed.quantization, folder)
+
+
+def _measure(parsed: argparse.Namespace) -> None:
+    if parsed.engine == "parrot":
+        report, results = _measure_own(parsed)
+        for peer in parsed.peers:
+            results += _run_peer(parsed, peer, report["model"]["dtype"])
+        print(summary(report, parsed.peers), table(results), sep="\n\n")
+    else:
+        report, results = _measure_peer(parsed)
     report["cases"] = [result.to_dict() for result in results]
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dummy-weights", action="store_true", help="random weights of the model's shape"
+    )
+    parser.add_argument(
+        "--quantization", choices=FORMATS, help="random weights of the model's shape in this format"
     )
     parser.add_argument(
         "--cases",

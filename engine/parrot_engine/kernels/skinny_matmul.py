@@ -27,17 +27,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from parrot_engine.kernels.skinny_tuning import Tuning
 
 #: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
-_DOT_IN_FLOAT32 = triton.knobs.runtime.interpret
+INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
-def _no_tensors():
+def no_tensors():
     """A tuple to add tensors to, one a token."""
     return ()
 
 
 @triton.jit
-def _finish(
+def finish(
     total,
     places,
     rows,
@@ -57,7 +57,7 @@ def _finish(
 
 
 @triton.jit
-def _silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
+def silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
     """silu(gate) x up, biases of both halves added first (arXiv 2002.05202)."""
     if HAS_BIAS:
         gate += tl.load(bias + rows).to(tl.float32)
@@ -96,9 +96,9 @@ def vector_product(
     present = tl.minimum(rows, OUT - 1)
     lanes = tl.arange(0, BLOCK_IN)
     source = weight + present.to(tl.int64)[:, None] * IN + lanes[None, :]
-    totals = _no_tensors()
-    ups = _no_tensors()
-    squares = _no_tensors()
+    totals = no_tensors()
+    ups = no_tensors()
+    squares = no_tensors()
     for _ in tl.static_range(TOKENS):
         totals += (tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32),)
         ups += (tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32),)
@@ -125,9 +125,9 @@ def vector_product(
                 scale = tl.load(norm_weight + start + lanes).to(tl.float32)
             else:
                 scale = tl.load(norm_weight + start + lanes, mask=inside, other=0.0).to(tl.float32)
-        new_totals = _no_tensors()
-        new_ups = _no_tensors()
-        new_squares = _no_tensors()
+        new_totals = no_tensors()
+        new_ups = no_tensors()
+        new_squares = no_tensors()
         for token in tl.static_range(TOKENS):
             row = tl.minimum(token, num_tokens - 1) * IN
             if IN % BLOCK_IN == 0:
@@ -155,8 +155,8 @@ def vector_product(
             total *= factor
         if GATED:
             up = tl.sum(ups[token], 1) * factor
-            total = _silu_gate(total, up, present, bias, OUT, HAS_BIAS)
-        _finish(
+            total = silu_gate(total, up, present, bias, OUT, HAS_BIAS)
+        finish(
             total,
             token * OUT + rows,
             present,
@@ -262,11 +262,11 @@ def tile_product(
         total *= factor
         up *= factor
     if GATED:
-        total = _silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
+        total = silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
     places = tokens[None, :] * OUT + rows[:, None]
     stored = (rows < OUT)[:, None] & wanted[None, :]
     if SPLITS == 1:
-        _finish(
+        finish(
             total,
             places,
             present[:, None],
@@ -289,7 +289,7 @@ def tile_product(
             total = tl.load(parts)
             for other in tl.static_range(1, SPLITS):
                 total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
-            _finish(
+            finish(
                 total, places, present[:, None], stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL
             )
 
@@ -352,7 +352,7 @@ def product(
     sizes |= {
         "SPLITS": tuning.splits,
         "DESCRIPTORS": tuning.descriptors,
-        "DOT_IN_FLOAT32": _DOT_IN_FLOAT32,
+        "DOT_IN_FLOAT32": INTERPRETED,
     }
     tiles: tuple[Any, Any] = (x, weight)
     if tuning.descriptors:

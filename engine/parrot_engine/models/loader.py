@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from parrot_engine.exceptions import CheckpointError, SettingsError
-from parrot_engine.kernels.selection import Kernels
+from parrot_engine.kernels.selection import Kernels, reads_float8
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
 from parrot_engine.models.decoder import Decoder
@@ -89,6 +89,8 @@ def load_model(
         weights = resolve_dtype(dtype, stored, device)
         # The kernels multiply codes with activations of two bytes.
         packed = quantization is not None and kernels == "triton" and weights.itemsize == 2
+        if quantization is not None and quantization.codes_dtype.is_floating_point:
+            packed = packed and reads_float8(device)
         return TensorSpec(device, weights, kernels, collective, packed)
 
     if dummy_seed is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +19,18 @@ from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.expert_routing import choose
 from parrot_engine.kernels.grouped_product import mixture
 from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.quantized_matmul import dequantize, quantized_product, split_rows
+from parrot_engine.kernels.quantized_tuning import is_grouped, quantized_tuning
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
+from parrot_engine.quantization.packed import PackedWeight
 
 #: The kernel for a product on a device, or None where torch's own is to be taken.
 Tune: TypeAlias = Callable[[Product, torch.device], Tuning | None]
+#: The same for a product with a packed weight.
+TunePacked: TypeAlias = Callable[[Product, PackedWeight, torch.device], Tuning | None]
 
 
 @cache
@@ -41,23 +46,75 @@ def tune(case: Product, device: torch.device) -> Tuning | None:
     return tuning_for(case, limits.shared_memory, copy_engine=limits.copy_engine)
 
 
+def tune_packed(case: Product, weight: PackedWeight, device: torch.device) -> Tuning | None:
+    """As `tune`; None: the weight is dequantised for torch's product."""
+    if device.type != "cuda":
+        return None
+    limits = _limits(device)
+    return quantized_tuning(case, weight, limits.shared_memory, copy_engine=limits.copy_engine)
+
+
+def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """Products of many tokens: in 8 bits where torch can, else with a dequantised weight.
+
+    In 8 bits x is rounded to them where the checkpoint says so, by a scale for each token.
+    """
+    by_row = weight.kind == "fp8" and not is_grouped(weight)
+    out_size, in_size = weight.codes.shape
+    if (
+        not (by_row and x.is_cuda and x.dtype is torch.bfloat16 and len(x))
+        or (out_size % 16 or in_size % 16)
+        or not _limits(x.device).hopper
+    ):
+        return F.linear(x, dequantize(weight, x.dtype), bias)
+    parts, scales = split_rows(x)
+    total: Tensor | None = None
+    for part in parts if weight.activations == "none" else parts[:1]:
+        product = torch._scaled_mm(
+            part,
+            weight.codes.t(),
+            scales[:, None],
+            weight.scales,
+            bias=bias if total is None else None,
+            out_dtype=x.dtype,
+        )
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
+
+
 class TritonOps(Ops):
     """On a GPU, or in Triton's interpreter."""
 
-    def __init__(self, tune: Tune = tune, *, collective: Collective | None = None) -> None:
+    def __init__(
+        self,
+        tune: Tune = tune,
+        *,
+        collective: Collective | None = None,
+        tune_packed: TunePacked = tune_packed,
+    ) -> None:
         super().__init__(collective)
         self._tune = tune
+        self._tune_packed = tune_packed
         #: By device and blocks of outputs, for products whose columns are cut; see `product`.
         self._arrivals: dict[tuple[torch.device, int], Tensor] = {}
 
     def _tuning(
         self, x: Tensor, linear: Affine, *, gated: bool = False, norm: bool = False
     ) -> Tuning | None:
-        if not 1 <= len(x) <= MAX_TOKENS or linear.packed is not None:
-            return None
         out_size, in_size = linear.weight.shape
         out_size //= 2 if gated else 1
-        return self._tune(Product(len(x), out_size, in_size, x.dtype, gated, norm), x.device)
+        case = Product(len(x), out_size, in_size, x.dtype, gated, norm)
+        if linear.packed is not None:
+            return self._tune_packed(case, linear.packed, x.device) if len(x) else None
+        return self._tune(case, x.device) if 1 <= len(x) <= MAX_TOKENS else None
+
+    def _product(self, x: Tensor, linear: Affine, tuning: Tuning, **options: Any) -> Tensor:
+        """See `product` and `quantized_product`."""
+        options |= {"bias": linear.bias, "arrivals": self._counts(x, linear, tuning)}
+        if linear.packed is not None:
+            return quantized_product(x, linear.packed, tuning, **options)
+        return product(x, linear.weight, tuning, **options)
 
     def _counts(self, x: Tensor, linear: Affine, tuning: Tuning) -> Tensor | None:
         """Zeros of these operations alone: a model's layers follow each other."""
@@ -101,8 +158,7 @@ class TritonOps(Ops):
             normed, hidden = self.add_rms_norm(residual, norm)
             return Normed(self.linear(normed, linear), hidden)
         hidden = self.total(residual)
-        counts = None if norm is not None else self._counts(hidden, linear, tuning)
-        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, arrivals=counts)
+        out = self._product(hidden, linear, tuning, norm=norm)
         return Normed(out, hidden)
 
     def norm_gated(
@@ -114,24 +170,22 @@ class TritonOps(Ops):
         tuning = self._tuning(residual.hidden, linear, gated=True, norm=norm is not None)
         if tuning is not None and not residual.is_share:
             hidden = self.total(residual)
-            out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
+            out = self._product(hidden, linear, tuning, norm=norm, gated=True)
             return Normed(out, hidden)
         normed, hidden = self.add_rms_norm(residual, norm)
         tuning = self._tuning(normed, linear, gated=True)
         if tuning is None:
             return Normed(self.gated(self.linear(normed, linear), activation), hidden)
-        out = product(normed, linear.weight, tuning, bias=linear.bias, gated=True)
+        out = self._product(normed, linear, tuning, gated=True)
         return Normed(out, hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
-        if linear.packed is not None:
-            return F.linear(x, linear.packed.dense(x.dtype), linear.bias)
         tuning = self._tuning(x, linear)
-        if tuning is None:
-            return super().linear(x, linear)
-        return product(
-            x, linear.weight, tuning, bias=linear.bias, arrivals=self._counts(x, linear, tuning)
-        )
+        if tuning is not None:
+            return self._product(x, linear, tuning)
+        if linear.packed is not None:
+            return _packed_linear(x, linear.packed, linear.bias)
+        return super().linear(x, linear)
 
     def linear_onto(
         self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
@@ -145,11 +199,7 @@ class TritonOps(Ops):
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)
-        counts = self._counts(x, linear, tuning)
-        total = product(
-            x, linear.weight, tuning, bias=linear.bias, residual=hidden, arrivals=counts
-        )
-        return Residual(total)
+        return Residual(self._product(x, linear, tuning, residual=hidden))
 
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
         logits = self._wide(x, router)
@@ -184,15 +234,7 @@ class TritonOps(Ops):
             if out is None:
                 shape = (len(x), len(linear.weight))
                 out = torch.empty(shape, dtype=torch.float32, device=x.device)
-            return product(
-                x,
-                linear.weight,
-                tuning,
-                norm=norm,
-                bias=linear.bias,
-                out=out,
-                arrivals=self._counts(x, linear, tuning),
-            )
+            return self._product(x, linear, tuning, norm=norm, out=out)
         assert norm is None
         if linear.bias is None and x.is_cuda and x.dtype is not torch.float32:
             # In one pass, and not rounded to two bytes in between.

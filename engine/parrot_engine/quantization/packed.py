@@ -65,6 +65,8 @@ def pack(
     out_size, in_size = weight.shape
     group = min(weight.block[1], in_size)
     order = None
+    if group == in_size:
+        weight = weight.by_row()
     if weight.groups is not None:
         places = torch.argsort(weight.groups, stable=True)
         if not torch.equal(

@@ -16,7 +16,9 @@ SCRIPT = Path(__file__).parents[1] / "compile_kernels.py"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "capabilities"), [([], {80, 89, 90}), (["fp8"], {89, 90})], ids=["all", "fp8"]
+    ("arguments", "capabilities"),
+    [([], {80, 89, 90}), (["fp8"], {89, 90}), (["packed"], {80, 89, 90})],
+    ids=["all", "fp8", "packed"],
 )
 def test_every_kernel_compiles_for_every_target(
     arguments: list[str], capabilities: set[int]

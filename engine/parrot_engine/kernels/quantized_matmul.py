@@ -1,0 +1,878 @@
+"""Products with quantised weights: y = x W^T, W as codes and scales (`quantization.packed`).
+
+Codes are turned into the numbers that they stand for on the way to the matrix instructions, in
+the dtype of x, which is exact; scales multiply what a group of columns sums up to, in float32. So
+a product costs the reading of the codes. What is fused is what `skinny_matmul` fuses, and what a
+token gets depends on its own row of x only.
+
+Of 4 bits, a byte holds two columns 16 apart: a tile of bytes is two tiles of columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from parrot_engine.kernels.quantized_tuning import is_grouped
+from parrot_engine.kernels.skinny_matmul import INTERPRETED, finish, silu_gate
+from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.quantization.packed import CHUNK, PackedWeight
+
+_HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
+
+
+def _halves_of(dtype: str, base: int, one: int, less: int) -> tl.constexpr:
+    """Four bytes to their lower and upper halves, in pairs of 16 bits.
+
+    Args:
+        dtype: of the pairs, as PTX names it.
+        base: the bits of a number whose last four bits count ones.
+        one: the bits of 1.
+        less: the bits of -(that number + 8).
+    """
+    digits = "".join(
+        f"lop3.b32 {name}, {name}, 0x000F000F, 0x{base:04X}{base:04X}, 0xEA;\n" for name in "abcd"
+    )
+    results = "".join(
+        f"fma.rn.{dtype}x2 ${place}, {name}, one, less;\n" for place, name in enumerate("abcd")
+    )
+    return tl.constexpr(
+        f"""{{
+        .reg .b32 a, b, c, d, one, less;
+        prmt.b32 a, $4, 0, 0x4140;
+        prmt.b32 b, $4, 0, 0x4342;
+        shr.b32 c, a, 4;
+        shr.b32 d, b, 4;
+        mov.b32 one, 0x{one:04X}{one:04X};
+        mov.b32 less, 0x{less:04X}{less:04X};
+        {digits}{results}}}"""
+    )
+
+
+#: 128 and more in steps of 1, and 1,024.
+_BFLOAT16_HALVES: tl.constexpr = _halves_of("bf16", 0x4300, 0x3F80, 0xC308)
+_REGISTERS: tl.constexpr = tl.constexpr("=r,=r,=r,=r,r")
+_FLOAT16_HALVES: tl.constexpr = _halves_of("f16", 0x6400, 0x3C00, 0xE408)
+
+
+@triton.jit
+def _halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """(Lower, upper) codes of bytes, less 8, in `DTYPE`.
+
+    Four bits become the last ones of a number whose steps are 1: 128 in bfloat16, 1,024 in
+    float16. What is subtracted with the eight is that number: as x 1 - 136, in pairs.
+    """
+    if INTERPRETED:
+        return (pairs & 15).to(DTYPE) - 8, (pairs >> 4).to(DTYPE) - 8
+    if DTYPE == tl.bfloat16:  # noqa: SIM300
+        low, high = tl.inline_asm_elementwise(
+            _BFLOAT16_HALVES, _REGISTERS, [pairs], (tl.bfloat16, tl.bfloat16), True, 4
+        )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            _FLOAT16_HALVES, _REGISTERS, [pairs], (tl.float16, tl.float16), True, 4
+        )
+    return low, high
+
+
+@triton.jit
+def _numbers(codes, DTYPE: tl.constexpr, SPLIT_X: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Codes of 8 bits as the matrix instructions take them."""
+    if INTERPRETED:
+        codes = codes.to(tl.float32)
+    elif not SPLIT_X:
+        if codes.dtype == tl.float8e4nv:
+            # Before compute capability 9.0 there is no way but this.
+            codes = codes.to(tl.float32)
+        codes = codes.to(DTYPE)
+    return codes
+
+
+@triton.jit
+def _load_x(
+    x,
+    order,
+    norm_weight,
+    tokens,
+    wanted,
+    columns,
+    HAS_NORM: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    IN: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """(x times the norm's weight, squares of x) at `columns`, `[tokens, columns]`."""
+    inside = columns < IN
+    places = columns
+    if HAS_ORDER:
+        places = tl.load(order + columns, mask=inside, other=0)
+    source = x + tokens[:, None] * IN + places[None, :]
+    if WHOLE:
+        value = tl.load(source, mask=wanted[:, None], other=0.0)
+    else:
+        value = tl.load(source, mask=wanted[:, None] & inside[None, :], other=0.0)
+    exact = value.to(tl.float32)
+    if HAS_NORM:
+        scale = tl.load(norm_weight + places, mask=inside, other=0.0).to(tl.float32)
+        value = (exact * scale[None, :]).to(x.dtype.element_ty)
+    return value, exact * exact
+
+
+@triton.jit
+def _partial(
+    total,
+    sums,
+    low,
+    high,
+    x_low,
+    x_high,
+    scale,
+    zero,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    SPLIT_X: tl.constexpr,
+):
+    """`total` and what a step's columns add to it."""
+    # Sums of 8-bit products are short of digits: a step's are added up in float32.
+    if not (GROUPED or SPLIT_X):
+        total = tl.dot(low, x_low, total, input_precision="ieee")
+        if BITS == 4:
+            total = tl.dot(high, x_high, total, input_precision="ieee")
+    else:
+        part = tl.dot(low, x_low, input_precision="ieee")
+        if BITS == 4 or SPLIT_X:
+            part = tl.dot(high, x_high, part, input_precision="ieee")
+        if HAS_ZEROS:
+            part -= zero[:, None] * sums[None, :]
+        if GROUPED:
+            part *= scale[:, None]
+        total += part
+    return total
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def quantized_tiles(
+    x,
+    x_scales,
+    codes,
+    code_tiles,
+    scales,
+    zeros,
+    order,
+    norm_weight,
+    bias,
+    residual,
+    out,
+    partial,
+    arrivals,
+    num_tokens,
+    eps,
+    BITS: tl.constexpr,
+    SPLIT_X: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Program (t, i, s) makes `BLOCK_OUT` outputs of `TOKENS` tokens from a part of the columns.
+
+    `BLOCK_IN` columns are a step, within one group where `GROUPED`. Columns are cut as in
+    `skinny_matmul.tile_product`, for one block of tokens only. With
+    `SPLIT_X` x is what `split_rows` makes of it, and codes are multiplied as they are.
+    """
+    first = tl.program_id(1) * BLOCK_OUT
+    rows = first + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    wanted = tokens < num_tokens
+    ROWS: tl.constexpr = OUT * (2 if GATED else 1)
+    SCALES: tl.constexpr = (ROWS + SCALE_ROWS - 1) // SCALE_ROWS
+    BYTES: tl.constexpr = BLOCK_IN * BITS // 8
+    ROW_BYTES: tl.constexpr = IN * BITS // 8
+    WHOLE: tl.constexpr = IN % BLOCK_IN == 0
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    lanes = tl.arange(0, BYTES)
+    columns = lanes
+    if BITS == 4:
+        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    source = codes + present.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
+    scale_rows = present // SCALE_ROWS
+    up_scale_rows = (present + OUT) // SCALE_ROWS
+    total = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+    up = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+    squares = tl.zeros([TOKENS, BYTES], tl.float32)
+    PART: tl.constexpr = tl.cdiv(tl.cdiv(IN, BLOCK_IN), SPLITS) * BLOCK_IN
+    split = tl.program_id(2)
+    for start in tl.range(split * PART, min(IN, (split + 1) * PART), BLOCK_IN, num_stages=STAGES):
+        begin = start * BITS // 8
+        if DESCRIPTORS:
+            w = code_tiles.load([first, begin])
+        elif WHOLE:
+            w = tl.load(source + begin, eviction_policy="evict_first")
+        else:
+            w = tl.load(source + begin, mask=(begin + lanes < ROW_BYTES)[None, :], other=0.0)
+        if GATED:
+            if DESCRIPTORS:
+                v = code_tiles.load([OUT + first, begin])
+            elif WHOLE:
+                v = tl.load(source + begin + OUT * ROW_BYTES, eviction_policy="evict_first")
+            else:
+                v = tl.load(
+                    source + begin + OUT * ROW_BYTES,
+                    mask=(begin + lanes < ROW_BYTES)[None, :],
+                    other=0.0,
+                )
+        x_low, squared = _load_x(
+            x, order, norm_weight, tokens, wanted, start + columns, HAS_NORM, HAS_ORDER, IN, WHOLE
+        )
+        x_high = x_low
+        if HAS_NORM:
+            squares += squared
+        if SPLIT_X:
+            x_high, _ = _load_x(
+                x + num_tokens * IN,
+                order,
+                norm_weight,
+                tokens,
+                wanted,
+                start + columns,
+                False,
+                False,
+                IN,
+                WHOLE,
+            )
+        elif BITS == 4:
+            x_high, squared = _load_x(
+                x,
+                order,
+                norm_weight,
+                tokens,
+                wanted,
+                start + _HALF + columns,
+                HAS_NORM,
+                HAS_ORDER,
+                IN,
+                WHOLE,
+            )
+            if HAS_NORM:
+                squares += squared
+        scale = tl.zeros([BLOCK_OUT], tl.float32)
+        zero = scale
+        up_scale = scale
+        up_zero = scale
+        sums = tl.zeros([TOKENS], tl.float32)
+        if GROUPED:
+            place = start // GROUP * SCALES
+            scale = tl.load(scales + place + scale_rows).to(tl.float32)
+            if GATED:
+                up_scale = tl.load(scales + place + up_scale_rows).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + place + scale_rows).to(tl.float32)
+                if GATED:
+                    up_zero = tl.load(zeros + place + up_scale_rows).to(tl.float32)
+                sums = tl.sum(x_low.to(tl.float32), 1)
+                if BITS == 4:
+                    sums += tl.sum(x_high.to(tl.float32), 1)
+        if INTERPRETED:
+            x_low = x_low.to(tl.float32)
+            x_high = x_high.to(tl.float32)
+        if BITS == 4:
+            low, high = _halves(w, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
+        else:
+            low = _numbers(w, DTYPE, SPLIT_X, INTERPRETED)
+            high = low
+        x_low = tl.trans(x_low)
+        x_high = tl.trans(x_high)
+        total = _partial(
+            total, sums, low, high, x_low, x_high, scale, zero, BITS, GROUPED, HAS_ZEROS, SPLIT_X
+        )
+        if GATED:
+            if BITS == 4:
+                low, high = _halves(v, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
+            else:
+                low = _numbers(v, DTYPE, SPLIT_X, INTERPRETED)
+                high = low
+            up = _partial(
+                up,
+                sums,
+                low,
+                high,
+                x_low,
+                x_high,
+                up_scale,
+                up_zero,
+                BITS,
+                GROUPED,
+                HAS_ZEROS,
+                SPLIT_X,
+            )
+    if not GROUPED:
+        total *= tl.load(scales + scale_rows).to(tl.float32)[:, None]
+        if GATED:
+            up *= tl.load(scales + up_scale_rows).to(tl.float32)[:, None]
+    if SPLIT_X:
+        factor = tl.load(x_scales + tokens, mask=wanted, other=0.0)[None, :]
+        total *= factor
+        up *= factor
+    if HAS_NORM:
+        factor = tl.rsqrt(tl.sum(squares, 1) / IN + eps)[None, :]
+        total *= factor
+        up *= factor
+    if GATED:
+        total = silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
+    places = tokens[None, :] * OUT + rows[:, None]
+    stored = (rows < OUT)[:, None] & wanted[None, :]
+    if SPLITS == 1:
+        finish(
+            total,
+            places,
+            present[:, None],
+            stored,
+            bias,
+            residual,
+            out,
+            HAS_BIAS and not GATED,
+            HAS_RESIDUAL,
+        )
+    else:
+        lines = tl.arange(0, BLOCK_OUT)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        parts = partial + tl.program_id(1) * (SPLITS * BLOCK_OUT * TOKENS) + lines
+        tl.store(parts + split * (BLOCK_OUT * TOKENS), total)
+        # All threads have stored before the count is raised.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrivals + tl.program_id(1), 0)
+            total = tl.load(parts)
+            for other in tl.static_range(1, SPLITS):
+                total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
+            finish(
+                total, places, present[:, None], stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL
+            )
+
+
+@triton.jit
+def _normed(x, norm_weight, columns, HAS_NORM: tl.constexpr, IN: tl.constexpr, WHOLE: tl.constexpr):
+    """(x times the norm's weight, squares of x) at `columns`, float32."""
+    if WHOLE:
+        value = tl.load(x + columns).to(tl.float32)
+    else:
+        value = tl.load(x + columns, mask=columns < IN, other=0.0).to(tl.float32)
+    squares = value * value
+    if HAS_NORM:
+        value *= tl.load(norm_weight + columns, mask=columns < IN, other=0.0).to(tl.float32)
+    return value, squares
+
+
+@triton.jit
+def _finish_vector(
+    total,
+    up,
+    squares,
+    rows,
+    bias,
+    residual,
+    out,
+    eps,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    present = tl.minimum(rows, OUT - 1)
+    if HAS_NORM:
+        factor = tl.rsqrt(squares / IN + eps)
+        total *= factor
+        up *= factor
+    if GATED:
+        total = silu_gate(total, up, present, bias, OUT, HAS_BIAS)
+    stored = rows < OUT
+    finish(total, rows, present, stored, bias, residual, out, HAS_BIAS and not GATED, HAS_RESIDUAL)
+
+
+@triton.jit
+def vector_of_bytes(
+    x,
+    codes,
+    scales,
+    norm_weight,
+    bias,
+    residual,
+    out,
+    eps,
+    GROUPED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """`BLOCK_OUT` outputs of one token, codes of 8 bits, in float32 registers.
+
+    Where `GROUPED`, the rows of a program share their scales, which multiply x instead of W. What
+    a lane has read in a step it adds up at once: registers are what limits the bytes in flight.
+    """
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    ROWS: tl.constexpr = OUT * (2 if GATED else 1)
+    SCALES: tl.constexpr = (ROWS + SCALE_ROWS - 1) // SCALE_ROWS
+    WHOLE: tl.constexpr = IN % BLOCK_IN == 0
+    LANES: tl.constexpr = BLOCK_IN // 16
+    lanes = tl.arange(0, BLOCK_IN)
+    source = codes + present.to(tl.int64)[:, None] * IN + lanes[None, :]
+    block = tl.program_id(0) * BLOCK_OUT // SCALE_ROWS
+    up_block = (tl.program_id(0) * BLOCK_OUT + OUT) // SCALE_ROWS
+    total = tl.zeros([BLOCK_OUT, LANES], tl.float32)
+    up = tl.zeros([BLOCK_OUT, LANES], tl.float32)
+    squares = tl.zeros([LANES], tl.float32)
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        columns = start + lanes
+        inside = columns < IN
+        if WHOLE:
+            w = tl.load(source + start, eviction_policy="evict_first")
+        else:
+            w = tl.load(source + start, mask=inside[None, :], other=0.0)
+        if GATED:
+            if WHOLE:
+                v = tl.load(source + start + OUT * IN, eviction_policy="evict_first")
+            else:
+                v = tl.load(source + start + OUT * IN, mask=inside[None, :], other=0.0)
+        value, squared = _normed(x, norm_weight, columns, HAS_NORM, IN, WHOLE)
+        if HAS_NORM:
+            squares += tl.sum(tl.reshape(squared, [LANES, 16]), 1)
+        up_value = value
+        if GROUPED:
+            places = columns // GROUP * SCALES
+            if GATED:
+                up_value *= tl.load(scales + places + up_block, mask=inside, other=0.0)
+            value *= tl.load(scales + places + block, mask=inside, other=0.0)
+        products = w.to(tl.float32) * value[None, :]
+        total += tl.sum(tl.reshape(products, [BLOCK_OUT, LANES, 16]), 2)
+        if GATED:
+            products = v.to(tl.float32) * up_value[None, :]
+            up += tl.sum(tl.reshape(products, [BLOCK_OUT, LANES, 16]), 2)
+    result = tl.sum(total, 1)
+    result_up = tl.sum(up, 1)
+    if not GROUPED:
+        result *= tl.load(scales + present // SCALE_ROWS).to(tl.float32)
+        if GATED:
+            result_up *= tl.load(scales + (present + OUT) // SCALE_ROWS).to(tl.float32)
+    _finish_vector(
+        result, result_up, tl.sum(squares, 0), rows, bias, residual, out, eps,
+        HAS_NORM, GATED, HAS_BIAS, HAS_RESIDUAL, IN, OUT,
+    )  # fmt: skip
+
+
+def _word_products() -> tl.constexpr:
+    """Eight codes of a word times eight values in pairs: their sum, float32.
+
+    Pair i is what lies i x 4 bits above bits 0 to 3 and 16 to 19; sums of a word's pairs are in
+    bfloat16.
+    """
+    steps = []
+    for pair in range(4):
+        source = "$1"
+        if pair:
+            steps.append(f"shr.b32 w, $1, {4 * pair};")
+            source = "w"
+        steps.append(f"lop3.b32 w, {source}, 0x000F000F, 0x43004300, 0xEA;")
+        steps.append("fma.rn.bf16x2 w, w, one, less;")
+        sum_before = "zero" if pair == 0 else "sum"
+        steps.append(f"fma.rn.bf16x2 sum, w, ${2 + pair}, {sum_before};")
+    return tl.constexpr(
+        "{ .reg .b32 w, sum, one, less, zero; .reg .f32 a;"
+        "mov.b32 one, 0x3F803F80; mov.b32 less, 0xC308C308; mov.b32 zero, 0x80008000;"
+        + " ".join(steps)
+        + "shl.b32 w, sum, 16; and.b32 sum, sum, 0xFFFF0000; mov.b32 a, w; mov.b32 $0, sum;"
+        "add.f32 $0, $0, a; }"
+    )
+
+
+_WORD_PRODUCTS: tl.constexpr = _word_products()
+_WORD_REGISTERS: tl.constexpr = tl.constexpr("=f,r,r,r,r,r")
+
+
+@triton.jit
+def _sum_words(words, x0, x1, x2, x3, INTERPRETED: tl.constexpr):
+    """Products of words `[rows, words]` with pairs of x `[words]`."""
+    if INTERPRETED:
+        total = tl.zeros(words.shape, tl.float32)
+        for pair in tl.static_range(4):
+            if pair == 0:
+                x = x0
+            elif pair == 1:
+                x = x1
+            elif pair == 2:
+                x = x2
+            else:
+                x = x3
+            low = (x << 16).to(tl.float32, bitcast=True)[None, :]
+            high = (x & -65536).to(tl.float32, bitcast=True)[None, :]
+            total += (((words >> (4 * pair)) & 15) - 8).to(tl.float32) * low
+            total += (((words >> (4 * pair + 16)) & 15) - 8).to(tl.float32) * high
+    else:
+        total = tl.inline_asm_elementwise(
+            _WORD_PRODUCTS,
+            _WORD_REGISTERS,
+            [words, x0[None, :], x1[None, :], x2[None, :], x3[None, :]],
+            tl.float32,
+            True,
+            1,
+        )
+    return total
+
+
+@triton.jit
+def vector_of_words(
+    x,
+    words,
+    scales,
+    zeros,
+    norm_weight,
+    bias,
+    residual,
+    out,
+    eps,
+    HAS_ZEROS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """`BLOCK_OUT` outputs of one token in bfloat16, codes of 4 bits in groups.
+
+    Word i of a chunk holds columns 4 i to 4 i + 3 of both of its halves.
+    """
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    SCALES: tl.constexpr = OUT * (2 if GATED else 1)
+    WORDS: tl.constexpr = BLOCK_IN // 8
+    GROUPS: tl.constexpr = BLOCK_IN // GROUP
+    lanes = tl.arange(0, WORDS)
+    groups = tl.arange(0, GROUPS)
+    source = words + present.to(tl.int64)[:, None] * (IN // 8) + lanes[None, :]
+    of_groups = groups[None, :] * SCALES + present[:, None]
+    total = tl.zeros([BLOCK_OUT, GROUPS], tl.float32)
+    up = tl.zeros([BLOCK_OUT, GROUPS], tl.float32)
+    squares = tl.zeros([WORDS], tl.float32)
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        w = tl.load(
+            source + start // 8,
+            mask=(start // 8 + lanes < IN // 8)[None, :],
+            other=0,
+            eviction_policy="evict_first",
+        )
+        if GATED:
+            v = tl.load(
+                source + start // 8 + OUT * (IN // 8),
+                mask=(start // 8 + lanes < IN // 8)[None, :],
+                other=0,
+                eviction_policy="evict_first",
+            )
+        inside = (start // GROUP + groups < IN // GROUP)[None, :]
+        place = start // GROUP * SCALES + of_groups
+        scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        columns = start + tl.arange(0, BLOCK_IN)
+        value, squared = _normed(x, norm_weight, columns, HAS_NORM, IN, IN % BLOCK_IN == 0)
+        if HAS_NORM:
+            squares += tl.sum(tl.reshape(squared, [WORDS, 8]), 1)
+        value = value.to(tl.bfloat16)
+        bits = value.to(tl.int16, bitcast=True).to(tl.int32) & 65535
+        # Of a chunk (half, word, 2, 2): pair (q, half) of a word is of columns q and q + 2.
+        bits = tl.reshape(bits, [BLOCK_IN // (2 * _HALF), 2, _HALF // 4, 2, 2])
+        bits = tl.permute(bits, (0, 2, 4, 1, 3))
+        even, odd = tl.split(tl.reshape(bits, [WORDS, 4, 2]))
+        first, second = tl.split(tl.reshape(even | (odd << 16), [WORDS, 2, 2]))
+        x0, x2 = tl.split(first)
+        x1, x3 = tl.split(second)
+        part = _sum_words(w, x0, x1, x2, x3, INTERPRETED)
+        part = tl.sum(tl.reshape(part, [BLOCK_OUT, GROUPS, GROUP // 8]), 2)
+        if HAS_ZEROS:
+            sums = tl.sum(tl.reshape(value.to(tl.float32), [GROUPS, GROUP]), 1)[None, :]
+            part -= tl.load(zeros + place, mask=inside, other=0).to(tl.float32) * sums
+        total += part * scale
+        if GATED:
+            scale = tl.load(scales + place + OUT, mask=inside, other=0.0).to(tl.float32)
+            part = _sum_words(v, x0, x1, x2, x3, INTERPRETED)
+            part = tl.sum(tl.reshape(part, [BLOCK_OUT, GROUPS, GROUP // 8]), 2)
+            if HAS_ZEROS:
+                part -= tl.load(zeros + place + OUT, mask=inside, other=0).to(tl.float32) * sums
+            up += part * scale
+    _finish_vector(
+        tl.sum(total, 1), tl.sum(up, 1), tl.sum(squares, 0), rows, bias, residual, out, eps,
+        HAS_NORM, GATED, HAS_BIAS, HAS_RESIDUAL, IN, OUT,
+    )  # fmt: skip
+
+
+@triton.jit
+def split_rows_kernel(
+    x,
+    norm_weight,
+    parts,
+    scales,
+    rows,
+    eps,
+    HAS_NORM: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row: what is nearest in 8 bits, and what that leaves."""
+    row = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < SIZE
+    values = tl.load(x + row * SIZE + lanes, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+        values *= tl.load(norm_weight + lanes, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(values), 0) / 448.0
+    # What is not finite leaves nothing finite of its row.
+    scale = tl.where(scale == 0.0, 1.0, scale) + tl.sum(values * 0.0, 0)
+    tl.store(scales + row, scale)
+    values /= scale
+    nearest = values.to(parts.dtype.element_ty)
+    place = parts + row * SIZE + lanes
+    tl.store(place, nearest, mask=inside)
+    left = (values - nearest.to(tl.float32)).to(parts.dtype.element_ty)
+    tl.store(place + rows * SIZE, left, mask=inside)
+
+
+class SplitRows(NamedTuple):
+    """x as (nearest + left) x scales: two numbers of 8 bits have the digits of bfloat16."""
+
+    #: `[2, rows, size]` float8_e4m3fn: nearest, left.
+    parts: Tensor
+    #: float32 `[rows]`.
+    scales: Tensor
+
+
+def split_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> SplitRows:
+    """Contiguous `x` `[rows, size]`, normalised first where there is a `norm`."""
+    assert x.is_contiguous()
+    rows, size = x.shape
+    parts = torch.empty((2, rows, size), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    weight, eps = norm or (x, 0.0)
+    block = triton.next_power_of_2(size)
+    split_rows_kernel[(rows,)](
+        x,
+        weight,
+        parts,
+        scales,
+        rows,
+        eps,
+        HAS_NORM=norm is not None,
+        SIZE=size,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return SplitRows(parts, scales)
+
+
+@triton.jit
+def dequantize_kernel(
+    codes,
+    scales,
+    zeros,
+    order,
+    out,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row, i): `BLOCK` bytes of a row as numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    SCALES: tl.constexpr = (OUT + SCALE_ROWS - 1) // SCALE_ROWS
+    ROW_BYTES: tl.constexpr = IN * BITS // 8
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < ROW_BYTES
+    code = tl.load(codes + row * ROW_BYTES + lanes, mask=inside, other=0.0)
+    for half in tl.static_range(8 // BITS):
+        columns = lanes
+        if BITS == 4:
+            columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF + half * _HALF
+            values = ((code >> (4 * half)) & 15).to(tl.float32) - 8
+        else:
+            values = code.to(tl.float32)
+        place = columns // GROUP * SCALES + row // SCALE_ROWS
+        if HAS_ZEROS:
+            values -= tl.load(zeros + place, mask=inside, other=0).to(tl.float32)
+        values *= tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        places = columns
+        if HAS_ORDER:
+            places = tl.load(order + columns, mask=inside, other=0)
+        tl.store(out + row * IN + places, values.to(out.dtype.element_ty), mask=inside)
+
+
+def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    """`PackedWeight.dense` in one pass."""
+    out_size, row_bytes = weight.codes.shape
+    out = torch.empty((out_size, weight.in_size), dtype=dtype, device=weight.codes.device)
+    block = min(1024, triton.next_power_of_2(row_bytes))
+    dequantize_kernel[(out_size, triton.cdiv(row_bytes, block))](
+        weight.codes,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        weight.codes if weight.order is None else weight.order,
+        out,
+        BITS=4 if weight.kind == "int4" else 8,
+        HAS_ZEROS=weight.zeros is not None,
+        HAS_ORDER=weight.order is not None,
+        IN=weight.in_size,
+        OUT=out_size,
+        GROUP=weight.group,
+        SCALE_ROWS=weight.rows,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out
+
+
+def quantized_product(
+    x: Tensor,
+    weight: PackedWeight,
+    tuning: Tuning,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    """`skinny_matmul.product` for a packed weight, of any number of tokens.
+
+    `tuning.tokens` are those of a program; where x has more, columns cannot be cut. Where scales
+    are those of groups, `tuning.block_in` columns must be a part of one.
+    """
+    assert x.is_contiguous()
+    num_tokens, in_size = x.shape
+    out_size = weight.codes.shape[0] // (2 if gated else 1)
+    token_blocks = triton.cdiv(num_tokens, tuning.tokens)
+    assert tuning.splits == 1 or not (gated or token_blocks > 1)
+    assert tuning.splits == 1 or norm is None or tuning.kind == "split"
+    assert in_size == weight.in_size
+    grouped = is_grouped(weight)
+    out = torch.empty((num_tokens, out_size), dtype=x.dtype, device=x.device)
+    splits_x = tuning.kind == "split"
+    source, x_scales = x, weight.scales
+    if splits_x:
+        assert weight.kind == "fp8"
+        source, x_scales = split_rows(x, norm)
+        norm = None
+    norm_weight, eps = norm or (x, 0.0)
+    # An absent tensor is never read: any pointer does.
+    operands = (x if bias is None else bias, x if residual is None else residual)
+    blocks = triton.cdiv(out_size, tuning.block_out)
+    sizes = {
+        "HAS_NORM": norm is not None,
+        "GATED": gated,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "IN": in_size,
+        "OUT": out_size,
+        "GROUP": weight.group,
+        "BLOCK_OUT": tuning.block_out,
+        "BLOCK_IN": tuning.block_in,
+        "STAGES": tuning.num_stages,
+        "num_warps": tuning.num_warps,
+    }
+    zeros = weight.scales if weight.zeros is None else weight.zeros
+    if tuning.kind == "vector":
+        assert num_tokens == 1
+        common = (norm_weight, *operands, out, eps)
+        if weight.kind == "int4":
+            vector_of_words[(blocks,)](
+                x,
+                weight.codes.view(torch.int32),
+                weight.scales,
+                zeros,
+                *common,
+                HAS_ZEROS=weight.zeros is not None,
+                INTERPRETED=INTERPRETED,
+                **sizes,
+            )
+            return out
+        sizes |= {"GROUPED": grouped, "SCALE_ROWS": weight.rows}
+        vector_of_bytes[(blocks,)](x, weight.codes, weight.scales, *common, **sizes)
+        return out
+    assert not grouped or weight.group % tuning.block_in == 0
+    bits = 4 if weight.kind == "int4" else 8
+    tiles: Any = weight.codes
+    if tuning.descriptors:
+        tiles = TensorDescriptor.from_tensor(
+            weight.codes, [tuning.block_out, tuning.block_in * bits // 8]
+        )
+    partial, counts = x, x
+    if tuning.splits > 1:
+        assert arrivals is not None
+        assert len(arrivals) >= blocks
+        size = blocks * tuning.splits * tuning.block_out * tuning.tokens
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        counts = arrivals
+    quantized_tiles[(token_blocks, blocks, tuning.splits)](
+        source,
+        x_scales,
+        weight.codes,
+        tiles,
+        weight.scales,
+        zeros,
+        x if weight.order is None else weight.order,
+        norm_weight,
+        *operands,
+        out,
+        partial,
+        counts,
+        num_tokens,
+        eps,
+        BITS=bits,
+        SPLIT_X=splits_x,
+        GROUPED=grouped,
+        SCALE_ROWS=weight.rows,
+        HAS_ZEROS=weight.zeros is not None,
+        HAS_ORDER=weight.order is not None,
+        TOKENS=tuning.tokens,
+        SPLITS=tuning.splits,
+        DESCRIPTORS=tuning.descriptors,
+        INTERPRETED=INTERPRETED,
+        **sizes,
+    )
+    return out

@@ -1,0 +1,167 @@
+"""Quantised checkpoints on the device: every kernel and format beside the dense weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from attention_cases import relative_error
+from paged import PagedHarness
+from parrot_engine import LLM, SamplingParams
+from parrot_engine.attention.launch import device_limits
+from parrot_engine.kernels.quantized_matmul import dequantize
+from parrot_engine.kernels.quantized_tuning import quantized_tuning
+from parrot_engine.kernels.skinny_tuning import Product, Tuning
+from parrot_engine.models.loader import load_model
+from parrot_engine.models.ops import Affine
+from parrot_engine.models.parts import Linear
+from parrot_engine.models.triton_ops import TritonOps
+from parrot_engine.quantization.packed import PackedWeight
+from parrot_engine.runner.loader import load_runner
+from parrot_engine.settings import BuiltinSettings
+from quantized_cases import KINDS, QuantizedCase, compute, draw, reference
+from quantized_checkpoints import FORMS, write_checkpoint
+from transformers import LlamaConfig
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+BOUND = 4e-3
+CONFIG = LlamaConfig(
+    vocab_size=257,
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    max_position_embeddings=1024,
+    eos_token_id=256,
+)
+
+
+def _chosen(case: QuantizedCase, weight: PackedWeight) -> Tuning | None:
+    limits = device_limits(DEVICE)
+    sizes = (case.num_tokens, case.out_size, case.in_size, case.dtype)
+    product = Product(*sizes, "g" in case.fused, "n" in case.fused)
+    return quantized_tuning(product, weight, limits.shared_memory, copy_engine=limits.copy_engine)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 64])
+def test_products(kind: str, num_tokens: int, seed: int) -> None:
+    """As the table has them, and by pointer; groups as small as they come and usual ones."""
+    for fused in ("br", "ng" if num_tokens <= 16 else "g"):
+        for out_size, in_size, group in ((256, 512, 128), (1000, 1024, 0)):
+            case = QuantizedCase(kind, num_tokens, out_size, in_size, fused, group=group)
+            operands = draw(case, "cuda", seed)
+            tuning = _chosen(case, operands.weight)
+            assert tuning is not None
+            # Sums of four products in two bytes.
+            bound = BOUND * (2 if tuning.kind == "vector" and "int4" in kind else 1)
+            if out_size == 1000:
+                tuning = tuning._replace(descriptors=False)
+            out = compute(case, operands, tuning)
+            assert relative_error(out, reference(case, operands)) < bound, (case, tuning)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_products_of_many_tokens(kind: str, seed: int) -> None:
+    """What torch multiplies; x in 8 bits where the checkpoint says so."""
+    for num_tokens, activations in ((100, "none"), (300, "none"), (300, "dynamic")):
+        case = QuantizedCase(kind, num_tokens, 256, 512, "b", group=128)
+        operands = draw(case, "cuda", seed)
+        weight = operands.weight._replace(activations=activations)
+        linear = Affine(operands.dense.bfloat16(), operands.bias, weight)
+        out = TritonOps().linear(operands.x, linear)
+        bound = 4e-2 if activations == "dynamic" and weight.kind == "fp8" else BOUND
+        assert relative_error(out, reference(case, operands)) < bound, case
+
+
+@pytest.mark.parametrize("kind", ["fp8-rows", "int4", "int4-zeros"])
+def test_columns_in_parts(kind: str, seed: int) -> None:
+    for splits in (2, 4):
+        case = QuantizedCase(kind, 16, 512, 2048, "br", group=128)
+        operands = draw(case, "cuda", seed)
+        tuning = Tuning("tile", 16, 64, 128, 4, 4, splits, descriptors=True)
+        for _ in range(3):
+            out = compute(case, operands, tuning)
+            assert relative_error(out, reference(case, operands)) < BOUND
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_float16(kind: str, seed: int) -> None:
+    for num_tokens in (1, 16, 64):
+        case = QuantizedCase(kind, num_tokens, 256, 512, "br", torch.float16)
+        operands = draw(case, "cuda", seed)
+        tuning = _chosen(case, operands.weight)
+        assert tuning is not None
+        out = compute(case, operands, tuning)
+        assert relative_error(out, reference(case, operands)) < BOUND
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_packed_weights_of_a_checkpoint(form: str, tmp_path: Path) -> None:
+    path, dense = write_checkpoint(tmp_path, form, CONFIG)
+    ours, theirs = (
+        load_model(folder, DEVICE, dtype, kernels="triton").model
+        for folder, dtype in ((path, "bfloat16"), (dense, "float32"))
+    )
+    expected = dict(theirs.named_modules())
+    num_packed = 0
+    for name, module in ours.named_modules():
+        if isinstance(module, Linear) and module.packed is not None:
+            other = expected[name]
+            assert isinstance(other, Linear)
+            for weight in (
+                module.packed.dense(torch.float32),
+                dequantize(module.packed, torch.float32),
+            ):
+                torch.testing.assert_close(weight, other.weight.data, rtol=1e-5, atol=1e-6)
+            num_packed += 1
+    assert num_packed == 4 * CONFIG.num_hidden_layers
+
+
+@pytest.mark.parametrize("form", ["fp8-blocks", "w8a8-fp8", "w4a16"])
+def test_logits_are_as_close_as_those_of_the_dense_model(form: str, tmp_path: Path) -> None:
+    path, dense = write_checkpoint(tmp_path, form, CONFIG)
+    settings = BuiltinSettings(device="cuda", dtype="bfloat16", num_blocks=64, cuda_graphs="off")
+    exact_settings = replace(settings, dtype="float32", kernels="torch")
+    exact, ours, theirs = (
+        load_runner(folder, of)
+        for folder, of in ((dense, exact_settings), (path, settings), (dense, settings))
+    )
+    for prompt in ([5, 6, 7], list(range(1, 60)), [200] * 300):
+        [reference] = PagedHarness(exact).generate([prompt], 1)[1]
+        errors = []
+        for runner in (ours, theirs):
+            [logits] = PagedHarness(runner).generate([prompt], 1)[1]
+            errors.append(relative_error(logits[:1], reference[:1]))
+        # Activations of many tokens are rounded to 8 bits where the checkpoint says so.
+        rounded = form == "w8a8-fp8" and len(prompt) > 128
+        assert errors[0] < (0.15 if rounded else 1.5 * errors[1] + 2e-3), errors
+
+
+@pytest.mark.parametrize("form", ["fp8-blocks", "w4a16"])
+def test_graphs_give_the_tokens_of_launches(form: str, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, form, CONFIG).path
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    tokens = []
+    for graphs in ("off", "lazy"):
+        with LLM(
+            str(path),
+            device="cuda",
+            dtype="bfloat16",
+            num_blocks=100,
+            max_batch_size=2,
+            max_batch_tokens=64,
+            cuda_graphs=graphs,
+        ) as llm:
+            outputs = llm.generate(["a parrot"], params)
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
