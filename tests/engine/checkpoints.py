@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM as AutoModel
 from transformers import (
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     Glm4Config,
     GptOssConfig,
@@ -30,6 +31,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SiglipVisionConfig,
     SmolLM3Config,
 )
 
@@ -154,6 +156,23 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         num_experts_per_tok=2,
         sliding_window=12,
         swiglu_limit=1.5,
+    ),
+    "gemma3-vision": Gemma3Config(
+        text_config=Gemma3TextConfig(**_TWO_LAYERS, head_dim=16, sliding_window=10),
+        vision_config=SiglipVisionConfig(
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=28,
+            patch_size=14,
+        ),
+        mm_tokens_per_image=4,
+        eos_token_id=VOCAB_SIZE - 1,
+        pad_token_id=None,
+        boi_token_index=1,
+        eoi_token_index=2,
+        image_token_index=VOCAB_SIZE - 2,
     ),
     "glm4": Glm4Config(**_TWO_LAYERS, head_dim=16, attention_bias=True),
 }

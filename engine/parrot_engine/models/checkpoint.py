@@ -6,7 +6,7 @@ Knows files, not models. Only safetensors: formats that can execute code when re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +47,8 @@ class TensorFiles:
 
     def __init__(self, directory: Path) -> None:
         """Open all files of `directory`; `CheckpointError` when there are none, or broken ones."""
-        self._files: dict[str, Any] = {}
+        #: By name: the file, and the tensor's name there.
+        self._files: dict[str, tuple[Any, str]] = {}
         self._stack = ExitStack()
         try:
             for file_name, listed in _shards(directory).items():
@@ -79,8 +80,14 @@ class TensorFiles:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`, a view of its file where the platform allows it."""
-        tensor: Tensor = self._files[name].get_tensor(name)
+        file, stored_name = self._files[name]
+        tensor: Tensor = file.get_tensor(stored_name)
         return tensor
+
+    def rename(self, name_of: Callable[[str], str | None]) -> None:
+        """Give tensors other names; those that get None are not there any more."""
+        renamed = {name_of(name): place for name, place in self._files.items()}
+        self._files = {name: place for name, place in renamed.items() if name is not None}
 
     def _open(self, path: Path, listed: set[str] | None) -> None:
         try:
@@ -92,7 +99,7 @@ class TensorFiles:
         if missing:
             raise CheckpointError(f"{path.name} lacks tensors that the index lists: {missing}")
         for name in names:
-            self._files[name] = file
+            self._files[name] = file, name
 
 
 def _shards(directory: Path) -> dict[str, set[str] | None]:

@@ -175,6 +175,8 @@ class ModelConfig:
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     fused: tuple[Fused, ...] = ()
+    #: The checkpoint holds more than a text model, whose tensors have a prefix there.
+    is_part: bool = False
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

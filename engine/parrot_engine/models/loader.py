@@ -104,6 +104,8 @@ def load_model(
             draw_weights(model, dummy_seed, whole(), collective.shard)
         return LoadedModel(model.eval(), defaults, spec)
     with TensorFiles(path) as files:
+        if config.is_part:
+            files.rename(name_in_text_model)
         # Codes say nothing of the dtype of activations.
         stored = "bfloat16" if quantization is not None else files.dtype
         spec = spec_of(config.dtype or stored)
@@ -113,6 +115,23 @@ def load_model(
         weights = StoredWeights(files, quantization, device, config.fused, stacked_experts=stacked)
         load_weights(model, weights, progress, cuts)
     return LoadedModel(model.eval(), defaults, spec)
+
+
+#: Beginnings of names in checkpoints of more than a text model, and what they are here.
+_TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+
+
+def name_in_text_model(name: str) -> str | None:
+    """The name of a tensor in the text model that it is a part of; None where it is of another."""
+    for prefix, own in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return None
 
 
 class _Cut(NamedTuple):

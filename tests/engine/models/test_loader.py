@@ -454,6 +454,26 @@ def test_the_configuration_can_be_read_alone(checkpoint: Path) -> None:
         read_model_config(checkpoint)
 
 
+def test_of_text_and_vision_the_text_model_is_read(tmp_path: Path) -> None:
+    """With names as transformers 5 has them, and as old files do."""
+    path = make_checkpoint(tmp_path / "model", CONFIGS["gemma3-vision"])
+    expected = _logits(load_runner(path, SETTINGS))
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        old, new = "language_model.model.", "model.language_model."
+        for name in list(tensors):
+            for one, other in ((old, new), (new, old)):
+                if name.startswith(one):
+                    tensors[other + name.removeprefix(one)] = tensors.pop(name)
+                    break
+
+    _edit_tensors(path, turn)
+    assert torch.equal(_logits(load_runner(path, SETTINGS)), expected)
+    _edit(path / "config.json", lambda raw: raw.pop("text_config"))
+    with pytest.raises(CheckpointError, match="text_config"):
+        load_runner(path, SETTINGS)
+
+
 def test_families_are_small() -> None:
     for family in FAMILIES.values():
         source = Path(sys.modules[family.read_config.__module__].__file__ or "").read_text()

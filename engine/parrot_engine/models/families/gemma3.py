@@ -1,4 +1,4 @@
-"""Gemma 3, text alone (1B, 270M): like Gemma 2, with norms of q and k instead of soft caps."""
+"""Gemma 3, text alone: like Gemma 2, with norms of q and k instead of soft caps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from typing import Any
 from parrot_engine.exceptions import CheckpointError
 from parrot_engine.models.config import ModelConfig, architecture_of, positive_number, read_rope
 from parrot_engine.models.families.gemma2 import read_gemma
+
+
+def read_text_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Of checkpoints that hold a vision model too (4B, 12B, 27B), which is left out."""
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"config.json: `text_config` must be an object, found {text!r}")
+    shared = ("architectures", "dtype", "torch_dtype", "quantization_config")
+    given = {key: raw[key] for key in shared if raw.get(key) is not None}
+    # What old files leave out is what the class has, not what `text_config` has elsewhere.
+    sizes = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return replace(read_config({**sizes, **text, **given}), is_part=True)
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:

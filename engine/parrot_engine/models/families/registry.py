@@ -39,6 +39,7 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(gemma2.read_config),
     "Gemma3ForCausalLM": Family(gemma3.read_config),
+    "Gemma3ForConditionalGeneration": Family(gemma3.read_text_config),
     "Glm4ForCausalLM": Family(glm4.read_config),
     "GptOssForCausalLM": Family(gpt_oss.read_config),
     "GraniteForCausalLM": Family(granite.read_config),
