@@ -42,11 +42,6 @@ class Link(NamedTuple):
     evidence: Evidence | None = None
 
 
-def session_id_of(call: str) -> str:
-    """The id of the session that a call begins."""
-    return "sess_" + call.rpartition("_")[2]
-
-
 _numbers = count(1)
 
 

@@ -21,7 +21,6 @@ import msgspec
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, LinkingBehindError
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.forecast import Forecasts
-from parrot_gateway.linking.links import session_id_of
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
@@ -34,6 +33,7 @@ from parrot_gateway.linking.wire import (
     decode_from_worker,
     encode,
     length_of,
+    session_id_of,
 )
 from parrot_gateway.linking.worker_process import Process, end, spawn
 from parrot_gateway.settings.model import LinkingSettings

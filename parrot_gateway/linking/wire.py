@@ -1,6 +1,7 @@
 """Messages between the gateway and its linking process.
 
-Those that leave together are one frame: a list in msgpack behind its length of four bytes.
+Those that leave together are one frame: a list in msgpack behind its length of four bytes. Both
+processes know a session by the id of its first call.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ FromWorker: TypeAlias = Reply | ForecastsChanged
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])
 _from_worker: msgspec.msgpack.Decoder[list[FromWorker]] = msgspec.msgpack.Decoder(list[FromWorker])
+
+
+def session_id_of(call: str) -> str:
+    """The id of the session that a call begins."""
+    return "sess_" + call.rpartition("_")[2]
 
 
 def encode(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:

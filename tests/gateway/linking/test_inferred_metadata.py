@@ -17,9 +17,9 @@ from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange, Message
 from parrot_gateway.linking.forecast import Forecast, TemplateForecast
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
-from parrot_gateway.linking.links import session_id_of
 from parrot_gateway.linking.service import LinkingService, call_id_of
 from parrot_gateway.linking.templates import Template, prompt_of, step_of
+from parrot_gateway.linking.wire import session_id_of
 from parrot_gateway.settings.model import LinkingSettings
 
 USER = {"role": "user", "content": "Summarise this page: herons."}
@@ -185,7 +185,7 @@ def test_a_call_enters_few_files_more() -> None:
             sys.setprofile(None)
 
     asyncio.run(traced())
-    more = {"inferred_metadata", "service", "forecast", "links"}
+    more = {"inferred_metadata", "service", "forecast", "wire"}
     assert entered <= {"generation/placement.py", *(f"linking/{name}.py" for name in more)}
     linking.foretell(returns=0.0)
     asyncio.run(traced())
