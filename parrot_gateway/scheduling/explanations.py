@@ -25,7 +25,7 @@ _DECIDED_BY = {
     "only": "it was the only engine that could take it",
     "bound": "what it goes on from is there",
     "session": "its session runs there",
-    "group": "others of its task group run there",
+    "group": "its task group is kept together there",
     "preferred": "what it reads was written or filled there, or of equals it had computed least",
     "replicate": "engines that have more of its prompt were too busy",
     "starved": "it had waited so long that an engine was kept free for it",
@@ -175,7 +175,7 @@ def _sentence(call: Placed, reasons: Reasons) -> str:
     parts = [f"Ran on {call.engine} {_when(reasons)}"]
     why = _DECIDED_BY.get(reasons.decided_by)
     if reasons.decided_by == "group" and call.group_size > 1:
-        why = f"others of its group of {call.group_size} run there"
+        why = f"its task group of {call.group_size} is kept together there"
     cached = reasons.expected_cached_tokens
     found = (
         f"{cached:,} of its {call.prompt_tokens:,} prompt tokens were cached there"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
 import pytest
 from parrot_scheduler.actions import Alternative, Reasons
 from parrot_scheduler.task import LATENCY, GroupRef, Task
+from serving import Service, serving, until
+from test_scheduling import SYSTEM, fills, small_engine
 
 from parrot_gateway.scheduling.explanations import MAX_CALLS, Explanations, seconds_text
+from parrot_gateway.settings.model import SchedulerSettings
 
 KEY = ("tenant", "call_1")
 
@@ -68,7 +76,7 @@ def test_what_decided_is_said(decided_by: str, words: str) -> None:
 
 def test_a_group_is_said_with_its_size() -> None:
     text = told(reasons("group"), groups=(GroupRef("g", 16),))
-    assert "others of its group of 16 run there, 1,812 of" in text
+    assert "its task group of 16 is kept together there, 1,812 of" in text
 
 
 def test_held_and_queued_are_told_apart() -> None:
@@ -128,3 +136,49 @@ def test_calls_are_their_tenants_and_the_latest_are_remembered() -> None:
 )
 def test_times_as_people_say_them(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+# -- through a gateway ----------------------------------------------------------------------
+
+
+async def explanations_of(service: Service, session: str) -> list[str]:
+    """Of all calls of a session, in their order."""
+    async with aiohttp.ClientSession(service.root) as http:
+        graph = json.loads(await (await http.get(f"/v1/sessions/{session}/graph")).read())
+    return [call["explanation"] for call in graph["calls"]]
+
+
+async def ask(service: Service, prompt: str, **semantic: Any) -> None:
+    body = {"model": "m", "prompt": prompt, "max_tokens": 4, "parrot": semantic}
+    status, _, answer = await service.post("/v1/completions", body)
+    assert status == 200, answer
+
+
+async def test_a_session_that_stays_on_its_engine_is_said() -> None:
+    policy = SchedulerSettings(policy="session-affinity")
+    async with serving(small_engine(), small_engine(), scheduler=policy) as service:
+        await ask(service, SYSTEM, session="s")
+        await ask(service, SYSTEM + "Again.", session="s")
+        first, second = await explanations_of(service, "s")
+    assert "its session" not in first
+    assert " at once: its session runs there, " in second
+
+
+async def test_a_group_that_is_kept_together_is_said() -> None:
+    engines = [small_engine(automatic=False), small_engine(automatic=False)]
+
+    def running() -> int:
+        return sum(map(fills, engines))
+
+    policy = SchedulerSettings(policy="paper")
+    async with serving(*engines, scheduler=policy) as service:
+        calls = []
+        for number in range(3):
+            calls.append(asyncio.create_task(ask(service, f"{number}", session="s", group="g")))
+            await until(lambda expected=number + 1: running() == expected)
+        for engine in engines:
+            engine.automatic = True
+            engine.step()
+        await asyncio.gather(*calls)
+        *_, last = await explanations_of(service, "s")
+    assert "its task group of 3 is kept together there" in last
