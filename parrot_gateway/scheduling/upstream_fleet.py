@@ -51,6 +51,8 @@ _UNBOUNDED_TOKENS = 2**40
 _MAX_BATCH_TOKENS = 8192
 #: Seconds between two looks at what a server's calls took.
 _TIMES_S = 1.0
+#: A stream that takes so many times as long to begin as was expected is late.
+_OVERDUE = 2.0
 #: Least pause between two probes of a server that has been failing.
 _PROBE_PAUSE_S = 0.05
 #: Routes that any server can answer; all others may be about what one of them keeps.
@@ -84,9 +86,10 @@ class _Server:
         self.pending_tokens = 0
         #: Prompt tokens that were not expected in its cache, so far.
         self.computed_tokens = 0
+        #: Streams that have not begun yet, oldest first.
+        self.unanswered: dict[PlacedCall, None] = {}
         self.step_model: StepModel = DEFAULT_STEP_MODEL
         self._fit = StepTimes(DEFAULT_STEP_MODEL, scale=scale)
-        self._since = 0.0
         self._steps = 0
         self._filled = self._used = self._busy_s = 0.0
 
@@ -98,10 +101,19 @@ class _Server:
         self._busy_s += busy_s
 
     def fit(self, now: float) -> bool:
-        """Whether there is a new step model; looks at most every `_TIMES_S`."""
-        if now - self._since < _TIMES_S or self._steps == 0:
+        """Whether there is a new step model.
+
+        A stream that should have begun long ago counts as beginning now, so that a server that
+        answers nothing any more does not pass for a fast one.
+        """
+        oldest = next(iter(self.unanswered), None)
+        if oldest is not None:
+            waited_s, known = now - oldest.placed_at, self.step_model
+            due_s = known.weights_s + oldest.ahead_tokens * known.prefill_token_s
+            if waited_s > max(_TIMES_S, _OVERDUE * due_s):
+                self.note_times(1, oldest.ahead_tokens, self.context_tokens, waited_s)
+        if self._steps == 0:
             return False
-        self._since = now
         mean_used = self._used / self._steps
         model = self._fit.add(self._steps, self._filled, mean_used, self._busy_s)
         self._steps = 0
@@ -136,6 +148,7 @@ class UpstreamFleet:
         self.objects = StoredObjects()
         #: Calls that wait for a place.
         self.waiting = 0
+        self._fitted_at = 0.0
         scale = Scale()
         self._servers = {
             name: _Server(
@@ -232,6 +245,17 @@ class UpstreamFleet:
         joined = (each for each in self._servers.values() if each.is_joined)
         server = min(joined, key=lambda each: each.computed_tokens, default=None)
         return None if server is None else server.upstream.name
+
+    def fit(self, now: float) -> None:
+        """Tell the scheduler what was learned of the servers' times, at most every `_TIMES_S`."""
+        if now - self._fitted_at < _TIMES_S:
+            return
+        self._fitted_at = now
+        for name, server in self._servers.items():
+            if server.fit(now):
+                used = server.context_tokens
+                report = EngineReport(name, server.running, 0, used, server.step_model)
+                self.runner.notify(report)
 
     def check_available(self) -> None:
         """
@@ -417,12 +441,13 @@ class PlacedCall(SubmittedCall):
         self._prompt = prompt
         self._server: _Server | None = None
         self._cached = 0
-        #: Prompt tokens to be computed before the answer begins, those of others included.
-        self._ahead = 0
+        #: Prompt tokens to be computed before the answer begins, those of others included, and
+        #: when it was placed.
+        self.ahead_tokens = 0
         self._contexts = 0
         self._is_filling = False
         self._filling: asyncio.Handle | None = None
-        self._placed_at = 0.0
+        self.placed_at = 0.0
         self._first_at = 0.0
         self._is_stream = False
         self._num_events = 0
@@ -458,6 +483,7 @@ class PlacedCall(SubmittedCall):
     async def _find_server(self, keeper: str | None, limit_s: float) -> _Server:
         fleet = self._fleet
         fleet.check_available()
+        fleet.fit(asyncio.get_running_loop().time())
         task = self.submit(partial(self._task_of, keeper))
         if self._place is None and fleet.waiting >= fleet.settings.max_waiting:
             raise OverloadedError(
@@ -509,18 +535,20 @@ class PlacedCall(SubmittedCall):
         server = self._fleet.server(place.engine_id)
         loop, prompt = asyncio.get_running_loop(), self._prompt
         self._server = server
-        self._placed_at = loop.time()
+        self.placed_at = loop.time()
         self._cached = place.reasons.expected_cached_tokens
         server.running += 1
         server.pending_tokens += prompt.tokens - self._cached
         server.computed_tokens += prompt.tokens - self._cached
         server.context_tokens += prompt.tokens
-        self._ahead, self._contexts = server.pending_tokens, server.context_tokens
+        self.ahead_tokens, self._contexts = server.pending_tokens, server.context_tokens
         self._is_filling = True
-        if not prompt.is_stream:
+        if prompt.is_stream:
+            server.unanswered[self] = None
+        else:
             # Nothing tells when such an answer begins.
             model = server.step_model
-            fill_s = self._ahead * model.prefill_token_s + model.weights_s
+            fill_s = self.ahead_tokens * model.prefill_token_s + model.weights_s
             self._filling = loop.call_later(fill_s, self._filled)
         return server
 
@@ -532,6 +560,8 @@ class PlacedCall(SubmittedCall):
 
     def _answered(self, response: UpstreamResponse) -> None:
         self._first_at = asyncio.get_running_loop().time()
+        if self._server is not None:
+            self._server.unanswered.pop(self, None)
         self._is_stream = response.content_type == "text/event-stream"
         if response.status < 400 and self._is_stream:
             # NOTE: in the next turn, behind what sends the first bytes on.
@@ -556,15 +586,11 @@ class PlacedCall(SubmittedCall):
         self.succeed()
         now = asyncio.get_running_loop().time()
         if self._is_stream:
-            server.note_times(1, self._ahead, self._contexts, self._first_at - self._placed_at)
+            server.note_times(1, self.ahead_tokens, self._contexts, self._first_at - self.placed_at)
             server.note_times(max(0, generated - 1), 0, self._contexts, now - self._first_at)
         else:
             steps = max(1, generated // prompt.sequences)
-            server.note_times(steps, self._ahead, self._contexts, now - self._placed_at)
-        if server.fit(now):
-            name, used = server.upstream.name, server.context_tokens
-            report = EngineReport(name, server.running, 0, used, server.step_model)
-            self._runner.notify(report)
+            server.note_times(steps, self.ahead_tokens, self._contexts, now - self.placed_at)
 
     def _generated(self, usage: Usage | None) -> int:
         """Tokens of the answer; where it does not say, those of its events, or of its bytes."""
@@ -578,6 +604,7 @@ class PlacedCall(SubmittedCall):
         """See `CallTracker`."""
         server, self._server = self._server, None
         if server is not None:
+            server.unanswered.pop(self, None)
             server.running -= 1
             server.context_tokens -= self._prompt.tokens
             if self._is_filling:

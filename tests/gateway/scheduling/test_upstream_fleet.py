@@ -12,11 +12,13 @@ import msgspec
 import openai
 import pytest
 from harness.fake_upstream import FakeUpstream
+from parrot_scheduler.task import DEFAULT_STEP_MODEL
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, read_head, serving, until
 
 from parrot_gateway.bench.upstream import HttpConnection, http_answer
 from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.scheduling import upstream_fleet
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
@@ -49,6 +51,10 @@ class Fleet:
         """What `/health` says of them."""
         described: list[dict[str, Any]] = self.upstream.describe()["servers"]
         return described
+
+    def placed_on(self, name: str) -> int:
+        """Calls in flight at one server."""
+        return next(each["placed"] for each in self.servers() if each["name"] == name)
 
     def placed(self) -> list[int]:
         """Calls in flight at each server, as the gateway counts them."""
@@ -491,3 +497,28 @@ async def test_why_it_was_that_server(engine: ScriptedRemoteEngine) -> None:
         assert "prompt tokens were cached there" in explanation["text"]
         engines = {each["engine"] for each in explanation["alternatives"]}
         assert engines == {"vllm-1", "vllm-2"}
+
+
+async def test_a_server_that_answers_nothing_passes_for_a_slow_one(
+    engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_fleet, "_TIMES_S", 0.01)
+    async with fleet(engine) as served:
+        stuck = msgspec.json.encode(
+            {"model": "vllm/fake:fault=stall,after=0", "messages": [user("x")], "stream": True}
+        )
+        _, writer = await served.service.send("/v1/chat/completions", stuck)
+        await until(lambda: sum(served.placed()) == 1)
+        hung, other = sorted(("vllm-1", "vllm-2"), key=lambda name: -served.placed_on(name))
+
+        async def is_known() -> bool:
+            await served.chat([user("word " * 100)], stream=True)
+            models = [served.upstream.server(name).step_model for name in (hung, other)]
+            return models[0].weights_s > 5 * DEFAULT_STEP_MODEL.weights_s > models[1].weights_s
+
+        async with asyncio.timeout(20):
+            while not await is_known():
+                pass
+        writer.close()
+        await until(lambda: served.placed() == [0, 0])
+        assert not served.upstream.server(hung).unanswered
