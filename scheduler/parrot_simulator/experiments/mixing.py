@@ -1,8 +1,8 @@
 """What latency and throughput work on the same engines cost each other.
 
 Steps first: how long one takes with so many decodes and so many tokens of prompts beside them.
-Then chats beside map-reduce jobs on some engines: all together, as LMetric places them, and apart,
-with one engine or more for the jobs alone and calls spread evenly by what they are known to take.
+Then chats beside map-reduce jobs on some engines: all together, and apart, with one engine or more
+for throughput tasks alone. LMetric places them, on all engines or on those of their side.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from parrot_scheduler.config import PRESETS
+import numpy as np
+from parrot_scheduler.config import PRESETS, SchedulerConfig
+from parrot_scheduler.placement.baselines import LMetric, Request
+from parrot_scheduler.policy import EngineChoice
+from parrot_scheduler.scheduler import Scheduler, policies_of
 
 from parrot_simulator.experiments.applications import ENGINES, OWN_ENGINE, select
 from parrot_simulator.experiments.runner import DEFAULT_SEEDS, Plain
 from parrot_simulator.metrics import Results
 from parrot_simulator.options import SimulationOptions
-from parrot_simulator.oracle.schedule import FixedWorkload, follow
-from parrot_simulator.oracle.starts import apart
 from parrot_simulator.profiles import PROFILES, EngineProfile
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build
@@ -52,6 +54,26 @@ class ApartFigure(Plain):
     #: Of chats, ms a token; of jobs, seconds.
     chats: dict[str, float]
     jobs: dict[str, float]
+
+
+class _Apart(LMetric):
+    """LMetric on the first engines for throughput tasks, and on the others for the rest."""
+
+    name = "apart"
+
+    def __init__(self, for_jobs: int) -> None:
+        self._for_jobs = for_jobs
+
+    def choose(self, request: Request) -> EngineChoice:
+        is_first = np.arange(len(request.mask)) < self._for_jobs
+        is_job = not request.state.objective.is_latency
+        side = request.mask & (is_first if is_job else ~is_first)
+        return super().choose(request._replace(mask=side) if side.any() else request)
+
+
+def _apart(config: SchedulerConfig, for_jobs: int) -> Scheduler:
+    policies = replace(policies_of(config), placement=lambda config, rng: _Apart(for_jobs))
+    return Scheduler(config, policies=policies)
 
 
 def _engine(profile: str, *, ordinary: bool) -> EngineProfile:
@@ -115,18 +137,13 @@ def run(
                 parameters["summaries"] = max(1, round(times * float(parameters["summaries"])))
                 parameters["gap_scale"] = float(parameters["gap_scale"]) / times
                 parameters |= {"scale": loads.scale, "seed": seed}
-                plans = build(application.workload, parameters).arrivals()
-                workload = FixedWorkload(application.workload, plans)
-                options = SimulationOptions(
-                    engines=[engine] * engines,
-                    config=replace(PRESETS["lmetric"], seed=seed),
-                    seed=seed,
-                )
-                found.setdefault(TOGETHER, []).append(simulate(workload, options))
-                for number in range(1, engines):
-                    schedule = apart(workload, engine, engines, number)
-                    name = f"jobs on {number} of {engines}"
-                    found.setdefault(name, []).append(follow(workload, options, schedule))
+                config = replace(PRESETS["lmetric"], seed=seed)
+                options = SimulationOptions(engines=[engine] * engines, config=config, seed=seed)
+                for number in range(engines):
+                    name = f"jobs on {number} of {engines}" if number else TOGETHER
+                    decider = _apart(config, number) if number else None
+                    workload = build(application.workload, parameters)
+                    found.setdefault(name, []).append(simulate(workload, options, decider))
             yield ApartFigure(
                 load,
                 times,
