@@ -263,9 +263,6 @@ class SchedulerSettings(_Section):
     max_hold_s: Seconds = 120.0
     #: Share of an engine's KV that the applications which run may fill.
     working_set_target: float = Field(default=0.85, gt=0, le=1)
-    #: How many times longer a call that nobody waits for may take for the sake of those that
-    #: somebody waits for; 1: not at all.
-    yield_slack: float = Field(default=2.0, ge=1, allow_inf_nan=False)
     #: Keep for the latest calls what they would have taken on other engines.
     explain_calls: bool = True
     #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.

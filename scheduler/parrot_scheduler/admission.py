@@ -25,6 +25,8 @@ _RETURNING_TARGET = 1.0
 #: KV of paused applications counts only while engines have this many seconds of prefill queued,
 #: for a mean engine.
 _BUSY_S = 1.0
+#: Applications whose first task is followed with this chance may be held at once.
+_RETURNS = 0.5
 
 
 class DistinctBlocks:
@@ -96,6 +98,11 @@ def _is_busy(pool: EnginePool) -> bool:
     return backlog_s > _BUSY_S * max(1, int(np.count_nonzero(table.accepts)))
 
 
+def _goes_on(application: Application, first: TaskState) -> bool:
+    """Whether it has come back, or its kind does: a single call has no context to lose."""
+    return application.context_tokens > 0 or first.task.returns >= _RETURNS
+
+
 @lru_cache(maxsize=4096)
 def _anchors(length: int) -> tuple[tuple[int, int], ...]:
     """Blocks at which prompts of this length are compared, and how many blocks each stands for."""
@@ -128,6 +135,11 @@ class WorkingSet(AdmissionPolicy):
     applications with nothing placed yet, the first task that entered, common prefixes once. Further
     queued tasks of an application do not count: they wait for an engine, and nothing of theirs is
     lost. A short task finds room where a long one does not, so chats enter while agents wait.
+
+    An application is held only if it goes on: it has a context already, or calls of its kind are
+    followed (`Task.returns`). The others have no context that could be pushed out between calls;
+    they wait in the order, like all, while engines are full. Held as well, short ones of a backlog
+    took 22.5 s instead of 4.2, and map-reduce on small engines 1.2 times as long.
 
     Retained KV yields while engines have little to compute: to push a context out costs computing
     it anew, and that costs nothing where engines would idle otherwise. Only once prefill
@@ -170,7 +182,7 @@ class WorkingSet(AdmissionPolicy):
             return True
         target = _RETURNING_TARGET if application.retained_tokens else self._target
         room = target * pool.capacity - admitted + application.retained_tokens
-        if first.working_set <= room:
+        if first.working_set <= room or not _goes_on(application, first):
             return True
         if first.working_set <= room + pool.total_retained and not _is_busy(pool):
             return True

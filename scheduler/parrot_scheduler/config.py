@@ -45,9 +45,6 @@ class SchedulerConfig:
     starvation_s: float = 60.0
     #: Tasks without room that are passed over in search of one that fits.
     max_passed_over: int = 8
-    #: A throughput task gives way to latency tasks as long as it takes at most so many times as
-    #: long as on the engine where it would end soonest; 1: it does not give way.
-    yield_slack: float = 2.0
     #: Whether placements say what the task would have taken on other engines.
     explain: bool = False
     #: Seeds every random choice.

@@ -11,7 +11,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
-from typing import Literal
 
 from parrot_scheduler.actions import (
     Action,
@@ -29,10 +28,9 @@ from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import TaskUpdated
 from parrot_scheduler.lengths import LengthPredictor
-from parrot_scheduler.policy import EngineChoice, EngineWait, Policies
+from parrot_scheduler.policy import EngineChoice, Policies
 from parrot_scheduler.queue.admission_queue import AdmissionQueue, HeldApplication
 from parrot_scheduler.queue.application_registry import ApplicationRegistry
-from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.queue.waiting_tasks import WaitingTasks
 from parrot_scheduler.task import ApplicationId, EngineDescription, EngineId, TaskId
 from parrot_scheduler.task_state import Application, TaskState
@@ -49,8 +47,6 @@ _MAX_FOLLOWERS = 256
 _MAX_CANCELLED_FILLS = 8
 #: Once one task was placed in a step, so many without room end the search.
 _MISSES_AFTER_HIT = 1
-#: Tasks that are blocked at most before a search ends.
-_MAX_BLOCKED = 64
 #: `Place.priority` by objective: an engine's own queue runs smaller ones earlier.
 _PRIORITIES = {"latency": 0, "ttft": 0, "tpot": 0, "deadline": 1, "throughput": 2}
 _FILL_PRIORITY = 3
@@ -104,13 +100,12 @@ class ModelScheduler:
         self._no_engine_since: float | None = now
         self._placed_fills: dict[TaskId, TaskState] = {}
         self._retention_checked_at = 0.0
-        self._blocked = BlockedTasks(self.pool)
-        # What the next search has to look at: all tasks, where more has changed than room on some
-        # engines; otherwise blocked tasks for these rows (bit r for row r), and new tasks from this
-        # sequence number on.
+        # What the next search has to look at: all tasks, where there may be more room or an engine
+        # has less to do; otherwise new tasks from this sequence number on.
         self._search_all = True
-        self._freed_rows = 0
         self._first_new: int | None = None
+        # Tasks passed over since all were looked at.
+        self._num_blocked = 0
         # Whether the last search ended before it came to all tasks, and whether it placed any.
         self._search_was_cut = False
         self._has_placed = False
@@ -198,11 +193,11 @@ class ModelScheduler:
         was_pending = pending[row] > 0
         self.pool.progress(state, filled, cached, generated)
         if was_pending and pending[row] <= 0:
-            self._freed_rows |= 1 << row
+            self._search_all = True
 
     def finish(self, state: TaskState, now: float, *, succeeded: bool) -> None:
         self._now = now
-        task, pool, row = state.task, self.pool, state.engine_row
+        task, pool = state.task, self.pool
         if succeeded:
             pool.computed(state)
             if self.config.predict_lengths:
@@ -218,7 +213,7 @@ class ModelScheduler:
         else:
             self._placed_fills.pop(task.id, None)
         self.placement.ended(state, pool, now)
-        self._freed_rows |= 1 << row
+        self._search_all = True
         self._end(state, application)
 
     def cancel(self, state: TaskState, now: float) -> None:
@@ -360,9 +355,7 @@ class ModelScheduler:
         self.applications.release_retained(application)
         if engine_id is not None:
             self._emit(Forget(application.id, engine_id))
-            row = self.pool.row_of(engine_id)
-            if row >= 0:
-                self._freed_rows |= 1 << row
+            self._search_all = True
 
     def _expire_retained(self, now: float) -> None:
         self._retention_checked_at = now
@@ -388,7 +381,7 @@ class ModelScheduler:
                 self._admit(now)
             if not self.pool.num_accepting:
                 break
-            if not (self._search_all or self._freed_rows or self._first_new is not None):
+            if not (self._search_all or self._first_new is not None):
                 break
             # Another round only after placements: held applications may share their prompts.
             self._has_placed = False
@@ -440,7 +433,7 @@ class ModelScheduler:
             if self.pool.num_accepting and now < oldest.since + self.config.max_hold_s:
                 break
             self._admit_one(oldest, now)
-        if not (self._search_all or self._freed_rows or self._has_placed):
+        if not (self._search_all or self._has_placed):
             return
         for _ in range(_MAX_ADMITTED):
             chosen = self.admission.choose(self.admission_queue.candidates(), self.pool, now)
@@ -466,53 +459,33 @@ class ModelScheduler:
 
     def _search(self, now: float) -> None:
         """Try to place queued tasks, in order, until too many have found no room."""
-        order, blocked = self.order, self._blocked
+        order = self.order
         first_new, self._first_new = self._first_new, None
-        freed_rows, self._freed_rows = self._freed_rows, 0
-        if self._search_all and blocked:
-            order.unblock(now)
-            blocked.clear()
-        if self._search_all or freed_rows:
+        if self._search_all:
             self._search_all = self._search_was_cut = False
+            if self._num_blocked:
+                order.unblock(now)
+                self._num_blocked = 0
             if self.reserved is not None:
                 self._try(self.reserved[0], now)
-        fitting = blocked.fitting(freed_rows, now - self.config.starvation_s)
-        if fitting:
-            order.unblock(now, fitting)
-            for state in fitting:
-                blocked.discard(state)
-        awaited = blocked.awaited(freed_rows, now)
-        returning = next(awaited, None)
         # Those without room have been passed over already.
-        misses, vain, allowed = blocked.num_without_room, 0, self.config.max_passed_over
+        misses, allowed = self._num_blocked, self.config.max_passed_over
         while self._may_place(now):
             first = order.first(now)
-            if returning is not None and _goes_before(returning, first):
-                if returning in blocked:
-                    wait = self._try(returning, now)
-                    if wait is True:
-                        allowed = _MISSES_AFTER_HIT
-                    else:
-                        vain += 1
-                        blocked.add(returning, wait)
-                        self._make_room(returning, now)
-                returning = next(awaited, None) if vain < self.config.max_passed_over else None
-                continue
             if first is None:
                 return
             if self._search_was_cut and (first_new is None or first.sequence < first_new):
                 return
-            wait = self._try(first, now)
-            if wait is True:
+            if self._try(first, now):
                 allowed = _MISSES_AFTER_HIT
                 continue
             misses += 1
             self._make_room(first, now)
-            if misses >= allowed or len(blocked) >= _MAX_BLOCKED:
+            if misses >= allowed:
                 self._search_was_cut = True
                 return
             order.block(first)
-            blocked.add(first, wait)
+            self._num_blocked += 1
 
     def _may_place(self, now: float) -> bool:
         """False: every engine is full, and a task without room has no further consequences."""
@@ -521,25 +494,25 @@ class ModelScheduler:
         oldest = self.waiting.oldest()
         return oldest is not None and now - oldest.submitted_at >= self.config.starvation_s
 
-    def _try(self, state: TaskState, now: float) -> EngineWait | Literal[True] | None:
-        """True: a queued task has been placed; otherwise what it waits for."""
+    def _try(self, state: TaskState, now: float) -> bool:
+        """Whether a queued task has been placed."""
         pool = self.pool
         if self.reserved is not None and self.reserved[0] is state:
             # Only its own engine takes it.
             row = self.reserved[1]
             if not pool.has_room(state, row):
-                return None
-            choice: EngineChoice | EngineWait | None = self._only(state, row, "starved")
+                return False
+            choice: EngineChoice | None = self._only(state, row, "starved")
         else:
             choice = self._choose(state, now)
-        if not isinstance(choice, EngineChoice):
-            return choice
+        if choice is None:
+            return False
         self._place(state, choice, now)
         if self.config.group_tasks:
             self._place_groups_of(state, now)
         return True
 
-    def _choose(self, state: TaskState, now: float) -> EngineChoice | EngineWait | None:
+    def _choose(self, state: TaskState, now: float) -> EngineChoice | None:
         pool = self.pool
         late = self.placement.late_binding
         if state.task.bound_to is not None:
@@ -547,14 +520,11 @@ class ModelScheduler:
             if late and not (pool.table.accepts[row] and pool.has_room(state, row)):
                 return None
             return self._only(state, row, "bound")
-        if late and not pool.may_have_room(state):
-            row = pool.idle_row(state)
-            return self._only(state, row, "only") if row >= 0 else None
         choice = self.placement.place(state, self._application_of(state), pool, now)
-        if not isinstance(choice, EngineChoice):
+        if choice is None:
             # A policy may wait for something to end; where nothing runs, nothing will.
             row = pool.idle_row(state) if pool.is_idle else -1
-            return self._only(state, row, "only") if row >= 0 else choice
+            return self._only(state, row, "only") if row >= 0 else None
         return choice if pool.accepting >> choice.row & 1 else None
 
     def _only(self, state: TaskState, row: int, decided_by: str) -> EngineChoice:
@@ -567,7 +537,7 @@ class ModelScheduler:
             for _ in range(_MAX_FOLLOWERS):
                 member = self.waiting.largest_of(group.id)
                 choice = self._choose(member, now) if member is not None else None
-                if member is None or not isinstance(choice, EngineChoice):
+                if member is None or choice is None:
                     break
                 self._place(member, choice, now)
 
@@ -580,7 +550,6 @@ class ModelScheduler:
             self._placed_fills[task.id] = state
         else:
             self.order.pop(state, application, now)
-            self._blocked.discard(state)
             if state.groups:
                 self.waiting.leave_groups(state)
             if application.retained_tokens:
@@ -645,17 +614,9 @@ class ModelScheduler:
         pool = self.pool
         for state in list(islice(self.fills.values(), self.config.max_passed_over)):
             choice = self._choose(state, now)
-            if not isinstance(choice, EngineChoice):
+            if choice is None:
                 return
             row = choice.row
             half_full = 2 * pool.table.batch[row] >= pool.table.max_batch[row]
             if not half_full and pool.table.pending_prefill[row] == 0:
                 self._place(state, choice, now)
-
-
-def _goes_before(returning: TaskState, first: TaskState | None) -> bool:
-    """Whether a blocked task, tried again, goes before the first one in the order.
-
-    Its turn had come already, so it does; but a throughput task not before a latency task.
-    """
-    return first is None or returning.objective.is_latency or not first.objective.is_latency

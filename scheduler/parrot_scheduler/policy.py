@@ -182,22 +182,6 @@ class EngineChoice:
     details: dict[str, float | int | str] = field(default_factory=dict)
 
 
-class EngineWait(NamedTuple):
-    """An engine has room for the task, but another one is worth waiting for."""
-
-    #: Room on any of these ends the wait (bit r for row r).
-    rows: int
-    #: Absolute time at which the wait ends.
-    until: float
-    #: Seconds: another engine is good enough once the task's `total_cost_s` there (`Prediction`)
-    #: is at most this.
-    total_cost_s: float
-    #: For that prediction: prompt tokens to compute there, all its tokens, and its decode steps.
-    new_tokens: float
-    tokens: float
-    steps: float
-
-
 class PlacementPolicy(ABC):
     """3. On which engine does a task run?
 
@@ -213,8 +197,8 @@ class PlacementPolicy(ABC):
     @abstractmethod
     def place(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | EngineWait | None:
-        """An engine, or which engines to wait for. Not called for tasks bound to an engine.
+    ) -> EngineChoice | None:
+        """An engine. Not called for tasks bound to an engine.
 
         None: no engine has room; called again when one has more.
         """

@@ -9,7 +9,7 @@ from itertools import count
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.placement import POLICIES
-from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy
+from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task import THROUGHPUT, EngineDescription, GroupRef, Objective, Task
 from parrot_scheduler.task_state import Application, TaskState
 
@@ -102,7 +102,7 @@ class Engines:
         name = state.task.application
         return self.applications.setdefault(name, Application(name, "t", state.submitted_at))
 
-    def ask(self, state: TaskState, now: float = 0.0) -> EngineChoice | EngineWait | None:
+    def ask(self, state: TaskState, now: float = 0.0) -> EngineChoice | None:
         """What the policy says."""
         return self.policy.place(state, self.application(state), self.pool, now)
 

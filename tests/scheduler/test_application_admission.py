@@ -46,8 +46,16 @@ def started(keep: str = "none", **engine: Any) -> Scheduler:
     return scheduler
 
 
-def task(application: str, prompt: int, prefix: tuple[int, ...] = (), successors: int = 0) -> Task:
-    return Task(next(_ids), "m", "t", application, prompt, 20, prefix=prefix, successors=successors)
+def task(
+    application: str,
+    prompt: int,
+    prefix: tuple[int, ...] = (),
+    successors: int = 0,
+    returns: float = 0.9,
+) -> Task:
+    """A call of an agent, by default: others are likely to follow."""
+    fields = {"prefix": prefix, "successors": successors, "returns": returns}
+    return Task(next(_ids), "m", "t", application, prompt, 20, **fields)
 
 
 def kinds(actions: list[Action]) -> list[tuple[str, object]]:
@@ -72,9 +80,20 @@ def test_a_new_application_waits_until_there_is_room_and_short_calls_pass() -> N
     assert (place.reasons.waited_s, place.reasons.held_s) == (3.0, 3.0)
 
 
+def test_what_does_not_go_on_is_not_held_until_it_does() -> None:
+    """It has no context that others could push out while it pauses."""
+    scheduler = started()
+    agent = task("a", 500)
+    chat, more = task("b", 400, returns=0.0), task("b", 480, returns=0.0)
+    scheduler.step(0.0, [TaskSubmitted(agent)])
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(chat)])) == [("Place", chat.id)]
+    scheduler.step(2.0, [TaskFinished(chat.id, 0, 20)])
+    assert kinds(scheduler.step(3.0, [TaskSubmitted(more)])) == [("Hold", "b")]
+
+
 def test_calls_of_an_application_inside_are_not_held() -> None:
     scheduler = started()
-    first, more = task("a", 500), task("a", 500)
+    first, more = task("a", 980), task("a", 500)
     scheduler.step(0.0, [TaskSubmitted(first)])
     assert kinds(scheduler.step(1.0, [TaskSubmitted(more)])) == []
     assert scheduler.snapshot()["models"]["m"]["queued"] == 1
@@ -96,7 +115,7 @@ def test_all_calls_of_a_held_application_wait_and_enter_together() -> None:
 
 def test_nobody_is_held_longer_than_the_bound() -> None:
     scheduler = started()
-    scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
+    scheduler.step(0.0, [TaskSubmitted(task("a", 980))])
     scheduler.step(1.0, [TaskSubmitted(task("b", 700))])
     assert kinds(scheduler.step(20.9, [Tick()])) == []
     assert kinds(scheduler.step(21.0, [Tick()])) == [("Release", "b")]

@@ -193,34 +193,13 @@ def test_tasks_bound_to_an_engine_that_leaves_or_drains_are_refused() -> None:
 def test_new_tasks_are_tried_although_a_search_has_ended_before_them() -> None:
     scheduler = started(engine(), order="fair", max_passed_over=2)
     running = task(tenant="a", prompt_tokens=500)
-    large = [task(tenant="a", prompt_tokens=800) for _ in range(4)]
+    large = [task(tenant="a", prompt_tokens=800, bound_to="e") for _ in range(4)]
     scheduler.step(0.0, [TaskSubmitted(running)])
     assert placed(scheduler.step(1.0, [TaskSubmitted(each) for each in large])) == []
     # Of a tenant that had nothing so far: they go first.
     small = [task(tenant="b"), task(tenant="b")]
     actions = scheduler.step(2.0, [TaskSubmitted(each) for each in small])
     assert placed(actions) == [each.id for each in small]
-
-
-def test_a_task_that_leaves_waits_for_no_holder_any_more() -> None:
-    """So few may wait for one at a time that the next could not, if it still counted."""
-    slow = StepModel(weights_s=0.01, context_token_s=1e-6, prefill_token_s=0.001)
-    sizes = {"capacity_tokens": 100_000, "max_batch": 8, "step_model": slow}
-    scheduler = started(
-        engine("e", reports_blocks=True, **sizes), engine("f", **sizes), max_passed_over=1
-    )
-    prefix = tuple(range(400))
-    busy = [task(bound_to="e") for _ in range(8)] + [task(bound_to="f") for _ in range(4)]
-    events: list[Event] = [BlocksStored("e", prefix), *(TaskSubmitted(each) for each in busy)]
-    events += [TaskProgress(each.id, 100, 0, 0) for each in busy]
-    scheduler.step(1.0, events[:13])
-    scheduler.step(1.0, events[13:])
-    for now in (2.0, 3.0):
-        waiting = task(prompt_tokens=6450, prefix=prefix)
-        assert placed(scheduler.step(now, [TaskSubmitted(waiting)])) == []
-        assert placed(scheduler.step(now, [TaskCancelled(waiting.id)])) == []
-    elsewhere = task(prompt_tokens=6450)
-    assert placed(scheduler.step(4.0, [TaskSubmitted(elsewhere)])) == [elsewhere.id]
 
 
 def test_a_draining_engine_keeps_what_it_has_and_gets_nothing_new() -> None:
@@ -363,7 +342,7 @@ def test_members_of_a_group_are_placed_after_each_other() -> None:
 
 def test_a_member_that_was_cancelled_is_not_placed_with_its_group() -> None:
     scheduler = started(engine())
-    running = task(prompt_tokens=950)
+    running = task(prompt_tokens=980)
     group = (GroupRef("g", 3),)
     members = [task(groups=group) for _ in range(3)]
     scheduler.step(0.0, [TaskSubmitted(each) for each in (running, *members)])
@@ -389,9 +368,11 @@ def test_a_group_larger_than_an_engine_is_split_and_all_of_it_runs() -> None:
 
 
 def test_a_large_task_does_not_starve_behind_small_ones() -> None:
-    """Small tasks take every bit of room as it comes; an engine is drained for the large one."""
+    """Small tasks take every bit of room as it comes; the engine that the large one is bound to is
+    drained for it.
+    """
     scheduler = started(engine())
-    large = task(prompt_tokens=900)
+    large = task(prompt_tokens=900, bound_to="e")
     first = [task() for _ in range(4)]
     running = placed(scheduler.step(0.0, [TaskSubmitted(each) for each in first]))
     scheduler.step(0.0, [TaskSubmitted(large)])
@@ -405,6 +386,17 @@ def test_a_large_task_does_not_starve_behind_small_ones() -> None:
     assert large.id in running
     # Drained from `starvation_s` on: four tasks that end one after the other.
     assert 10.0 <= now <= 11.0
+
+
+def test_a_large_task_begins_as_soon_as_an_engine_is_not_full() -> None:
+    """It waits for its room in the engine, which takes none behind it before it."""
+    scheduler = started(engine())
+    first, large, small = [task() for _ in range(3)], task(prompt_tokens=900), task()
+    events = [TaskSubmitted(each) for each in (*first, large)]
+    assert placed(scheduler.step(0.0, events)) == [*(each.id for each in first), large.id]
+    assert placed(scheduler.step(1.0, [TaskSubmitted(small)])) == []
+    ends = [TaskFinished(each.id, 0, 20) for each in first]
+    assert placed(scheduler.step(2.0, ends)) == [small.id]
 
 
 def test_reasons_tell_why_and_how_long() -> None:

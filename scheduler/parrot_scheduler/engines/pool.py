@@ -9,7 +9,7 @@ import numpy as np
 
 from parrot_scheduler.engines.table import EngineTable
 from parrot_scheduler.events import EngineReport
-from parrot_scheduler.prefix_index.holders import pack, rows_of
+from parrot_scheduler.prefix_index.holders import pack
 from parrot_scheduler.prefix_index.index import PrefixIndex, chain_of
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel, Task
 from parrot_scheduler.task_state import EngineLoad, TaskState
@@ -18,8 +18,6 @@ from parrot_scheduler.task_state import EngineLoad, TaskState
 _GROWTH = 1.5
 #: Templates and applications that an engine without visible blocks is assumed to cache.
 _HIDDEN_BLOCKS = 1024
-#: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
-FEW_ROWS = 16
 
 
 class EnginePool:
@@ -50,7 +48,7 @@ class EnginePool:
         #: Engines with nothing placed on them.
         self.num_idle = 0
         #: Sets of rows: those that take new work (a reserved one left out), those whose batch is
-        #: full, those with at least one sequence.
+        #: full or whose KV is all needed, those with at least one sequence.
         self.accepting = 0
         self.full = 0
         self.busy = 0
@@ -62,12 +60,6 @@ class EnginePool:
         self.latency_sequences = 0
         #: Placed tasks with a promised time per token.
         self.num_step_limits = 0
-        # Upper bound of the free tokens of any accepting engine whose batch is not full.
-        self._most_free = math.inf
-        # Whether tasks have been placed since the bound was computed: it may be far too high.
-        self._most_free_is_stale = True
-        # The row that had most free tokens when the bound was computed.
-        self._freest = 0
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row, the promised seconds per token, and for how many tasks each.
@@ -95,7 +87,8 @@ class EnginePool:
         self.num_idle += 1
         bit = 1 << row
         self.busy &= ~bit
-        self.full = self.full | bit if self._scalars.max_batch[row] <= 0 else self.full & ~bit
+        self.full &= ~bit
+        self._update_sets(row)
         self._recount()
         return row
 
@@ -133,8 +126,6 @@ class EnginePool:
         self.capacity = float(table.capacity[here].sum())
         self.largest_capacity = float(table.capacity[here].max(initial=0.0))
         self.largest_block = int(table.block_tokens[here].max(initial=0.0))
-        self._most_free = math.inf
-        self._most_free_is_stale = True
         if self._reserved >= 0:
             here[self._reserved] = False
         table.accepts[:] = here
@@ -174,45 +165,9 @@ class EnginePool:
             and scalars.working_set[row] + need <= scalars.capacity[row]
         )
 
-    def least_need(self, state: TaskState) -> float:
-        """Lower bound of the tokens of KV that it adds to an engine: with all its blocks shared."""
-        task = state.task
-        shared = min(task.prompt_tokens, len(task.prefix) * self.largest_block)
-        return float(state.working_set - shared)
-
-    def may_have_room(self, state: TaskState) -> bool:
-        """A quick check. False: no engine has room, however much of the prompt is shared."""
-        need = self.least_need(state)
-        if need > self._most_free:
-            return False
-        if self._most_free_is_stale:
-            scalars, row = self.table.scalars, self._freest
-            # The freest row of the last search often has room: no search is needed then.
-            is_open = (self.accepting & ~self.full) >> row & 1
-            if is_open and need <= scalars.capacity[row] - scalars.working_set[row]:
-                return True
-            self._most_free = self._find_most_free()
-            self._most_free_is_stale = False
-        return need <= self._most_free
-
-    def _find_most_free(self) -> float:
-        there = self.accepting & ~self.full
-        if there.bit_count() <= FEW_ROWS:
-            scalars = self.table.scalars
-            free = [scalars.capacity[row] - scalars.working_set[row] for row in rows_of(there)]
-            return max(free, default=-math.inf)
-        table = self.table
-        free_there = np.where(
-            table.accepts & (table.batch < table.max_batch),
-            table.capacity - table.working_set,
-            -np.inf,
-        )
-        self._freest = int(free_there.argmax())
-        return float(free_there.item(self._freest))
-
     @property
     def has_open_row(self) -> bool:
-        """Whether any accepting engine has a batch that is not full, or nothing to do."""
+        """Whether any accepting engine is not full, or has nothing to do."""
         return bool(self.accepting & ~(self.full & self.busy))
 
     def idle_row(self, state: TaskState) -> int:
@@ -256,8 +211,7 @@ class EnginePool:
         state.placed_at = now
         state.expected_cached = expected
         state.load = EngineLoad(sequences, latency, pending, private, limit_s, claim)
-        self._most_free_is_stale = True
-        self._set_batch(row, scalars.batch[row] + sequences)
+        scalars.batch[row] += sequences
         if latency:
             scalars.latency_batch[row] += latency
             self.latency_sequences += latency
@@ -267,6 +221,7 @@ class EnginePool:
         self.total_working_set += used
         if limit_s != math.inf:
             self._count_step_limit(row, limit_s, 1)
+        self._update_sets(row)
         here = self.placed[row]
         self.num_idle -= not here
         here[task.id] = state
@@ -286,17 +241,15 @@ class EnginePool:
         self.num_idle += not here
         if load.step_limit_s != math.inf:
             self._count_step_limit(row, load.step_limit_s, -1)
-        self._set_batch(row, scalars.batch[row] - load.sequences)
+        scalars.batch[row] -= load.sequences
         if load.latency_sequences:
             scalars.latency_batch[row] -= load.latency_sequences
             self.latency_sequences -= load.latency_sequences
         scalars.pending_prefill[row] -= load.pending_prefill
         private = load.private_tokens
         self.total_working_set += -private - freed
-        used = scalars.working_set[row] = scalars.working_set[row] + (-private - freed)
-        free = scalars.capacity[row] - used
-        if free > self._most_free:
-            self._most_free = free
+        scalars.working_set[row] += -private - freed
+        self._update_sets(row)
         state.load = None
         state.engine_row = -1
         own = private - (state.expected_output - state.generated_tokens)
@@ -321,6 +274,7 @@ class EnginePool:
             load.private_tokens += grown
             scalars.working_set[row] += grown
             self.total_working_set += grown
+            self._update_sets(row)
 
     def set_objective(self, state: TaskState, objective: Objective) -> None:
         load, row = state.load, state.engine_row
@@ -348,15 +302,17 @@ class EnginePool:
         self.table.scalars.retained[row] += tokens
         self.total_retained += tokens
 
-    def _set_batch(self, row: int, sequences: float) -> None:
-        scalars = self._scalars
-        before, most = scalars.batch[row], scalars.max_batch[row]
-        scalars.batch[row] = sequences
+    def _update_sets(self, row: int) -> None:
+        scalars, bit = self._scalars, 1 << row
+        batch = scalars.batch[row]
+        is_full = (
+            batch >= scalars.max_batch[row] or scalars.working_set[row] >= scalars.capacity[row]
+        )
         # A large int is copied by each change: only where the row enters or leaves the set.
-        if (sequences >= most) != (before >= most):
-            self.full ^= 1 << row
-        if (sequences != 0.0) != (before != 0.0):
-            self.busy ^= 1 << row
+        if is_full != bool(self.full & bit):
+            self.full ^= bit
+        if (batch != 0.0) != bool(self.busy & bit):
+            self.busy ^= bit
 
     def _count_step_limit(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:

@@ -20,6 +20,8 @@ from itertools import islice, repeat
 from operator import or_
 from typing import NamedTuple
 
+import numpy as np
+
 from parrot_scheduler.prefix_index.claims import ClaimTree, RadixNode
 from parrot_scheduler.prefix_index.holders import (
     Depths,
@@ -109,6 +111,20 @@ class PrefixIndex:
             return claimed
         rows = map(self._held.get, prefix, repeat(0))
         return holders_of(map(or_, rows, rows_by_block(claimed)) if claimed else rows)
+
+    def awaited(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
+        """Leading blocks of a prompt that placed tasks need and no one has computed yet, for each
+        of the first `num_rows` rows; None: there are none.
+        """
+        claimed = self._claims.holders(prefix)
+        if not claimed:
+            return None
+        depths = as_column(claimed, num_rows)
+        stored = as_column(holders_of(map(self._held.get, prefix, repeat(0))), num_rows)
+        if depths is None or stored is None:
+            return depths
+        awaited: Depths = np.maximum(depths - stored, 0.0)
+        return awaited
 
     def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that tasks placed on one engine need."""
