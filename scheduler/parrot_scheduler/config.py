@@ -18,8 +18,8 @@ class SchedulerConfig:
     place: str = "parrot"
     #: Name of the retention policy.
     keep: str = "hazard"
-    #: Whether task groups are placed together.
-    group_tasks: bool = True
+    #: Whether the rest of a task group is placed right behind its first task, before others.
+    group_tasks: bool = False
     #: Whether output lengths are predicted by template; otherwise `max_tokens` counts.
     predict_lengths: bool = True
 
@@ -59,6 +59,7 @@ PRESETS: dict[str, SchedulerConfig] = {
         order="application-fifo",
         place="paper",
         keep="none",
+        group_tasks=True,
         predict_lengths=False,
     ),
     **{
@@ -67,7 +68,6 @@ PRESETS: dict[str, SchedulerConfig] = {
             order="fcfs",
             place=name,
             keep="none",
-            group_tasks=False,
             predict_lengths=False,
         )
         for name in ("round-robin", "least-loaded", "session-affinity", "prefix-linear", "lmetric")

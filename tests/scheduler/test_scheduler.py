@@ -333,7 +333,7 @@ def test_fills_run_when_nothing_else_wants_to_and_make_room() -> None:
 
 
 def test_members_of_a_group_are_placed_after_each_other() -> None:
-    scheduler = started(engine(max_batch=3))
+    scheduler = started(engine(max_batch=3), group_tasks=True)
     group = (GroupRef("g", 3),)
     first, other, second, third = task(groups=group), task(), task(groups=group), task(groups=group)
     actions = scheduler.step(0.0, [TaskSubmitted(each) for each in (first, other, second, third)])
@@ -341,7 +341,7 @@ def test_members_of_a_group_are_placed_after_each_other() -> None:
 
 
 def test_a_member_that_was_cancelled_is_not_placed_with_its_group() -> None:
-    scheduler = started(engine())
+    scheduler = started(engine(), group_tasks=True)
     running = task(prompt_tokens=980)
     group = (GroupRef("g", 3),)
     members = [task(groups=group) for _ in range(3)]

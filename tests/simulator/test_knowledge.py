@@ -58,14 +58,14 @@ def chats_s(results: Results) -> float:
     return results.kinds["chat"].job_s.mean
 
 
-def test_inferred_groups_spare_chats_as_declared_ones_do() -> None:
+def test_inferred_groups_cost_chats_and_jobs_no_more_than_declared_ones_do() -> None:
     none = run("mixed", MIXED, Knowledge())
     inferred = run("mixed", MIXED, INFERRED)
     declared = run("mixed", MIXED, replace(INFERRED, inferred=False))
-    assert chats_s(inferred) < 0.97 * chats_s(none)
+    assert chats_s(inferred) < chats_s(none)
     assert chats_s(inferred) < 1.05 * chats_s(declared)
     jobs = [each.kinds["map-reduce"].job_s.mean for each in (none, inferred)]
-    assert jobs[1] < 1.2 * jobs[0], "it gives way"
+    assert jobs[1] < 1.2 * jobs[0], "engines fill it behind what somebody waits for"
 
 
 def test_chats_that_are_taken_for_maps_are_answered_in_bounded_extra_time() -> None:

@@ -2,8 +2,8 @@
 
     argmin  (queued + new tokens) x (sequences + 1)        ties: the fewest sequences
 
-`new` are prompt tokens that the engine neither caches nor is about to; at least one block. `queued`
-are prompt tokens that wait there to be computed. This is LMetric (arXiv 2603.15202) but for one
+`new` are prompt tokens that the engine neither caches nor is about to. `queued` are prompt tokens
+that wait there to be computed. This is LMetric (arXiv 2603.15202) but for one
 thing: queued tokens of the task's own prefix are no queue to it, they are work that it is spared.
 Rules, each with what it gives in `simulate policies` and on recorded programs (docs/scheduling.md):
 
@@ -34,8 +34,6 @@ from parrot_scheduler.placement.prediction import predict_all, predict_row
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Prompt tokens to compute count as at least so many: one block.
-_BLOCK_TOKENS = 16.0
 #: The engine that a task prefers may cost so many times as much as the best one.
 _PREFERRED_SLACK = 1.25
 #: An engine with less of the prompt than this share of what another one has replicates it.
@@ -73,8 +71,7 @@ class Parrot(PlacementPolicy):
         if not any_of(mask):
             return None
         cached = cached_tokens(state, application, pool)
-        new = np.maximum(task.prompt_tokens - cached, _BLOCK_TOKENS)
-        prefill = table.pending_prefill - _own_queue(state, pool) + new
+        prefill = table.pending_prefill - _own_queue(state, pool) + task.prompt_tokens - cached
         limit = _limit_of(state, now)
         if pool.num_step_limits or limit is not None:
             kept = self._within_limits(state, prefill, mask, limit, pool, now)

@@ -169,16 +169,16 @@ async def test_the_scheduler_sees_a_declared_group(tmp_path: Path) -> None:
     assert kinds == ["latency", "throughput", "throughput", "throughput"]
     assert {call["group"] for call in graph["calls"]} == {"maps"}
     assert {call["run"] for call in graph["calls"]} == {"r1"}
-    # They share their prompt and are together, where calls that are no group are spread.
+    # They share their prompt and are together.
     assert max(graph["at"]) > 2
-    assert sum(call["placement"].startswith("group of 2") for call in graph["calls"]) >= 2
+    assert sum(call["placement"].startswith("prefix of 2") for call in graph["calls"]) >= 2
 
 
-async def test_calls_without_a_group_are_spread(tmp_path: Path) -> None:
+async def test_calls_without_a_group_meet_where_their_prompt_is_computed(tmp_path: Path) -> None:
     tasks, graph = await grouped(tmp_path, None)
     assert {task.groups for task in tasks} == {()}
     assert {task.objective.kind for task in tasks} == {"latency"}
-    assert graph["at"] == [2, 2]
+    assert graph["at"] == [0, 4]
 
 
 @pytest.mark.parametrize("field", ["run", "parent", "group"])
