@@ -25,6 +25,9 @@ _RETURNING_TARGET = 1.0
 #: KV of paused applications counts only while engines have this many seconds of prefill queued,
 #: for a mean engine.
 _BUSY_S = 1.0
+#: A context is dear if computing it anew takes at least this share of the time that the next task
+#: decodes.
+_DEAR = 0.05
 #: Applications whose first task is followed with this chance may be held at once.
 _RETURNS = 0.5
 
@@ -98,9 +101,15 @@ def _is_busy(pool: EnginePool) -> bool:
     return backlog_s > _BUSY_S * max(1, int(np.count_nonzero(table.accepts)))
 
 
-def _goes_on(application: Application, first: TaskState) -> bool:
-    """Whether it has come back, or its kind does: a single call has no context to lose."""
-    return application.context_tokens > 0 or first.task.returns >= _RETURNS
+def _goes_on(application: Application, first: TaskState, pool: EnginePool) -> bool:
+    """Whether it has come back, or its kind does, with a context that is dear to compute anew."""
+    if application.context_tokens <= 0 and first.task.returns < _RETURNS:
+        return False
+    table, here = pool.table, pool.table.accepts
+    steps = first.expected_output / max(first.task.num_sequences, 1)
+    step_s = table.weights_s + table.overhead_s + table.working_set * table.context_token_s
+    anew_s = first.task.prompt_tokens * float(table.prefill_token_s[here].sum())
+    return anew_s >= _DEAR * steps * float(step_s[here].sum())
 
 
 @lru_cache(maxsize=4096)
@@ -136,10 +145,12 @@ class WorkingSet(AdmissionPolicy):
     queued tasks of an application do not count: they wait for an engine, and nothing of theirs is
     lost. A short task finds room where a long one does not, so chats enter while agents wait.
 
-    An application is held only if it goes on: it has a context already, or calls of its kind are
-    followed (`Task.returns`). The others have no context that could be pushed out between calls;
-    they wait in the order, like all, while engines are full. Held as well, short ones of a backlog
-    took 22.5 s instead of 4.2, and map-reduce on small engines 1.2 times as long.
+    Applications begin to be held with one that goes on: it has a context already, or calls of its
+    kind are followed (`Task.returns`), and computing that anew takes some time beside decoding
+    (`_DEAR`). What only begins is held once others are, so that it does not pass them. The rest has
+    no context to lose between calls, and waits in the order, like all, while engines are full: held
+    as well, short jobs of a backlog took 22.5 s instead of 4.1, and map-reduce on small engines 1.2
+    times as long.
 
     Retained KV yields while engines have little to compute: to push a context out costs computing
     it anew, and that costs nothing where engines would idle otherwise. Only once prefill
@@ -163,6 +174,8 @@ class WorkingSet(AdmissionPolicy):
         self._distinct = DistinctBlocks()
         self._private_tokens = 0.0
         self._block_tokens = 0
+        # Whether others are held, as far as is known.
+        self._holds = False
 
     def admitted_tokens(self, pool: EnginePool) -> float:
         """Tokens of KV that everything admitted needs."""
@@ -173,7 +186,9 @@ class WorkingSet(AdmissionPolicy):
         self, application: Application, first: TaskState, pool: EnginePool, now: float
     ) -> bool:
         """Whether its first waiting task fits besides everything admitted."""
-        return self._fits(application, first, self.admitted_tokens(pool), pool)
+        fits = self._fits(application, first, self.admitted_tokens(pool), pool)
+        self._holds = self._holds or not fits
+        return fits
 
     def _fits(
         self, application: Application, first: TaskState, admitted: float, pool: EnginePool
@@ -182,7 +197,7 @@ class WorkingSet(AdmissionPolicy):
             return True
         target = _RETURNING_TARGET if application.retained_tokens else self._target
         room = target * pool.capacity - admitted + application.retained_tokens
-        if first.working_set <= room or not _goes_on(application, first):
+        if first.working_set <= room or not (self._holds or _goes_on(application, first, pool)):
             return True
         if first.working_set <= room + pool.total_retained and not _is_busy(pool):
             return True
@@ -200,12 +215,14 @@ class WorkingSet(AdmissionPolicy):
         before it, so that what ends makes room for it, and it does not have to wait for
         `max_hold_s`.
         """
-        admitted = self.admitted_tokens(pool)
-        for candidate in candidates:
+        admitted, waiting = self.admitted_tokens(pool), list(candidates)
+        self._holds = len(waiting) > 1
+        for candidate in waiting:
             if self._fits(candidate.application, candidate.first, admitted, pool):
                 return candidate.application
             if now - candidate.since >= self._starvation_s:
-                return None
+                break
+        self._holds = bool(waiting)
         return None
 
     def entered(self, state: TaskState, application: Application, pool: EnginePool) -> None:

@@ -64,11 +64,7 @@ PRESETS: dict[str, SchedulerConfig] = {
     ),
     **{
         name: SchedulerConfig(
-            admission="open",
-            order="fcfs",
-            place=name,
-            keep="none",
-            predict_lengths=False,
+            admission="open", order="fcfs", place=name, keep="none", predict_lengths=False
         )
         for name in ("round-robin", "least-loaded", "session-affinity", "prefix-linear", "lmetric")
     },

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.placement import POLICIES
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
@@ -45,7 +45,9 @@ class Engines:
             for i in range(num)
         ]
         self.policy = (
-            POLICIES[policy](CONFIG, random.Random(0)) if isinstance(policy, str) else policy
+            POLICIES[policy](PRESETS[policy], random.Random(0))
+            if isinstance(policy, str)
+            else policy
         )
         self.applications: dict[str, Application] = {}
         self._ids = count()

@@ -28,6 +28,9 @@ _ids = count(1)
 #: A token is filled in a tenth of a second.
 SLOW = StepModel(weights_s=0.001, context_token_s=0.0, prefill_token_s=0.1)
 
+#: Any context takes long to compute anew, beside decoding.
+DEAR = StepModel(weights_s=1e-8, context_token_s=0.0, prefill_token_s=3e-5)
+
 
 def started(keep: str = "none", **engine: Any) -> Scheduler:
     config = SchedulerConfig(
@@ -39,7 +42,7 @@ def started(keep: str = "none", **engine: Any) -> Scheduler:
         working_set_target=0.8,
     )
     scheduler = Scheduler(config)
-    fields = {"capacity_tokens": 1000, "max_batch": 16, "max_batch_tokens": 512}
+    fields = {"capacity_tokens": 1000, "max_batch": 16, "max_batch_tokens": 512, "step_model": DEAR}
     scheduler.step(
         0.0, [EngineJoined(EngineDescription("e", "m", block_tokens=10, **(fields | engine)))]
     )

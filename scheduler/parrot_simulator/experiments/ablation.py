@@ -20,7 +20,7 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "place: lmetric": {"place": "lmetric"},
     "place: least-loaded": {"place": "least-loaded"},
     "keep: none": {"keep": "none"},
-    "groups off": {"group_tasks": False},
+    "groups together": {"group_tasks": True},
     "prediction off": {"predict_lengths": False},
 }
 

@@ -8,9 +8,11 @@ from parrot_scheduler.actions import Action, Place, Release
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import EngineJoined, TaskFinished, TaskSubmitted, Tick
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.task import EngineDescription, Task
+from parrot_scheduler.task import EngineDescription, StepModel, Task
 
 _ids = count(1)
+#: Any context takes long to compute anew, beside decoding.
+DEAR = StepModel(weights_s=1e-8, context_token_s=0.0, prefill_token_s=3e-5)
 
 
 def started(order: str = "fair", capacity: int = 1000) -> Scheduler:
@@ -24,7 +26,7 @@ def started(order: str = "fair", capacity: int = 1000) -> Scheduler:
         working_set_target=0.8,
     )
     scheduler = Scheduler(config)
-    engine = EngineDescription("e", "m", capacity, 64, 512, block_tokens=10)
+    engine = EngineDescription("e", "m", capacity, 64, 512, block_tokens=10, step_model=DEAR)
     scheduler.step(0.0, [EngineJoined(engine)])
     return scheduler
 
