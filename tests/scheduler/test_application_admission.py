@@ -57,7 +57,7 @@ def task(
     returns: float = 0.9,
 ) -> Task:
     """A call of an agent, by default: others are likely to follow."""
-    fields = {"prefix": prefix, "successors": successors, "returns": returns}
+    fields: dict[str, Any] = {"prefix": prefix, "successors": successors, "returns": returns}
     return Task(next(_ids), "m", "t", application, prompt, 20, **fields)
 
 
