@@ -25,17 +25,14 @@ from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import prefill_attention
-from parrot_engine.kernels.quantized_matmul import (
-    quantized_tiles,
-    split_rows_kernel,
-    vector_of_bytes,
-    vector_of_words,
-)
+from parrot_engine.kernels.quantized_matmul import quantized_tiles
+from parrot_engine.kernels.quantized_vectors import vector_of_bytes, vector_of_words
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
+from parrot_engine.kernels.split_rows import split_rows_kernel
 from parrot_engine.kernels.sum_ranks import BOXES, sum_ranks
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

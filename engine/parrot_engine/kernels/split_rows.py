@@ -1,0 +1,74 @@
+"""Rows of activations as sums of two numbers of 8 bits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def split_rows_kernel(
+    x,
+    norm_weight,
+    parts,
+    scales,
+    rows,
+    eps,
+    HAS_NORM: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row: what is nearest in 8 bits, and what that leaves."""
+    row = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < SIZE
+    values = tl.load(x + row * SIZE + lanes, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+        values *= tl.load(norm_weight + lanes, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(values), 0) / 448.0
+    # What is not finite leaves nothing finite of its row.
+    scale = tl.where(scale == 0.0, 1.0, scale) + tl.sum(values * 0.0, 0)
+    tl.store(scales + row, scale)
+    values /= scale
+    nearest = values.to(parts.dtype.element_ty)
+    place = parts + row * SIZE + lanes
+    tl.store(place, nearest, mask=inside)
+    left = (values - nearest.to(tl.float32)).to(parts.dtype.element_ty)
+    tl.store(place + rows * SIZE, left, mask=inside)
+
+
+class SplitRows(NamedTuple):
+    """x as (nearest + left) x scales: two numbers of 8 bits have the digits of bfloat16."""
+
+    #: `[2, rows, size]` float8_e4m3fn: nearest, left.
+    parts: Tensor
+    #: float32 `[rows]`.
+    scales: Tensor
+
+
+def split_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> SplitRows:
+    """Contiguous `x` `[rows, size]`, normalised first where there is a `norm`."""
+    assert x.is_contiguous()
+    rows, size = x.shape
+    parts = torch.empty((2, rows, size), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    weight, eps = norm or (x, 0.0)
+    block = triton.next_power_of_2(size)
+    split_rows_kernel[(rows,)](
+        x,
+        weight,
+        parts,
+        scales,
+        rows,
+        eps,
+        HAS_NORM=norm is not None,
+        SIZE=size,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return SplitRows(parts, scales)
