@@ -246,7 +246,8 @@ async def test_a_client_that_leaves_frees_its_place(
         model = "vllm/fake:fault=stall,key=a"
         body = {"model": model, "messages": [user("x")], "stream": stream}
         _, writer = await served.service.send("/v1/chat/completions", msgspec.json.encode(body))
-        await until(lambda: sum(served.placed()) == 1)
+        await until(lambda: any(fake.requests("a") for fake in served.fakes))
+        assert sum(served.placed()) == 1
         writer.close()
         await until(lambda: sum(served.placed()) == 0)
         tasks = [asyncio.create_task(f.wait_for(key="a", ended="aborted")) for f in served.fakes]
@@ -445,7 +446,7 @@ async def test_a_client_that_leaves_while_its_call_waits(engine: ScriptedRemoteE
         await until(lambda: served.upstream.waiting == 1)
         waiting.close()
         await until(lambda: served.upstream.waiting == 0)
-        assert sum(served.counts()) == 2
+        await until(lambda: sum(served.counts()) == 2)
         for writer in held:
             writer.close()
         await until(lambda: served.placed() == [0, 0])
