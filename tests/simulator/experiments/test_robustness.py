@@ -21,8 +21,6 @@ from parrot_gateway.cli.main import app
 
 #: Of the usual number of applications.
 SHARE = 0.15
-#: Where it is more than 5 % behind, at this size.
-BEHIND = {"lengths 10x too long, gpts", "lengths 10x too short, mixed", "wrong links, agents"}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +43,7 @@ def test_no_application_fails(case: Case, ran: dict[str, list[RobustnessFigure]]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_not_behind_the_baseline(case: Case, ran: dict[str, list[RobustnessFigure]]) -> None:
-    if case.name not in BEHIND:
-        assert all(figure.ratio >= 0.95 for figure in ran[case.name])
+    assert all(figure.ratio >= 0.95 for figure in ran[case.name])
 
 
 def test_one_tenant_with_a_thousand_sessions_takes_nothing_from_others() -> None:
