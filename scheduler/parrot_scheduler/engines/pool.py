@@ -48,8 +48,10 @@ class EnginePool:
         #: Engines with nothing placed on them.
         self.num_idle = 0
         #: Sets of rows: those that take new work (a reserved one left out), those whose batch is
-        #: full or whose KV is all needed, those with at least one sequence.
+        #: full, those whose batch is full or whose KV is all needed, those with at least one
+        #: sequence.
         self.accepting = 0
+        self.batch_full = 0
         self.full = 0
         self.busy = 0
         #: Tokens of KV of the largest engine in `accepting`.
@@ -60,6 +62,10 @@ class EnginePool:
         self.latency_sequences = 0
         #: Placed tasks with a promised time per token.
         self.num_step_limits = 0
+        #: Tokens of KV of the smallest engine in `accepting`.
+        self.smallest_accepting = 0.0
+        # By row, whether it is in `batch_full`, `full` and `busy`.
+        self._member_of: dict[int, tuple[bool, bool, bool]] = {}
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row, the promised seconds per token, and for how many tasks each.
@@ -85,9 +91,7 @@ class EnginePool:
         self.placed[row] = {}
         self._step_limits[row] = {}
         self.num_idle += 1
-        bit = 1 << row
-        self.busy &= ~bit
-        self.full &= ~bit
+        self._member_of[row] = (False, False, False)
         self._update_sets(row)
         self._recount()
         return row
@@ -106,6 +110,11 @@ class EnginePool:
         assert not self.placed[row], f"engine {engine_id} leaves with tasks on it"
         self.table.remove(engine_id)
         self.prefixes.drop_row(row)
+        others = ~(1 << row)
+        self.batch_full &= others
+        self.full &= others
+        self.busy &= others
+        del self._member_of[row]
         del self.placed[row], self._step_limits[row]
         self.num_idle -= 1
         self.reports.pop(row, None)
@@ -131,6 +140,7 @@ class EnginePool:
         table.accepts[:] = here
         self.accepting = pack(here)
         self.largest_accepting = float(table.capacity[here].max(initial=0.0))
+        self.smallest_accepting = float(table.capacity[here].min(initial=math.inf))
         blocks = table.block_tokens[here]
         same = len(blocks) > 0 and bool((blocks == blocks[0]).all())
         self.common_block = int(blocks[0]) if same else -1
@@ -303,15 +313,22 @@ class EnginePool:
         self.total_retained += tokens
 
     def _update_sets(self, row: int) -> None:
-        scalars, bit = self._scalars, 1 << row
+        scalars = self._scalars
         batch = scalars.batch[row]
-        is_full = (
-            batch >= scalars.max_batch[row] or scalars.working_set[row] >= scalars.capacity[row]
-        )
-        # A large int is copied by each change: only where the row enters or leaves the set.
-        if is_full != bool(self.full & bit):
+        batch_full = batch >= scalars.max_batch[row]
+        is_full = batch_full or scalars.working_set[row] >= scalars.capacity[row]
+        member = (batch_full, is_full, batch != 0.0)
+        before = self._member_of[row]
+        # A large int is copied by each change: only where the row enters or leaves a set.
+        if member == before:
+            return
+        self._member_of[row] = member
+        bit = 1 << row
+        if member[0] != before[0]:
+            self.batch_full ^= bit
+        if member[1] != before[1]:
             self.full ^= bit
-        if (batch != 0.0) != bool(self.busy & bit):
+        if member[2] != before[2]:
             self.busy ^= bit
 
     def _count_step_limit(self, row: int, limit_s: float, count: int) -> None:

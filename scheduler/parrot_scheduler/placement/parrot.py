@@ -24,12 +24,15 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.engines.table import Column
-from parrot_scheduler.placement.common import Mask, any_of, argmin, cached_tokens, eligible_rows
+from parrot_scheduler.placement.candidates import (
+    CandidateColumns,
+    CheapestRow,
+    candidate_columns,
+    cheapest_row,
+)
+from parrot_scheduler.placement.common import any_of
 from parrot_scheduler.placement.prediction import predict_all, predict_row
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task_state import Application, TaskState
@@ -65,55 +68,53 @@ class Parrot(PlacementPolicy):
     ) -> EngineChoice | None:
         if not pool.has_open_row:
             return None
-        table, task = pool.table, state.task
-        mask = eligible_rows(state, pool)
-        mask = mask & ((table.batch + task.num_sequences <= table.max_batch) | (table.batch == 0))
-        if not any_of(mask):
-            return None
-        cached = cached_tokens(state, application, pool)
-        prefill = table.pending_prefill - _own_queue(state, pool) + task.prompt_tokens - cached
         limit = _limit_of(state, now)
-        if pool.num_step_limits or limit is not None:
-            kept = self._within_limits(state, prefill, mask, limit, pool, now)
+        preferred = pool.row_of(state.task.prefers)
+        decided_by = ""
+        if pool.num_step_limits or limit is not None or preferred >= 0:
+            columns = candidate_columns(state, application, pool)
+            kept = None
+            if columns is not None:
+                kept = self._within_limits(state, columns, limit, pool, now)
             if kept is None:
                 return None
-            mask = kept
-        cost = np.where(mask, prefill * (table.batch + 1.0), np.inf)
-        row = argmin(cost, table.batch)
-        best_cached = float(cached.max())
-        decided_by = "prefix" if cached[row] else "load"
-        if cached[row] < best_cached * _REPLICATE_SHARE:
-            decided_by = "replicate"
-        preferred = pool.row_of(task.prefers)
-        if preferred not in (-1, row) and cost[preferred] <= cost[row] * _PREFERRED_SLACK:
-            row, decided_by = preferred, "preferred"
-        predicted = predict_row(state, float(prefill[row]), table.scalars, row)
-        return EngineChoice(
-            row=row,
-            decided_by=decided_by,
-            expected_cached_tokens=int(cached[row]),
-            candidates=int(np.count_nonzero(mask)),
-            cost=float(cost[row]),
-            details={
-                "prefill_tokens": float(prefill[row]),
-                "batch": float(table.batch[row]),
-                "ttft_s": predicted.ttft_s,
-                "finish_s": predicted.finish_s,
-                "best_cached_tokens": best_cached,
-            },
-        )
+            found = CheapestRow.of(kept, pool)
+            if preferred not in (-1, found.row):
+                there = CheapestRow.of(kept, pool, preferred)
+                if there.cost <= found.cost * _PREFERRED_SLACK:
+                    found, decided_by = there, "preferred"
+        else:
+            cheapest = cheapest_row(state, application, pool)
+            if cheapest is None:
+                return None
+            found = cheapest
+        row, cached, prefill, cost, candidates, best_cached = found
+        if not decided_by:
+            decided_by = "prefix" if cached else "load"
+            if cached < best_cached * _REPLICATE_SHARE:
+                decided_by = "replicate"
+        scalars = pool.table.scalars
+        predicted = predict_row(state, prefill, scalars, row)
+        details: dict[str, float | int | str] = {
+            "prefill_tokens": prefill,
+            "batch": scalars.batch[row],
+            "ttft_s": predicted.ttft_s,
+            "finish_s": predicted.finish_s,
+            "best_cached_tokens": best_cached,
+        }
+        return EngineChoice(row, decided_by, int(cached), candidates, cost, details)
 
     def _within_limits(
         self,
         state: TaskState,
-        prefill: Column,
-        mask: Mask,
+        columns: CandidateColumns,
         limit: _Limit | None,
         pool: EnginePool,
         now: float,
-    ) -> Mask | None:
-        """The rows of `mask` that keep promised times; None: it has to wait for some."""
-        table, predictions = pool.table, predict_all(state, prefill, pool.table)
+    ) -> CandidateColumns | None:
+        """The candidates that keep promised times; None: it has to wait for some."""
+        table, mask = pool.table, columns.mask
+        predictions = predict_all(state, columns.prefill, table)
         if pool.num_step_limits:
             # A limit that even an idle engine would break is void.
             void = table.weights_s + table.overhead_s > table.step_limit_s
@@ -126,17 +127,7 @@ class Parrot(PlacementPolicy):
             meeting = mask & (getattr(predictions, limit.field) <= limit.seconds)
             if any_of(meeting):
                 mask = meeting
-        return mask
-
-
-def _own_queue(state: TaskState, pool: EnginePool) -> Column | float:
-    """Of each row's queued tokens those of the task's own prefix."""
-    table = pool.table
-    blocks = pool.prefixes.awaited(state.task.prefix, len(table.accepts))
-    if blocks is None:
-        return 0.0
-    own: Column = np.minimum(blocks * table.block_tokens, table.pending_prefill)
-    return own
+        return columns._replace(mask=mask)
 
 
 def _limit_of(state: TaskState, now: float) -> _Limit | None:

@@ -112,18 +112,28 @@ class PrefixIndex:
         rows = map(self._held.get, prefix, repeat(0))
         return holders_of(map(or_, rows, rows_by_block(claimed)) if claimed else rows)
 
-    def awaited(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
+    def stored_holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
+        """Rows that have computed leading blocks of a prompt, as far as is known, and how many."""
+        if not prefix or prefix[0] not in self._held:
+            return []
+        return holders_of(map(self._held.get, prefix, repeat(0)))
+
+    def awaited(self, prefix: Sequence[Hashable], claimed: PrefixHolders, num_rows: int) -> Depths:
         """Leading blocks of a prompt that placed tasks need and no one has computed yet, for each
-        of the first `num_rows` rows; None: there are none.
+        of the first `num_rows` rows.
+
+        Args:
+            prefix: the prompt's block keys.
+            claimed: its `claimed_holders`.
+            num_rows: length of the result.
         """
-        claimed = self._claims.holders(prefix)
-        if not claimed:
-            return None
-        depths = as_column(claimed, num_rows)
-        stored = as_column(holders_of(map(self._held.get, prefix, repeat(0))), num_rows)
-        if depths is None or stored is None:
-            return depths
-        awaited: Depths = np.maximum(depths - stored, 0.0)
+        awaited = as_column(claimed, num_rows)
+        if awaited is None:
+            return np.zeros(num_rows)
+        stored = as_column(self.stored_holders(prefix), num_rows)
+        if stored is not None:
+            awaited -= stored
+            np.maximum(awaited, 0.0, out=awaited)
         return awaited
 
     def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:

@@ -1,0 +1,165 @@
+"""The engine where a product of load and work is smallest, for any placement policy.
+
+Two ways to the same figures: with few engines that can take another sequence, as where all are
+busy, a loop in plain floats; with many, numpy columns. A policy asks `Candidates` for the row, and
+for what its choice is explained by.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.engines.table import Column
+from parrot_scheduler.placement.common import Mask, any_of, argmin, cached_tokens, eligible_rows
+from parrot_scheduler.prefix_index.holders import PrefixHolders, as_column, depth_of, rows_of
+from parrot_scheduler.task_state import Application, TaskState
+
+#: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
+FEW_ROWS = 16
+
+
+class CandidateColumns(NamedTuple):
+    """One value for each row of the pool's table."""
+
+    #: Whether it takes work, could hold the task, and has a batch with room for it.
+    mask: Mask
+    #: Prompt tokens that it caches or is about to cache.
+    cached: Column
+    #: Queued tokens, those of the task's own prefix left out, and new ones.
+    prefill: Column
+
+
+class CheapestRow(NamedTuple):
+    """The row of the smallest `prefill x (sequences + 1)`; see `CandidateColumns`."""
+
+    row: int
+    cached: float
+    prefill: float
+    cost: float
+    #: Rows that it was chosen from.
+    candidates: int
+    #: Most prompt tokens that any engine caches which takes work.
+    best_cached: float
+
+    @classmethod
+    def of(cls, columns: CandidateColumns, pool: EnginePool, row: int = -1) -> CheapestRow:
+        """The cheapest of some columns, at least one of them a candidate; or the row that is
+        given, whose cost is inf where it is none.
+        """
+        mask, cached, prefill = columns
+        batch = pool.table.batch
+        cost = batch + 1.0
+        cost *= prefill
+        np.putmask(cost, ~mask, np.inf)
+        if row < 0:
+            row = int(cost.argmin())
+            # The first of equal costs; ties go to the fewest sequences, and none has fewer than 0.
+            if batch.item(row):
+                row = argmin(cost, batch)
+        return cls(
+            row,
+            cached.item(row),
+            prefill.item(row),
+            cost.item(row),
+            int(np.count_nonzero(mask)),
+            cached.item(cached.argmax()),
+        )
+
+
+def cheapest_row(
+    state: TaskState, application: Application, pool: EnginePool
+) -> CheapestRow | None:
+    """Among all candidates, ties to the fewest sequences, then to the first row.
+
+    An idle engine has room for any task. None: there is no candidate.
+    """
+    there = pool.accepting & ~(pool.batch_full & pool.busy)
+    if not there:
+        return None
+    if pool.common_block > 0 and there.bit_count() <= FEW_ROWS:
+        return _of_few(state, pool, rows_of(there))
+    columns = candidate_columns(state, application, pool)
+    return None if columns is None else CheapestRow.of(columns, pool)
+
+
+def candidate_columns(
+    state: TaskState, application: Application, pool: EnginePool
+) -> CandidateColumns | None:
+    """The columns that `cheapest_row` goes by; None: there is no candidate."""
+    task, table = state.task, pool.table
+    mask = table.batch + task.num_sequences <= table.max_batch
+    if task.num_sequences > 1:
+        mask |= table.batch == 0
+    if pool.smallest_accepting >= task.prompt_tokens + state.expected_output:
+        mask &= table.accepts
+    else:
+        mask &= eligible_rows(state, pool)
+    if not any_of(mask):
+        return None
+    queued = table.pending_prefill
+    claimed = pool.prefixes.claimed_holders(task.prefix)
+    if pool.common_block > 0:
+        cached = as_column(pool.prefixes.holders(task.prefix, claimed), len(mask))
+        if cached is None:
+            cached = np.zeros(len(mask))
+        else:
+            cached *= pool.common_block
+            np.minimum(cached, max(task.prompt_tokens - 1, 0), out=cached)
+            cached *= table.accepts
+    else:
+        cached = cached_tokens(state, application, pool)
+    if claimed:
+        awaited = pool.prefixes.awaited(task.prefix, claimed, len(mask))
+        awaited *= table.block_tokens
+        queued = queued - np.minimum(awaited, queued)
+    prefill = task.prompt_tokens - cached
+    prefill += queued
+    return CandidateColumns(mask, cached, prefill)
+
+
+def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow | None:
+    task, scalars, prefixes = state.task, pool.table.scalars, pool.prefixes
+    block = pool.common_block
+    prompt, sequences = task.prompt_tokens, task.num_sequences
+    need = prompt + state.expected_output
+    # Where no engine could hold it, all that take work are candidates.
+    least = need if pool.largest_accepting >= need else 0.0
+    most_cached = max(prompt - 1, 0)
+    claimed = prefixes.claimed_holders(task.prefix)
+    holders = prefixes.holders(task.prefix, claimed)
+    claiming = claimed[0][0] if claimed else 0
+    holding = holders[0][0] if holders else 0
+    stored: PrefixHolders | None = None
+    best, best_batch, best_cost = -1, 0.0, math.inf
+    best_hit = best_prefill = 0.0
+    count = 0
+    for row in rows:
+        batch = scalars.batch[row]
+        if (batch and batch + sequences > scalars.max_batch[row]) or scalars.capacity[row] < least:
+            continue
+        count += 1
+        queued, hit = scalars.pending_prefill[row], 0.0
+        if holding >> row & 1:
+            hit = float(min(depth_of(holders, row) * block, most_cached))
+            if queued and claiming >> row & 1:
+                if stored is None:
+                    stored = prefixes.stored_holders(task.prefix)
+                awaited = depth_of(claimed, row) - depth_of(stored, row)
+                if awaited > 0:
+                    queued -= min(float(awaited * block), queued)
+        prefill = queued + prompt - hit
+        cost = prefill * (batch + 1.0)
+        if cost < best_cost or (cost == best_cost and batch < best_batch):
+            best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
+    if best < 0:
+        return None
+    best_cached = 0.0
+    for bits, depth in reversed(holders):
+        if bits & pool.accepting:
+            best_cached = float(min(depth * block, most_cached))
+            break
+    return CheapestRow(best, best_hit, best_prefill, best_cost, count, best_cached)

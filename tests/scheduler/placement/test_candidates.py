@@ -1,0 +1,97 @@
+"""A handful of engines looked at one by one, or all of them by columns: the same answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from harness.engine_pools import Engines, chain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parrot_scheduler.placement import candidates
+from parrot_scheduler.task import GroupRef, Objective, StepModel
+from parrot_scheduler.task_state import TaskState
+
+OBJECTIVES = st.sampled_from(
+    [
+        Objective(),
+        Objective("latency"),
+        Objective("ttft", 0.05),
+        Objective("tpot", 0.006),
+        Objective("tpot", 1e-6),
+        Objective("deadline", 2.0),
+    ]
+)
+NEW = st.fixed_dictionaries(
+    {
+        "name": st.integers(0, 3),
+        "blocks": st.integers(0, 40),
+        "own": st.integers(0, 40),
+        "output": st.integers(1, 400),
+        "objective": OBJECTIVES,
+        "group": st.sampled_from([None, None, "g", "h"]),
+        "num_sequences": st.sampled_from([1, 1, 1, 2, 5]),
+        "prefers": st.sampled_from([None, None, "e1", "e3"]),
+        "seconds": st.sampled_from([0.0, 0.0, 0.1, 100.0]),
+    }
+)
+STEPS = st.lists(
+    st.one_of(
+        NEW,
+        st.tuples(st.sampled_from(["end", "fill"]), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["keep", "drain", "slow"]), st.integers(0, 5)),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatch) -> list[Any]:
+    """What the policy says to each new task, and after each the columns."""
+    patch.setattr(candidates, "FEW_ROWS", few_rows)
+    engines = Engines("parrot", num, capacity=3_000, max_batch=4)
+    placed: list[TaskState] = []
+    said: list[Any] = []
+    now = 0.0
+    for number, step in enumerate(steps):
+        if isinstance(step, tuple):
+            what, which = step
+            if what in ("end", "fill") and placed:
+                state = placed[which % len(placed)]
+                engines.fill(state) if what == "fill" else engines.end(state)
+                if what == "end":
+                    placed.remove(state)
+            elif what == "keep":
+                engines.pool.retain(which % num, 700.0)
+            elif what == "drain" and which and which < num:
+                engines.pool.drain(which)
+            elif what == "slow" and which < num:
+                engines.pool.table.set_step_model(which, StepModel(0.02, 1e-6, 1e-4))
+            continue
+        now += step["seconds"]
+        state = engines.state(
+            16 * (step["blocks"] + step["own"]) + 5,
+            step["output"],
+            chain(step["name"], step["blocks"]) + chain(100 + number, step["own"]),
+            objective=step["objective"],
+            groups=(GroupRef(step["group"], 3),) if step["group"] else (),
+            num_sequences=step["num_sequences"],
+            prefers=step["prefers"],
+            at=now,
+        )
+        choice = engines.place(state, now)
+        if choice is None:
+            choice = engines.choose(state, now + 1000.0)
+        else:
+            placed.append(state)
+        said.append(None if choice is None else asdict(choice))
+    return said
+
+
+@settings(max_examples=300, deadline=None)
+@given(num=st.integers(1, 6), steps=STEPS)
+def test_one_by_one_or_by_columns_the_answer_is_the_same(num: int, steps: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        by_columns = outcomes(-1, num, steps, patch)
+        assert outcomes(16, num, steps, patch) == by_columns
