@@ -116,8 +116,8 @@ def candidate_columns(
         awaited = pool.prefixes.awaited(task.prefix, claimed, len(mask))
         awaited *= table.block_tokens
         queued = queued - np.minimum(awaited, queued)
-    prefill = task.prompt_tokens - cached
-    prefill += queued
+    prefill = queued + task.prompt_tokens
+    prefill -= cached
     return CandidateColumns(mask, cached, prefill)
 
 
