@@ -31,8 +31,7 @@ class SchedulerConfig:
     no_engine_wait_s: float = 30.0
     #: An application that was held for longer is admitted.
     max_hold_s: float = 120.0
-    #: Share of the engines' tokens of KV that admitted applications, and of one engine's that
-    #: placed tasks, may fill: hit rates collapse past it.
+    #: Share of the engines' tokens of KV that admitted applications may fill.
     working_set_target: float = 0.85
     #: Paused applications, templates, tenants and block hashes that are remembered at most; the
     #: least recently used are forgotten first.

@@ -15,9 +15,8 @@ from parrot_scheduler.task import LATENCY, GroupRef
 FAN_IN_SHARE = 0.7
 #: Calls behind a share before it is believed.
 ENOUGH_CALLS = 4.0
-#: What is expected where nothing is known: enough to place a call as the first of a session, too
-#: little to retain its KV. On four simulated engines the calls of 200 agents whose kind is not
-#: known take 3.9 s so, and 4.4 s where they are not expected to go on.
+#: What is expected where nothing is known: enough to take a call for the first of a session, too
+#: little to retain its KV.
 UNKNOWN_RETURNS = 0.5
 #: Members of a group at most; of a larger one these are several.
 MAX_SIZE = 1024

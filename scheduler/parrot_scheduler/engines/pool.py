@@ -58,8 +58,6 @@ class EnginePool:
         self.largest_accepting = 0.0
         #: Tokens of a block where it is the same for all engines in `accepting`; -1 otherwise.
         self.common_block = -1
-        #: Placed sequences of latency tasks.
-        self.latency_sequences = 0
         #: Placed tasks with a promised time per token.
         self.num_step_limits = 0
         #: Tokens of KV of the smallest engine in `accepting`.
@@ -224,7 +222,6 @@ class EnginePool:
         scalars.batch[row] += sequences
         if latency:
             scalars.latency_batch[row] += latency
-            self.latency_sequences += latency
         scalars.pending_prefill[row] += pending
         used = private + (len(keys) - claim.shared_blocks) * block
         scalars.working_set[row] += used
@@ -254,7 +251,6 @@ class EnginePool:
         scalars.batch[row] -= load.sequences
         if load.latency_sequences:
             scalars.latency_batch[row] -= load.latency_sequences
-            self.latency_sequences -= load.latency_sequences
         scalars.pending_prefill[row] -= load.pending_prefill
         private = load.private_tokens
         self.total_working_set += -private - freed
@@ -291,7 +287,6 @@ class EnginePool:
         assert load is not None, f"task {state.task.id} is not placed"
         latency = state.task.num_sequences if objective.is_latency else 0
         self.table.scalars.latency_batch[row] += latency - load.latency_sequences
-        self.latency_sequences += latency - load.latency_sequences
         load.latency_sequences = latency
         self._count_step_limit(row, load.step_limit_s, -1)
         load.step_limit_s = _step_limit(objective)
