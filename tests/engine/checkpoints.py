@@ -27,6 +27,7 @@ from transformers import (
     OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -210,6 +211,17 @@ def make_checkpoint(
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     make_tokenizer().save_pretrained(directory)
     return directory
+
+
+def load_reference(path: Path, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
+    """What transformers makes of a checkpoint; `attention` as its `attn_implementation`."""
+    model = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation=attention).eval()
+    limit = getattr(model.config, "swiglu_limit", None)
+    for module in model.modules():
+        # transformers 5.17 has the limit of the published gpt-oss in its code, whatever is configured.
+        if limit is not None and hasattr(module, "limit"):
+            module.limit = limit
+    return model
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

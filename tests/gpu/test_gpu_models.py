@@ -12,7 +12,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import TritonAttention
@@ -24,7 +24,7 @@ from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.loading import load_text_assets
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 pytestmark = pytest.mark.gpu
 
@@ -53,8 +53,7 @@ def _runner(path: Path, dtype: str, num_blocks: int = 256) -> ModelRunner:
 
 
 def _reference(path: Path, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
-    return model.eval().to("cuda")
+    return load_reference(path, dtype, attention).to("cuda")
 
 
 @torch.inference_mode()

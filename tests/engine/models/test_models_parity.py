@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.torch_backend import TorchAttention
@@ -23,7 +23,7 @@ from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.runner.sampler import prompt_logprobs
 from parrot_engine.settings import BuiltinSettings
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 BLOCK = 16
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
@@ -58,7 +58,7 @@ def _pair(name: str, path: Path) -> Pair:
         make_checkpoint(path, CONFIGS[name])
     return Pair(
         load_runner(path, BuiltinSettings(device="cpu", dtype="float32", num_blocks=64)),
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(),
+        load_reference(path, torch.float32),
     )
 
 
@@ -182,7 +182,7 @@ def test_bfloat16_is_as_close_as_transformers(name: str, checkpoints: dict[str, 
     exact = _pair(name, checkpoints[name]).reference
     settings = BuiltinSettings(device="cpu", dtype="bfloat16", num_blocks=64)
     runner = load_runner(checkpoints[name], settings)
-    rounded = AutoModelForCausalLM.from_pretrained(checkpoints[name], dtype=torch.bfloat16).eval()
+    rounded = load_reference(checkpoints[name], torch.bfloat16)
     prompt = _prompt(LENGTHS[-1])
     ours = PagedHarness(runner).fill(PagedSequence(), prompt, chunk=20)
     reference = _reference_logits(exact, prompt)
