@@ -218,7 +218,7 @@ def load_reference(path: Path, dtype: torch.dtype, attention: str | None = None)
     model = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation=attention).eval()
     limit = getattr(model.config, "swiglu_limit", None)
     for module in model.modules():
-        # transformers 5.17 has the limit of the published gpt-oss in its code, whatever is configured.
+        # transformers 5.17 has the limit of the published gpt-oss in its code alone.
         if limit is not None and hasattr(module, "limit"):
             module.limit = limit
     return model
