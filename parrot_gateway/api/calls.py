@@ -492,7 +492,9 @@ class CallRoutes:
         metadata = context.metadata
         if metadata is ORDINARY_CALL and self._linking.is_running:
             metadata = await self._inferred.of(exchange, request.body)
-        placer = self._models.placer(model, explained(exchange, metadata))
+        if self._models.explains:
+            metadata = explained(exchange, metadata)
+        placer = self._models.placer(model, metadata)
         await self._turns.wait()
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)

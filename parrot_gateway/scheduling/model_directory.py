@@ -260,6 +260,11 @@ class ModelDirectory(Catalog):
         upstream = self.upstreams[name]
         return upstream if isinstance(upstream, Upstream) else upstream.call(metadata())
 
+    @property
+    def explains(self) -> bool:
+        """Whether placements are remembered with what they are explained by."""
+        return self._scheduler.explanations is not None
+
     def placer(self, model: str, metadata: CallMetadata) -> Placer:
         """The engines of a model for one call.
 

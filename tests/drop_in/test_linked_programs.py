@@ -31,6 +31,8 @@ AGENTS_PYTHON = os.environ.get("PARROT_AGENTS_PYTHON", sys.executable)
 has_agents = "PARROT_AGENTS_PYTHON" in os.environ or importlib.util.find_spec("agents") is not None
 needs_agents = pytest.mark.skipif(not has_agents, reason="openai-agents is not installed")
 TIMEOUT_S = 120.0
+#: What a line says besides of why a call ran where it did.
+_EXPLANATION = re.compile(r" · Ran on .*$", re.MULTILINE)
 _CONFIDENCE = re.compile(r" [01]\.\d\d(?:-[01]\.\d\d)?(?=\))")
 
 LOOP = {(number, number + 1, "continues") for number in (1, 2, 3)}
@@ -107,7 +109,7 @@ def edges(graph: dict[str, Any]) -> set[tuple[int, int, str]]:
 async def check_live(gateway: GatewayProcess, graph: dict[str, Any], *lines: str) -> None:
     """`graph --live` writes these ends of lines below the session's, in a pipe as in a terminal.
 
-    Confidences are left out of them.
+    Confidences and explanations are left out of them.
     """
     arguments = ["-m", "parrot_gateway", "graph", "--live", "--base-url", gateway.base_url]
     title = f"inferred session {graph['session']['id']} "
@@ -115,7 +117,8 @@ async def check_live(gateway: GatewayProcess, graph: dict[str, Any], *lines: str
     def follow() -> None:
         with ServerProcess(arguments, {"COLUMNS": "120"}) as live:
             whole = re.compile(re.escape(title) + r"(?:.+\n)+\n")
-            drawn = _CONFIDENCE.sub("", live.wait_for_output(whole, TIMEOUT_S)[0])
+            drawn = live.wait_for_output(whole, TIMEOUT_S)[0]
+            drawn = _EXPLANATION.sub("", _CONFIDENCE.sub("", drawn))
             for line in lines:
                 assert any(each.endswith(line) for each in drawn.splitlines()), drawn
 

@@ -56,7 +56,7 @@ def conversations(count: int, turns: int) -> list[Session]:
     return [
         Session(
             0.0,
-            f"You know everything about {number}. " * 20,
+            f"You know everything about {number}. " * 100,
             [Turn(f"Tell me more, {turn}. " * 20, 4, 0.001) for turn in range(turns)],
         )
         for number in range(count)

@@ -12,14 +12,21 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from serving import serving
 
+from parrot_gateway.settings.model import SchedulerSettings
+
 ARCHITECTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
 BODY = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
 
 
+@pytest.mark.parametrize("explain", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_files_that_a_chat_call_enters(stream: bool) -> None:
-    said = re.search(r"chat call to an own model enters (\d+) files", ARCHITECTURE.read_text())
+async def test_files_that_a_chat_call_enters(stream: bool, explain: bool) -> None:
+    said = re.search(
+        r"chat call to an own model enters (\d+) files.*?(\d+) more where calls are explained",
+        " ".join(ARCHITECTURE.read_text().split()),
+    )
     assert said is not None
+    expected = int(said[1]) + (int(said[2]) if explain else 0)
     entered: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -28,7 +35,8 @@ async def test_files_that_a_chat_call_enters(stream: bool) -> None:
         if event == "call" and "/parrot_gateway/" in path and frame.f_code.co_name != "<module>":
             entered.add(path.rpartition("/parrot_gateway/")[2])
 
-    async with serving(ScriptedRemoteEngine()) as service:
+    scheduler = SchedulerSettings(explain_calls=explain)
+    async with serving(ScriptedRemoteEngine(), scheduler=scheduler) as service:
         body = {**BODY, "stream": stream}
         # What is made or remembered on first use is there for the second.
         assert (await service.post("/v1/chat/completions", body))[0] == 200
@@ -37,4 +45,4 @@ async def test_files_that_a_chat_call_enters(stream: bool) -> None:
             assert (await service.post("/v1/chat/completions", body))[0] == 200
         finally:
             sys.setprofile(None)
-    assert len(entered) == int(said[1]), sorted(entered)
+    assert len(entered) == expected, sorted(entered)
