@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 #: Below texts that differ.
 _ROUNDING = (
-    "A few may: sums of floats end in other digits with other sequences in a step, or other chunks "
-    "of a prompt, which now and then decides a draw, and what is read from then on. Many, or from "
-    "the first characters on, are a mistake."
+    "Rounding may be why: sums of floats end in other digits with other sequences in a step, or "
+    "other chunks of a prompt, which now and then decides a draw, and what is read from then on: "
+    "in a few texts in 32 bits, in most long ones in 16. Many in 32 bits, or any from the first "
+    "characters on, are a mistake."
 )
 
 
