@@ -5,6 +5,7 @@ Each runs in a process group of its own, with its output in files that a failed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -266,13 +267,17 @@ class GatewayProcess(ServerProcess):
 
     @contextmanager
     def frozen_engine(self) -> Iterator[None]:
-        """Its first engine does nothing; for less than three heartbeats, or it counts as lost."""
+        """Its first engine does nothing; for less than three heartbeats, or it counts as lost.
+
+        It may be killed meanwhile, and the gateway may have noticed.
+        """
         pid = self.engine_pid()
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def wait_running(self, calls: int) -> None:
         """Wait until exactly so many calls are in work."""
