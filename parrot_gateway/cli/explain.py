@@ -12,6 +12,8 @@ import typer
 
 from parrot_gateway.cli.graph import (
     DEFAULT_BASE_URL,
+    ApiKey,
+    BaseUrl,
     GraphUnavailableError,
     fetch,
     fetch_graph,
@@ -28,18 +30,8 @@ def explain_command(
     session: Annotated[
         str | None, typer.Option(metavar="ID|NAME", help="Explain all calls of a session.")
     ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(help="The gateway.", show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}"),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="env:NAME",
-            help="Environment variable with the key; PARROT_API_KEY is read without this, and "
-            "OPENAI_API_KEY where OPENAI_BASE_URL is set.",
-        ),
-    ] = None,
+    base_url: BaseUrl = None,
+    api_key: ApiKey = None,
     json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
 ) -> None:
     """Tell why a call ran when and where it did, and what it would have taken elsewhere."""

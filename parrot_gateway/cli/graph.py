@@ -25,6 +25,19 @@ from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, Node
 #: Columns of a drawing that goes into a file or a pipe, which have none.
 _PIPE_WIDTH = 200
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(help="The gateway.", show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}"),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="env:NAME",
+        help="Environment variable with the key; PARROT_API_KEY is read without this, and "
+        "OPENAI_API_KEY where OPENAI_BASE_URL is set.",
+    ),
+]
 TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
 #: Sessions that `--live` lists above the graph.
@@ -336,18 +349,8 @@ def graph_command(
         str | None,
         typer.Argument(help="Name or id of the session.", show_default="the one used last"),
     ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(help="The gateway.", show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}"),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="env:NAME",
-            help="Environment variable with the key; PARROT_API_KEY is read without this, and "
-            "OPENAI_API_KEY where OPENAI_BASE_URL is set.",
-        ),
-    ] = None,
+    base_url: BaseUrl = None,
+    api_key: ApiKey = None,
     form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TEXT,
     watch: Annotated[
         bool, typer.Option("--watch", help="Draw again until every call has ended.")
