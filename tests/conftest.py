@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -74,7 +75,14 @@ with suppress(ImportError):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No benchmarks: LangChain's tests bring a plugin that would print one of theirs."""
+    """No benchmarks, and no data of the user.
+
+    LangChain's tests bring a plugin that would print a benchmark of theirs. Commands under test
+    start gateways that keep files and batches in the user's folder, one gateway at a time.
+    """
+    data = tempfile.TemporaryDirectory(prefix="parrot-data-", ignore_cleanup_errors=True)
+    os.environ["XDG_DATA_HOME"] = data.name
+    config.add_cleanup(data.cleanup)
     if hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 

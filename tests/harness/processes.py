@@ -93,13 +93,15 @@ class ServerProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="parrot-test-")
         self._stdout = Path(self._folder.name, "stdout")
         self._stderr = Path(self._folder.name, "stderr")
+        # Files and batches of the user stay as they are, and two gateways share no folder.
+        data = {"XDG_DATA_HOME": str(Path(self._folder.name, "data"))}
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 self.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=clean_environment(environment),
+                env=clean_environment(data | dict(environment or {})),
                 start_new_session=True,
             )
         running.append(self)
