@@ -17,8 +17,8 @@ from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.linking.process.wire import session_id_of
 from parrot_gateway.linking.service import LinkingService, call_id_of
-from parrot_gateway.linking.wire import session_id_of
 
 #: What shows in a request that earlier calls precede it.
 _GOES_ON = re.compile(

@@ -20,11 +20,9 @@ import msgspec
 
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, LinkingBehindError
 from parrot_gateway.http.exchange import Exchange, Headers
-from parrot_gateway.linking.forecast import Forecasts
-from parrot_gateway.linking.wire import (
+from parrot_gateway.linking.process.wire import (
     PREFIX_BYTES,
     AnswerSeen,
-    ForecastsChanged,
     ForecastsWanted,
     FromWorker,
     Query,
@@ -35,7 +33,8 @@ from parrot_gateway.linking.wire import (
     length_of,
     session_id_of,
 )
-from parrot_gateway.linking.worker_process import Process, end, spawn
+from parrot_gateway.linking.process.worker_process import Process, end, spawn
+from parrot_gateway.linking.profiles.forecast import Forecasts, ForecastsChanged
 from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ import msgspec
 
 from parrot_gateway.bench.linking.schedule import Event
 from parrot_gateway.bench.linking.script import Call, Script, answer_id
-from parrot_gateway.linking.conversation import answer_of
-from parrot_gateway.linking.forecast import ENOUGH, Forecast, Forecasts
-from parrot_gateway.linking.journal import LinkJournal
-from parrot_gateway.linking.profile_store import ProfileStore
-from parrot_gateway.linking.profiles import output_tokens
-from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
-from parrot_gateway.linking.worker_process import limits_of
+from parrot_gateway.linking.linker.conversation import answer_of
+from parrot_gateway.linking.process.journal import LinkJournal
+from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen
+from parrot_gateway.linking.process.worker_process import limits_of
+from parrot_gateway.linking.profiles.forecast import ENOUGH, Forecast, Forecasts
+from parrot_gateway.linking.profiles.profile_store import ProfileStore
+from parrot_gateway.linking.profiles.profiles import output_tokens
 from parrot_gateway.settings.model import LinkingSettings
 
 #: How often what was learned reaches the forecasts.

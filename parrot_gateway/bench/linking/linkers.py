@@ -7,9 +7,9 @@ from itertools import count
 
 from parrot_gateway.bench.linking.naive import NaiveLinker
 from parrot_gateway.bench.linking.score import Linker
-from parrot_gateway.linking import linker
-from parrot_gateway.linking.conversation import answer_of, conversation_of
-from parrot_gateway.linking.links import Link
+from parrot_gateway.linking.linker import linker
+from parrot_gateway.linking.linker.conversation import answer_of, conversation_of
+from parrot_gateway.linking.linker.links import Link
 
 
 class GatewayLinker:
@@ -17,7 +17,7 @@ class GatewayLinker:
 
     def __init__(self) -> None:
         # Here, so that the command line does not wait for them.
-        from parrot_gateway.linking.worker_process import limits_of
+        from parrot_gateway.linking.process.worker_process import limits_of
         from parrot_gateway.settings.model import LinkingSettings
 
         numbers = count()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.linking.links import Link, LinkKind
+from parrot_gateway.linking.linker.links import Link, LinkKind
 
 SPAN, STRIDE = 40, 8
 

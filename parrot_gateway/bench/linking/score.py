@@ -17,7 +17,7 @@ import msgspec
 
 from parrot_gateway.bench.linking.schedule import Event
 from parrot_gateway.bench.linking.script import KINDS, Call, Script, answer_id
-from parrot_gateway.linking.links import Link
+from parrot_gateway.linking.linker.links import Link
 
 #: What a linker is told of connections: nothing; each session is a client with one of its own; all
 #: clients share a pool, of which a call takes the one that was given back last.

@@ -15,11 +15,11 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT
 
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange, Message
-from parrot_gateway.linking.forecast import Forecast, TemplateForecast
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
+from parrot_gateway.linking.process.wire import session_id_of
+from parrot_gateway.linking.profiles.forecast import Forecast, TemplateForecast
+from parrot_gateway.linking.profiles.templates import Template, prompt_of, step_of
 from parrot_gateway.linking.service import LinkingService, call_id_of
-from parrot_gateway.linking.templates import Template, prompt_of, step_of
-from parrot_gateway.linking.wire import session_id_of
 from parrot_gateway.settings.model import LinkingSettings
 
 USER = {"role": "user", "content": "Summarise this page: herons."}
@@ -185,11 +185,11 @@ def test_a_call_enters_few_files_more() -> None:
             sys.setprofile(None)
 
     asyncio.run(traced())
-    more = {"inferred_metadata", "service", "forecast", "wire"}
+    more = {"inferred_metadata", "service", "profiles/forecast", "process/wire"}
     assert entered <= {"generation/placement.py", *(f"linking/{name}.py" for name in more)}
     linking.foretell(returns=0.0)
     asyncio.run(traced())
-    assert entered - {"linking/templates.py"} <= {
+    assert entered - {"linking/profiles/templates.py"} <= {
         "generation/placement.py",
         *(f"linking/{name}.py" for name in more),
     }

@@ -12,7 +12,7 @@ from parrot_gateway.bench.linking.naive import NaiveLinker
 from parrot_gateway.bench.linking.schedule import schedule
 from parrot_gateway.bench.linking.score import Score, compare, pairwise_f1, run
 from parrot_gateway.bench.linking.script import Script
-from parrot_gateway.linking.links import Link
+from parrot_gateway.linking.linker.links import Link
 
 LONG = "An answer that is long enough to be recognised."
 

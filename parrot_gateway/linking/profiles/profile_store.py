@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 import msgspec
 from parrot_scheduler.lengths import MAX_BIN, FadingHistogram
 
-from parrot_gateway.linking.profiles import Profile, TenantProfiles
-from parrot_gateway.linking.templates import MAX_PREFIX, Template
+from parrot_gateway.linking.profiles.forecast import ForecastsChanged
+from parrot_gateway.linking.profiles.profiles import Profile, TenantProfiles
+from parrot_gateway.linking.profiles.templates import MAX_PREFIX, Template
 from parrot_gateway.linking.tenants import Tenants
-from parrot_gateway.linking.wire import ForecastsChanged
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
-from parrot_gateway.linking.candidates import Reader, new_text
-from parrot_gateway.linking.conversation import Answer, Conversation, Message
-from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
-from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.parents import Parent, find_parent
-from parrot_gateway.linking.passages import Producer, find_producers
-from parrot_gateway.linking.prompt import Prompt
-from parrot_gateway.linking.prompt_ends import PromptEnds
+from parrot_gateway.linking.linker.call_store import CallStore, StoredCall, kept_keys
+from parrot_gateway.linking.linker.candidates import Reader, new_text
+from parrot_gateway.linking.linker.conversation import Answer, Conversation, Message
+from parrot_gateway.linking.linker.fingerprints import Hashes, PassageCounts, fingerprint, normalise
+from parrot_gateway.linking.linker.links import Link, LinkedSession, LinkKind
+from parrot_gateway.linking.linker.parents import Parent, find_parent
+from parrot_gateway.linking.linker.passages import Producer, find_producers
+from parrot_gateway.linking.linker.prompt import Prompt
+from parrot_gateway.linking.linker.prompt_ends import PromptEnds
 from parrot_gateway.linking.tenants import Tenants
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
-from parrot_gateway.linking.fingerprints import Hashes, NormalisedText, Positions, runs
-from parrot_gateway.linking.links import LinkedSession
-from parrot_gateway.linking.prompt import Prompt
+from parrot_gateway.linking.linker.call_store import CallStore, Output, StoredCall, contains
+from parrot_gateway.linking.linker.fingerprints import Hashes, NormalisedText, Positions, runs
+from parrot_gateway.linking.linker.links import LinkedSession
+from parrot_gateway.linking.linker.prompt import Prompt
 
 #: Candidates that are compared, of one text.
 _MAX_CANDIDATES = 24

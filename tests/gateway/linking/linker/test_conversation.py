@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.linking.conversation import (
+from parrot_gateway.linking.linker.conversation import (
     Answer,
     Choice,
     Message,

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from parrot_gateway.linking.links import LinkedSession
+from parrot_gateway.linking.linker.links import LinkedSession
 
 #: Bytes of a prompt that are looked at.
 MAX_PREFIX = 16_384

@@ -16,10 +16,10 @@ from operator import attrgetter
 
 from parrot_scheduler.lengths import FadingHistogram
 
-from parrot_gateway.linking.conversation import Answer
-from parrot_gateway.linking.forecast import ENOUGH, Forecast, TemplateForecast
-from parrot_gateway.linking.links import Link, LinkedSession
-from parrot_gateway.linking.templates import Template, TemplateLearner, prompt_of
+from parrot_gateway.linking.linker.conversation import Answer
+from parrot_gateway.linking.linker.links import Link, LinkedSession
+from parrot_gateway.linking.profiles.forecast import ENOUGH, Forecast, TemplateForecast
+from parrot_gateway.linking.profiles.templates import Template, TemplateLearner, prompt_of
 
 #: Calls of a tenant whose answers may still be used.
 _MAX_CALLS = 10_000

@@ -1,7 +1,7 @@
 """The linking process: reads what calls say and answers questions about them.
 
-Run by `service.LinkingService` as `python -m parrot_gateway.linking.worker`. It is a process of its
-own, less urgent than the gateway's, so that its work delays no call.
+Run by `service.LinkingService` as `python -m parrot_gateway.linking.process.worker`. It is a
+process of its own, less urgent than the gateway's, so that its work delays no call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from parrot_gateway.linking.inbox import Inbox
-from parrot_gateway.linking.journal import LinkJournal
-from parrot_gateway.linking.linker import LinkerLimits
-from parrot_gateway.linking.profile_store import ProfileStore
-from parrot_gateway.linking.wire import (
+from parrot_gateway.linking.linker.linker import LinkerLimits
+from parrot_gateway.linking.process.inbox import Inbox
+from parrot_gateway.linking.process.journal import LinkJournal
+from parrot_gateway.linking.process.wire import (
     AnswerSeen,
     ForecastsWanted,
     Query,
@@ -28,6 +27,7 @@ from parrot_gateway.linking.wire import (
     RequestSeen,
     encode,
 )
+from parrot_gateway.linking.profiles.profile_store import ProfileStore
 
 #: How much less urgent than the gateway.
 _NICENESS = 15

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import CallStore, StoredCall, by_age
-from parrot_gateway.linking.conversation import Message
-from parrot_gateway.linking.fingerprints import RUN
-from parrot_gateway.linking.links import Link, LinkedSession
-from parrot_gateway.linking.prompt import Prompt
-from parrot_gateway.linking.prompt_ends import FoundEnd, PromptEnds
+from parrot_gateway.linking.linker.call_store import CallStore, StoredCall, by_age
+from parrot_gateway.linking.linker.conversation import Message
+from parrot_gateway.linking.linker.fingerprints import RUN
+from parrot_gateway.linking.linker.links import Link, LinkedSession
+from parrot_gateway.linking.linker.prompt import Prompt
+from parrot_gateway.linking.linker.prompt_ends import FoundEnd, PromptEnds
 
 #: Answers of at least so many characters that only one call wrote identify it without context.
 _LONG_ANSWER = 60

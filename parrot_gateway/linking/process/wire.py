@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.linking.forecast import TemplateForecast
+from parrot_gateway.linking.profiles.forecast import ForecastsChanged
 
 #: Bytes of a frame's length.
 PREFIX_BYTES = 4
@@ -75,14 +75,6 @@ class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
     """
 
     now: float
-
-
-class ForecastsChanged(msgspec.Struct, tag="forecasts_changed", array_like=True):
-    """What calls of some templates of a tenant do, as far as it has changed."""
-
-    tenant: str
-    changed: list[TemplateForecast]
-    removed: list[str]
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True):

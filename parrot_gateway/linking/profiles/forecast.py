@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from parrot_gateway.linking.templates import Template, TemplateTable, prompt_of
+from parrot_gateway.linking.profiles.templates import Template, TemplateTable, prompt_of
 
 #: Calls behind a template's profile before it is used rather than that of a shorter template.
 ENOUGH = 8.0
@@ -56,6 +56,14 @@ class TemplateForecast(msgspec.Struct, frozen=True, array_like=True):
 
     template: Template
     forecast: Forecast
+
+
+class ForecastsChanged(msgspec.Struct, tag="forecasts_changed", array_like=True):
+    """What calls of some templates of a tenant do, as far as it has changed."""
+
+    tenant: str
+    changed: list[TemplateForecast]
+    removed: list[str]
 
 
 class _Tenant:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from parrot_gateway.linking.conversation import answer_of
-from parrot_gateway.linking.forecast import Forecast, Forecasts
-from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.profiles import TenantProfiles, output_tokens
+from parrot_gateway.linking.linker.conversation import answer_of
+from parrot_gateway.linking.linker.links import Link, LinkedSession, LinkKind
+from parrot_gateway.linking.profiles.forecast import Forecast, Forecasts
+from parrot_gateway.linking.profiles.profiles import TenantProfiles, output_tokens
 
 CHAT = "/v1/chat/completions"
 #: Instructions of the roles, by name.

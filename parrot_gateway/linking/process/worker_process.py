@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.linking.linker import LinkerLimits
+from parrot_gateway.linking.linker.linker import LinkerLimits
 from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def spawn(settings: LinkingSettings) -> Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "parrot_gateway.linking.worker",
+        "parrot_gateway.linking.process.worker",
         arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot_gateway.linking.links import LinkedSession
-from parrot_gateway.linking.templates import (
+from parrot_gateway.linking.linker.links import LinkedSession
+from parrot_gateway.linking.profiles.templates import (
     MAX_PREFIX,
     Template,
     TemplateLearner,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from parrot_gateway.linking.conversation import Choice, Message, ToolCall, argument_texts
-from parrot_gateway.linking.fingerprints import (
+from parrot_gateway.linking.linker.conversation import Choice, Message, ToolCall, argument_texts
+from parrot_gateway.linking.linker.fingerprints import (
     FingerprintCache,
     FingerprintIndex,
     Hashes,
@@ -21,7 +21,7 @@ from parrot_gateway.linking.fingerprints import (
     fingerprint,
     normalise,
 )
-from parrot_gateway.linking.links import LinkedSession
+from parrot_gateway.linking.linker.links import LinkedSession
 
 #: Calls kept under one key; more say nothing that these do not.
 _MAX_EQUAL = 512

@@ -11,13 +11,18 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from parrot_gateway.linking.conversation import Answer, Conversation, answer_of, conversation_of
-from parrot_gateway.linking.linker import Linker, LinkerLimits
-from parrot_gateway.linking.links import Link, LinkedSession
-from parrot_gateway.linking.profile_store import ProfileStore
-from parrot_gateway.linking.profiles import Profile, output_tokens
+from parrot_gateway.linking.linker.conversation import (
+    Answer,
+    Conversation,
+    answer_of,
+    conversation_of,
+)
+from parrot_gateway.linking.linker.linker import Linker, LinkerLimits
+from parrot_gateway.linking.linker.links import Link, LinkedSession
+from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen, session_id_of
+from parrot_gateway.linking.profiles.profile_store import ProfileStore
+from parrot_gateway.linking.profiles.profiles import Profile, output_tokens
 from parrot_gateway.linking.tenants import Tenants
-from parrot_gateway.linking.wire import AnswerSeen, RequestSeen, session_id_of
 
 #: Sessions that one list holds, last used first.
 MAX_LISTED = 1000

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from parrot_gateway.linking.inbox import MAX_WAIT_S, Inbox
-from parrot_gateway.linking.wire import AnswerSeen, Query, RequestSeen, ToWorker, encode
+from parrot_gateway.linking.process.inbox import MAX_WAIT_S, Inbox
+from parrot_gateway.linking.process.wire import AnswerSeen, Query, RequestSeen, ToWorker, encode
 
 
 class Pipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from parrot_gateway.linking.fingerprints import RUN, WINDOW
+from parrot_gateway.linking.linker.fingerprints import RUN, WINDOW
 
 #: Stretches that lie no farther apart, about as far in the text as in the answer, are one passage.
 _GAP = 160

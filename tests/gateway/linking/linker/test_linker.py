@@ -6,9 +6,15 @@ import json
 from collections.abc import Sequence
 from itertools import count
 
-from parrot_gateway.linking.conversation import Answer, Choice, Conversation, Message, ToolCall
-from parrot_gateway.linking.linker import LinkedCall, Linker
-from parrot_gateway.linking.worker_process import limits_of
+from parrot_gateway.linking.linker.conversation import (
+    Answer,
+    Choice,
+    Conversation,
+    Message,
+    ToolCall,
+)
+from parrot_gateway.linking.linker.linker import LinkedCall, Linker
+from parrot_gateway.linking.process.worker_process import limits_of
 from parrot_gateway.settings.model import LinkingSettings
 
 SYSTEM = Message("system", "You are a helpful assistant of an airline. Answer briefly.")

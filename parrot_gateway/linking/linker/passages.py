@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import CallStore, Output, by_age
-from parrot_gateway.linking.candidates import (
+from parrot_gateway.linking.linker.call_store import CallStore, Output, by_age
+from parrot_gateway.linking.linker.candidates import (
     WHOLE_EQUAL,
     Candidate,
     NewText,
     Reader,
     find_candidates,
 )
-from parrot_gateway.linking.fingerprints import (
+from parrot_gateway.linking.linker.fingerprints import (
     COMMON,
     RUN,
     WINDOW,
@@ -31,8 +31,8 @@ from parrot_gateway.linking.fingerprints import (
     NormalisedText,
     PassageCounts,
 )
-from parrot_gateway.linking.links import Evidence
-from parrot_gateway.linking.overlap import (
+from parrot_gateway.linking.linker.links import Evidence
+from parrot_gateway.linking.linker.overlap import (
     Span,
     passages_of,
     shared_spans,

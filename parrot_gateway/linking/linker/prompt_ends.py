@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import StoredCall
-from parrot_gateway.linking.fingerprints import (
+from parrot_gateway.linking.linker.call_store import StoredCall
+from parrot_gateway.linking.linker.fingerprints import (
     COMMON,
     RUN,
     FingerprintIndex,
@@ -22,7 +22,7 @@ from parrot_gateway.linking.fingerprints import (
     distinct,
     runs,
 )
-from parrot_gateway.linking.prompt import Prompt
+from parrot_gateway.linking.linker.prompt import Prompt
 
 #: Fingerprints of the end of a prompt by which it is found: most, least, and how many of them have
 #: to be there. Normalised bytes behind it within which its answer begins.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parrot_gateway.linking.call_store import message_key, states_of
-from parrot_gateway.linking.conversation import Message
-from parrot_gateway.linking.fingerprints import (
+from parrot_gateway.linking.linker.call_store import message_key, states_of
+from parrot_gateway.linking.linker.conversation import Message
+from parrot_gateway.linking.linker.fingerprints import (
     Hashes,
     NormalisedText,
     Positions,

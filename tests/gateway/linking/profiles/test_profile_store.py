@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parrot_gateway.linking.forecast import Forecast, Forecasts
-from parrot_gateway.linking.links import LinkedSession
-from parrot_gateway.linking.profile_store import ProfileStore
+from parrot_gateway.linking.linker.links import LinkedSession
+from parrot_gateway.linking.profiles.forecast import Forecast, Forecasts
+from parrot_gateway.linking.profiles.profile_store import ProfileStore
 
 SECRET = "The heron's name is Wilhelmina and she lives behind the mill, they say."
 

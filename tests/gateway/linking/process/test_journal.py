@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from parrot_gateway.linking.journal import LinkJournal
-from parrot_gateway.linking.profile_store import ProfileStore
-from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
-from parrot_gateway.linking.worker_process import limits_of
+from parrot_gateway.linking.process.journal import LinkJournal
+from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen
+from parrot_gateway.linking.process.worker_process import limits_of
+from parrot_gateway.linking.profiles.profile_store import ProfileStore
 from parrot_gateway.settings.model import LinkingSettings
 
 PATH = "/v1/chat/completions"

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 
 import msgspec
 
-from parrot_gateway.linking.wire import (
+from parrot_gateway.linking.process.wire import (
     PREFIX_BYTES,
     AnswerSeen,
     ForecastsWanted,

@@ -6,8 +6,8 @@ from zlib import crc32
 
 import msgspec
 
-from parrot_gateway.linking.forecast import Forecast, Forecasts, TemplateForecast
-from parrot_gateway.linking.templates import Template, prompt_of, step_of
+from parrot_gateway.linking.profiles.forecast import Forecast, Forecasts, TemplateForecast
+from parrot_gateway.linking.profiles.templates import Template, prompt_of, step_of
 
 
 def body(*texts: str, **more: object) -> bytes:

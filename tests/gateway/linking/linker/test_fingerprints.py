@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.linking.call_store import contains
-from parrot_gateway.linking.fingerprints import (
+from parrot_gateway.linking.linker.call_store import contains
+from parrot_gateway.linking.linker.fingerprints import (
     RUN,
     WINDOW,
     FingerprintIndex,

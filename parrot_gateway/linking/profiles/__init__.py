@@ -1,0 +1,1 @@
+"""Templates of prompts, and what calls of each template do."""
