@@ -26,7 +26,7 @@ from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.logits import find_largest
-from parrot_engine.models.decoder import Decoder
+from parrot_engine.runner.paged_model import PagedModel
 from parrot_engine.runner.sampler import Computed, Largest
 from parrot_engine.runner.staging import Staging
 from parrot_engine.runner.step_inputs import Ints, StepTokens
@@ -156,7 +156,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: PagedModel,
         kv_cache: Tensor,
         attention: TritonAttention,
         capture: Capture,

@@ -10,13 +10,14 @@ import torch
 
 from parrot_engine.attention.storage import is_quantized
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kernels.selection import check_kv_cache_dtype, resolve_kernels
-from parrot_engine.models.config import ModelConfig
+from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
+from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.loader import Progress, load_model, resolve_device
 from parrot_engine.models.sharding import Collective
 from parrot_engine.progress import ProgressLines
 from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks, staging_blocks
 from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
+from parrot_engine.runner.paged_model import ModelShape, PagedModel
 from parrot_engine.runner.profiling import step_bytes
 from parrot_engine.settings import BuiltinSettings, kv_blocks
 
@@ -52,14 +53,7 @@ def load_runner(
         CheckpointError: files are missing, broken, or do not fit the configuration.
         SettingsError: device, dtype or cache size cannot be had.
     """
-    device = resolve_device(settings.device)
-    if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads)
-    else:
-        # Graphs are captured on this thread's current device.
-        torch.cuda.set_device(device)
-    kernels = resolve_kernels(settings.kernels, device)
-    check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
+    device, kernels = prepare_device(settings)
     try:
         model, defaults, spec = load_model(
             path,
@@ -77,6 +71,44 @@ def load_runner(
 
     if collective is not None and settings.peer_memory and kernels == "triton":
         collective.use_peer_memory(model.config.hidden_size, spec.dtype)
+    return runner_of(
+        model, defaults, settings, device, spec.dtype, kernels, collective=collective, make=make
+    )
+
+
+def prepare_device(settings: BuiltinSettings) -> tuple[torch.device, Kernels]:
+    """Where a model is to compute, and with what; see `load_runner` for what it sets.
+
+    Raises:
+        SettingsError: device, kernels or dtype of the cache cannot be had.
+    """
+    device = resolve_device(settings.device)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.num_threads)
+    else:
+        # Graphs are captured on this thread's current device.
+        torch.cuda.set_device(device)
+    kernels = resolve_kernels(settings.kernels, device)
+    check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
+    return device, kernels
+
+
+def runner_of(
+    model: PagedModel,
+    defaults: GenerationDefaults,
+    settings: BuiltinSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    *,
+    collective: RankCollective | None = None,
+    make: Callable[..., ModelRunner] = ModelRunner,
+) -> ModelRunner:
+    """A runner for a loaded model, with as large a KV cache as settings or memory say.
+
+    Raises:
+        SettingsError: the size of the cache or of steps cannot be had.
+    """
 
     def make_runner(num_blocks: int, make: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
         return make(
@@ -85,7 +117,7 @@ def load_runner(
             num_blocks=num_blocks,
             block_size=settings.block_size,
             device=device,
-            dtype=spec.dtype,
+            dtype=dtype,
             kv_cache_dtype=settings.kv_cache_dtype,
             kernels=kernels,
             collective=collective,
@@ -95,7 +127,7 @@ def load_runner(
     longest = min(config.max_position, settings.max_context_tokens or config.max_position)
     with_graphs = device.type == "cuda" and kernels == "triton" and settings.cuda_graphs != "off"
     quantized = is_quantized(settings.kv_cache_dtype, config.head_dim)
-    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype, quantized=quantized)
+    per_block = kv_bytes_per_block(config, settings.block_size, dtype, quantized=quantized)
     if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
         in_step = step_bytes(make_runner, settings, longest, device)
         if settings.has_host_tier:
@@ -134,7 +166,7 @@ def load_runner(
     return runner
 
 
-def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -> int:
+def _graph_bytes(config: ModelShape, settings: BuiltinSettings, in_step: int) -> int:
     from parrot_engine.runner.graphs import graph_bytes
 
     return graph_bytes(

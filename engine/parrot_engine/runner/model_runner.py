@@ -30,10 +30,10 @@ from parrot_engine.batch import (
     TokenOutcomes,
 )
 from parrot_engine.kernels.selection import Kernels
-from parrot_engine.models.config import GenerationDefaults, ModelConfig
-from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.sharding import Collective
 from parrot_engine.protocol import TokenLogprobs
+from parrot_engine.runner.paged_model import ModelShape, PagedModel
 from parrot_engine.runner.sampler import (
     Computed,
     Largest,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def kv_bytes_per_block(
-    config: ModelConfig, block_size: int, dtype: torch.dtype, *, quantized: bool = False
+    config: ModelShape, block_size: int, dtype: torch.dtype, *, quantized: bool = False
 ) -> int:
     """Bytes of one block's keys and values over all layers, for a model of `dtype`."""
     rows = tile_rows(block_size, config.head_dim, quantized=quantized)
@@ -239,7 +239,7 @@ class ModelRunner(Runner):
 
     def __init__(
         self,
-        model: Decoder,
+        model: PagedModel,
         defaults: GenerationDefaults,
         *,
         num_blocks: int,
