@@ -15,7 +15,7 @@ import numpy as np
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.engines.table import Column
 from parrot_scheduler.placement.common import Mask, any_of, argmin, cached_tokens, eligible_rows
-from parrot_scheduler.prefix_index.holders import PrefixHolders, as_column, depth_of, rows_of
+from parrot_scheduler.prefix_index.holders import as_column, depth_of, rows_of
 from parrot_scheduler.task_state import Application, TaskState
 
 #: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
@@ -129,11 +129,11 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
     # Where no engine could hold it, all that take work are candidates.
     least = need if pool.largest_accepting >= need else 0.0
     most_cached = max(prompt - 1, 0)
-    claimed = prefixes.claimed_holders(task.prefix)
-    holders = prefixes.holders(task.prefix, claimed)
-    claiming = claimed[0][0] if claimed else 0
-    holding = holders[0][0] if holders else 0
-    stored: PrefixHolders | None = None
+    prefix = task.prefix
+    # What engines need of the prompt for placed tasks is asked row by row; what they have computed,
+    # where there is anything, for all of them at once.
+    stored = prefixes.stored_holders(prefix)
+    holders = prefixes.holders(prefix) if stored else stored
     best, best_batch, best_cost = -1, 0.0, math.inf
     best_hit = best_prefill = 0.0
     count = 0
@@ -142,24 +142,27 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
         if (batch and batch + sequences > scalars.max_batch[row]) or scalars.capacity[row] < least:
             continue
         count += 1
-        queued, hit = scalars.pending_prefill[row], 0.0
-        if holding >> row & 1:
-            hit = float(min(depth_of(holders, row) * block, most_cached))
-            if queued and claiming >> row & 1:
-                if stored is None:
-                    stored = prefixes.stored_holders(task.prefix)
-                awaited = depth_of(claimed, row) - depth_of(stored, row)
-                if awaited > 0:
-                    queued -= min(float(awaited * block), queued)
+        queued = scalars.pending_prefill[row]
+        claimed = prefixes.claimed_on(row, prefix)
+        depth = depth_of(holders, row) if stored else prefixes.blocks_on(row, prefix)
+        hit = float(min(depth * block, most_cached))
+        if queued and claimed:
+            awaited = claimed - depth_of(stored, row)
+            if awaited > 0:
+                queued -= min(float(awaited * block), queued)
         prefill = queued + prompt - hit
         cost = prefill * (batch + 1.0)
         if cost < best_cost or (cost == best_cost and batch < best_batch):
             best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
     if best < 0:
         return None
-    best_cached = 0.0
-    for bits, depth in reversed(holders):
-        if bits & pool.accepting:
-            best_cached = float(min(depth * block, most_cached))
-            break
+    most = 0
+    if stored:
+        for bits, depth in reversed(holders):
+            if bits & pool.accepting:
+                most = depth
+                break
+    else:
+        most = prefixes.most_claimed(pool.accepting, prefix)
+    best_cached = float(min(most * block, most_cached))
     return CheapestRow(best, best_hit, best_prefill, best_cost, count, best_cached)

@@ -1,189 +1,249 @@
-"""Prefix claims: the prompts of placed tasks as a radix tree with references counted by engine.
+"""Prefix claims: the prompts of placed tasks as a tree of paths, with what each engine needs.
 
-A prompt is a chain of block keys, and two chains agree up to where they part. A node of the tree
-is a stretch of blocks without a branch, however long: placing a task touches the few nodes on its
-path, not each of its blocks, and bisection finds where it parts from others.
+A prompt is a chain of block keys, and two chains agree up to where they part. A path of the tree is
+the whole chain of one prompt from where it left its parent; others that leave it do so at some
+depth, as paths of their own. So a prompt is found in as many steps as there are such partings, and
+bisection finds each: neither each block nor each point where somebody else leaves is looked at.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 
 from parrot_scheduler.prefix_index.holders import PrefixHolders
 
 
-class RadixNode:
-    """Blocks `start` to `end` of the chain `keys`, within which no claim parts from another.
+class ClaimPath:
+    """Blocks of the chain `keys` from `start` on, and how far each row needs them.
 
-    A row refers to a node once for each of its claims that end there, and once for each child that
-    the row refers to. So a new claim is counted at the node where it ends, or where it meets what
-    its row refers to already, and nowhere above.
+    A row needs it up to the end of each of its claims that end here, and up to each child that the
+    row needs. So a claim is counted where it ends, and where it meets what its row needs already.
     """
 
-    __slots__ = ("children", "end", "extra_references", "keys", "last", "parent", "rows", "start")
+    __slots__ = ("children", "deepest", "keys", "lesser", "levels", "name", "parent", "start")
 
     def __init__(
-        self, keys: tuple[Hashable, ...], start: int, end: int, parent: RadixNode | None
+        self, keys: tuple[Hashable, ...], start: int, parent: ClaimPath | None, name: Hashable
     ) -> None:
+        #: Of the longest prompt that was claimed here; its end may be needed no more.
         self.keys = keys
         self.start = start
-        self.end = end
-        #: Its last key: a chain that has it agrees with all of the node.
-        self.last = keys[end - 1] if end else None
         self.parent = parent
-        #: By their first key.
-        self.children: dict[Hashable, RadixNode] = {}
-        #: Rows that refer to it, bit r for row r.
-        self.rows = 0
-        #: By row, references beyond the first; rows with one reference are left out. None: no row
-        #: has more, as mostly.
-        self.extra_references: dict[int, int] | None = None
+        #: Where its parent has it.
+        self.name = name
+        #: By their first key; see `child`.
+        self.children: dict[Hashable, ClaimPath] = {}
+        #: By row, the depth that it needs.
+        self.deepest: dict[int, int] = {}
+        #: The same by depth, as sets of rows.
+        self.levels: dict[int, int] = {}
+        #: By row, further depths that it needs, the least first; only rows with some.
+        self.lesser: dict[int, list[int]] | None = None
+
+    def child(self, depth: int, key: Hashable) -> ClaimPath | None:
+        """The path that leaves this one at a depth with a key."""
+        found = self.children.get(key)
+        # The same key twice is no chain; it is kept apart all the same.
+        return found if found is None or found.start == depth else self.children.get((depth, key))
+
+    def agrees_up_to(self, prefix: Sequence[Hashable]) -> int:
+        """Depth up to which a prompt agrees with a path whose first key it has."""
+        keys, low = self.keys, self.start + 1
+        high = min(len(keys), len(prefix))
+        if keys[high - 1] == prefix[high - 1]:
+            return high
+        high -= 1
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] == prefix[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def need(self, row: int, depth: int) -> int:
+        """A row needs it up to a depth, once more; up to where it did before, 0: not at all."""
+        before = self.deepest.get(row, 0)
+        if not before:
+            self._move(row, 0, depth)
+            return 0
+        lesser = self.lesser
+        if lesser is None:
+            lesser = self.lesser = {}
+        others = lesser.get(row)
+        if others is None:
+            others = lesser[row] = []
+        if depth > before:
+            others.append(before)
+            self._move(row, before, depth)
+        else:
+            insort(others, depth)
+        return before
+
+    def need_no_more(self, row: int, depth: int) -> int:
+        """Takes one `need` back; up to where the row needs it then."""
+        lesser, before = self.lesser, self.deepest[row]
+        others = lesser.get(row) if lesser is not None else None
+        if lesser is None or others is None:
+            self._move(row, before, 0)
+            return 0
+        if depth == before:
+            after = others.pop()
+            if after != before:
+                self._move(row, before, after)
+        else:
+            after = before
+            del others[bisect_left(others, depth)]
+        if not others:
+            del lesser[row]
+            if not lesser:
+                self.lesser = None
+        return after
+
+    def drop(self, row: int) -> None:
+        """The row needs nothing of it any more."""
+        self._move(row, self.deepest[row], 0)
+        if self.lesser is not None:
+            self.lesser.pop(row, None)
+
+    def _move(self, row: int, before: int, after: int) -> None:
+        """Change a row's depth; 0 is none."""
+        bit, levels = 1 << row, self.levels
+        if before:
+            rest = levels[before] ^ bit
+            if rest:
+                levels[before] = rest
+            else:
+                del levels[before]
+        if after:
+            levels[after] = levels.get(after, 0) | bit
+            self.deepest[row] = after
+        else:
+            del self.deepest[row]
 
 
 class ClaimTree:
-    """The radix tree of all claims. A row is an engine's place in its table."""
+    """The tree of all claims. A row is an engine's place in its table."""
 
     def __init__(self) -> None:
-        self._root = RadixNode((), 0, 0, None)
-        # Where the last chain looked up leaves the tree, for `add`: a task is looked up just before
-        # it is placed. Reset by any change.
+        self._root = ClaimPath((), 0, None, None)
+        # The paths of the last chain looked up, and up to where it agrees with each: a task is
+        # looked up for each engine, and just before it is placed. Reset by any change.
         self._walked: Sequence[Hashable] | None = None
-        self._deepest = self._root
-        self._depth = 0
+        self._paths: list[ClaimPath] = []
+        self._agreed: list[int] = []
 
     def holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
         """Rows that need a prompt's leading blocks, and how many of them."""
+        self._walk(prefix)
+        by_depth: dict[int, int] = {}
+        deeper = 0
+        for path, agreed in zip(reversed(self._paths), reversed(self._agreed), strict=True):
+            here = 0
+            for level, rows in path.levels.items():
+                rows &= ~deeper
+                if rows:
+                    depth = level if level < agreed else agreed
+                    by_depth[depth] = by_depth.get(depth, 0) | rows
+                    here |= rows
+            deeper |= here
         found: PrefixHolders = []
-        deepest, depth, length = self._root, 0, len(prefix)
-        rows, children = 0, deepest.children
-        while depth < length:
-            node = children.get(prefix[depth])
-            if node is None:
-                break
-            here = node.rows
-            # Nodes that the same rows refer to are one step.
-            if here != rows:
-                if depth:
-                    found.append((rows, depth))
-                rows = here
-            deepest, end = node, node.end
-            depth += 1
-            # More than its first block: the usual end of a node first, where all of it agrees.
-            if depth < end:
-                if end > length or node.last != prefix[end - 1]:
-                    depth = _agrees_up_to(node, prefix)
-                    break
-                depth = end
-            children = node.children
-        if depth:
-            found.append((rows, depth))
-        self._walked, self._deepest, self._depth = prefix, deepest, depth
+        there = 0
+        for depth in sorted(by_depth, reverse=True):
+            there |= by_depth[depth]
+            found.append((there, depth))
+        found.reverse()
         return found
 
-    def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[RadixNode, int]:
-        """Add a claim: the node where it ends, and how many of its blocks the row needed."""
-        if self._walked is not keys:
-            self.holders(keys)
-        last, depth, length = self._deepest, self._depth, len(keys)
-        self._walked = None
-        if depth < last.end:
-            last = _split(last, depth)
-        if depth < length:
-            above, last = last, RadixNode(keys, depth, length, last)
-            above.children[keys[depth]] = last
-        bit = 1 << row
-        node, parent = last, last.parent
-        # Up to what the row needs already.
-        while parent is not None and not node.rows & bit:
-            node.rows |= bit
-            node = parent
-            parent = node.parent
-        if parent is not None:
-            extra = node.extra_references
-            if extra is None:
-                node.extra_references = {row: 1}
-            else:
-                extra[row] = extra.get(row, 0) + 1
-        return last, node.end
+    def depth_on(self, row: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that one row needs."""
+        self._walk(prefix)
+        paths = self._paths
+        for at in range(len(paths) - 1, -1, -1):
+            depth = paths[at].deepest.get(row, 0)
+            if depth:
+                agreed = self._agreed[at]
+                return depth if depth < agreed else agreed
+        return 0
 
-    def remove(self, row: int, last: RadixNode) -> int:
-        """Remove a claim that ends at this node: how many blocks the row needs no more."""
+    def most_on(self, rows: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that some row of a set needs at most."""
+        self._walk(prefix)
+        paths = self._paths
+        for at in range(len(paths) - 1, -1, -1):
+            levels = paths[at].levels
+            depth = max(levels)
+            if not levels[depth] & rows:
+                depth = max([level for level, there in levels.items() if there & rows], default=0)
+            if depth:
+                return min(depth, self._agreed[at])
+        return 0
+
+    def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[ClaimPath, int]:
+        """Add a claim: the path where it ends, and how many of its blocks the row needed."""
+        self._walk(keys)
         self._walked = None
-        bit, end = 1 << row, last.end
-        node, parent = last, last.parent
+        path, agreed, length = self._root, 0, len(keys)
+        if self._paths:
+            path, agreed = self._paths[-1], self._agreed[-1]
+        if agreed < length:
+            if 0 < agreed == len(path.keys):
+                path.keys = keys
+            else:
+                name = keys[agreed]
+                if name in path.children:
+                    name = (agreed, name)
+                above, path = path, ClaimPath(keys, agreed, path, name)
+                above.children[name] = path
+        last, depth, parent = path, length, path.parent
         while parent is not None:
-            extra = node.extra_references
-            if extra is not None and (count := extra.get(row, 0)):
-                if count > 1:
-                    extra[row] = count - 1
-                else:
-                    del extra[row]
-                    if not extra:
-                        node.extra_references = None
-                if len(node.children) == 1:
-                    _merge(node, parent)
-                break
-            rows = node.rows = node.rows ^ bit
-            if not rows:
-                del parent.children[node.keys[node.start]]
-            elif len(node.children) == 1:
-                _merge(node, parent)
-            node = parent
-            parent = node.parent
-        return end - node.end
+            before = path.need(row, depth)
+            if before:
+                return last, min(before, depth)
+            path, depth = parent, path.start
+            parent = path.parent
+        return last, 0
+
+    def remove(self, row: int, last: ClaimPath, end: int) -> int:
+        """Remove a claim of so many blocks that ends on a path: how many of them the row needs no
+        more.
+        """
+        self._walked = None
+        path, depth, parent = last, end, last.parent
+        while parent is not None:
+            still = path.need_no_more(row, depth)
+            if still:
+                return end - min(still, depth)
+            if not path.deepest:
+                del parent.children[path.name]
+            path, depth = parent, path.start
+            parent = path.parent
+        return end
 
     def drop_row(self, row: int) -> None:
-        """Remove all claims of a row in one pass over its nodes; not to be removed again."""
+        """Remove all claims of a row in one pass over its paths; not to be removed again."""
         self._walked = None
-        bit, nodes = 1 << row, [self._root]
-        while nodes:
-            node = nodes.pop()
-            nodes += [child for child in node.children.values() if child.rows & bit]
-            parent = node.parent
-            if parent is not None:
-                if node.extra_references is not None:
-                    node.extra_references.pop(row, None)
-                    node.extra_references = node.extra_references or None
-                node.rows ^= bit
-                if not node.rows:
-                    del parent.children[node.keys[node.start]]
+        paths = [self._root]
+        while paths:
+            path = paths.pop()
+            paths += [child for child in path.children.values() if row in child.deepest]
+            if path.parent is not None:
+                path.drop(row)
+                if not path.deepest:
+                    del path.parent.children[path.name]
 
-
-def _agrees_up_to(node: RadixNode, prefix: Sequence[Hashable]) -> int:
-    """Depth up to which a prompt agrees with a node whose first key it has."""
-    keys, high = node.keys, min(node.end, len(prefix))
-    if keys[high - 1] == prefix[high - 1]:
-        return high
-    low = node.start + 1
-    high -= 1
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] == prefix[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _split(node: RadixNode, at: int) -> RadixNode:
-    """A node of its own for what comes before a block; the rest keeps its identity."""
-    parent = node.parent
-    assert parent is not None
-    upper = RadixNode(node.keys, node.start, at, parent)
-    upper.rows = node.rows
-    upper.children[node.keys[at]] = node
-    parent.children[node.keys[node.start]] = upper
-    node.start = at
-    node.parent = upper
-    return upper
-
-
-def _merge(node: RadixNode, parent: RadixNode) -> None:
-    """Merge a node with one child into that, where the same rows refer to both."""
-    if node.extra_references is not None:
-        return
-    (child,) = node.children.values()
-    if child.rows == node.rows:
-        child.start = node.start
-        child.parent = parent
-        parent.children[node.keys[node.start]] = child
+    def _walk(self, prefix: Sequence[Hashable]) -> None:
+        if self._walked is prefix:
+            return
+        paths: list[ClaimPath] = []
+        ends: list[int] = []
+        path, depth, length = self._root, 0, len(prefix)
+        while depth < length:
+            child = path.child(depth, prefix[depth])
+            if child is None:
+                break
+            path, depth = child, child.agrees_up_to(prefix)
+            paths.append(path)
+            ends.append(depth)
+        self._walked, self._paths, self._agreed = prefix, paths, ends

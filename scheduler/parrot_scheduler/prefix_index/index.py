@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parrot_scheduler.prefix_index.claims import ClaimTree, RadixNode
+from parrot_scheduler.prefix_index.claims import ClaimPath, ClaimTree
 from parrot_scheduler.prefix_index.holders import (
     Depths,
     PrefixHolders,
     as_column,
-    depth_of,
     holders_of,
     rows_by_block,
 )
@@ -43,8 +42,8 @@ class PrefixClaim(NamedTuple):
     keys: tuple[Hashable, ...]
     #: Leading blocks that other tasks placed there needed already.
     shared_blocks: int
-    #: Node of the radix tree where it ends.
-    last: RadixNode
+    #: Path of the tree where it ends.
+    last: ClaimPath
 
 
 def chain_of(task: Task, block_tokens: int) -> tuple[Hashable, ...]:
@@ -138,7 +137,11 @@ class PrefixIndex:
 
     def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that tasks placed on one engine need."""
-        return depth_of(self._claims.holders(prefix), row)
+        return self._claims.depth_on(row, prefix)
+
+    def most_claimed(self, rows: int, prefix: Sequence[Hashable]) -> int:
+        """The same on that engine of a set where they are most."""
+        return self._claims.most_on(rows, prefix)
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
@@ -229,7 +232,7 @@ class PrefixIndex:
         """
         if claim.generation != self._generations.get(claim.row, 0):
             return 0
-        return self._claims.remove(claim.row, claim.last)
+        return self._claims.remove(claim.row, claim.last, len(claim.keys))
 
     # Engines come and go
 
