@@ -3,6 +3,7 @@
     ParrotEngineError
     ├── ModelError                 a checkpoint cannot be served
     │   ├── UnsupportedModelError  valid, but not by this engine: another kind may run it
+    │   ├── PoolingModelError      valid, but its vectors or scores cannot be computed here
     │   └── CheckpointError        files missing, broken, or not matching the configuration
     ├── SettingsError              a setting that cannot be, or does not fit the machine
     ├── GenerationError            `LLM` only: a context failed; carries the `Failed` event
@@ -40,6 +41,19 @@ class UnsupportedModelError(ModelError):
             "use the huggingface engine for this model"
         )
         #: What is not supported, e.g. `rope type 'su'`.
+        self.feature = feature
+        self.architecture = architecture
+
+
+class PoolingModelError(ModelError):
+    """A model of vectors or scores that the builtin engine cannot compute, and no other does."""
+
+    def __init__(self, feature: str, architecture: str | None = None) -> None:
+        of_model = f" (architecture {architecture})" if architecture else ""
+        super().__init__(
+            f"vectors or scores with {feature}{of_model} cannot be computed here; let another "
+            "server do it, and pass its calls on (--upstream)"
+        )
         self.feature = feature
         self.architecture = architecture
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 #: How a Generate ends. `closed` is a `stop` to which its grammar led it near `max_tokens`.
@@ -139,7 +139,23 @@ class FreeContext:
     retention: Retention = "normal"
 
 
-Primitive: TypeAlias = Fill | Generate | FreeContext
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Compute one vector, or one score, of a sequence of tokens; nothing of it is kept.
+
+    The context is not there any more once it is `Pooled`.
+    """
+
+    context_id: int
+    token_ids: list[int]
+    #: Index of the first token of the second text of a pair; None: there is one text.
+    second_from: int | None = None
+    #: Leading components of the vector that are wanted; None: all.
+    dimensions: int | None = None
+    priority: int = 0
+
+
+Primitive: TypeAlias = Fill | Generate | FreeContext | Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +211,41 @@ class Failed:
     message: str
 
 
-Event: TypeAlias = Filled | Generated | Failed
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The result of a Pool; its context is gone."""
+
+    context_id: int
+    #: Tokens of the Pool.
+    num_tokens: int
+    #: The vector, or the one score: float32, little-endian.
+    values: bytes
+
+
+Event: TypeAlias = Filled | Generated | Failed | Pooled
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingInfo:
+    """What an engine makes of a `Pool`, and how texts become one."""
+
+    #: A vector of one text, or the score of a pair.
+    task: Literal["embed", "score"]
+    #: Components of a vector; 1 for scores.
+    dimensions: int
+    #: Longest sequence.
+    max_tokens: int
+    #: Whether leading components are a vector of their own (Matryoshka, arXiv 2205.13147) …
+    is_matryoshka: bool = False
+    #: … and how many of them, where only some numbers will do.
+    matryoshka_dimensions: list[int] = field(default_factory=list)
+    #: What is put before a text, by name, and the name of what is taken by default.
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    #: Texts are put in lower case first.
+    lowercase: bool = False
+    #: For trying things out only: nobody has trained the vectors to mean anything.
+    is_toy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +279,10 @@ class EngineInfo:
     supports_grammars: bool = False
     #: Blocks that its host tier holds beside them.
     host_blocks: int = 0
+    #: Whether it takes Fill and Generate.
+    generates: bool = True
+    #: What it makes of a Pool; None: it takes none.
+    pooling: PoolingInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,15 +216,16 @@ class GenerationState:
         if place is None:
             # Its context was freed; the engine had not heard of that yet.
             return Progress(None, [])
-        if isinstance(event, Failed):
-            error = failure_of(event.code, event.message)
-            if event.code == "invalid_request" and event.message.startswith("grammar"):
-                # What only the engine can know of a grammar.
-                error.param = self._request.grammar_param
-            raise error
+        if isinstance(event, Generated):
+            return self._generated_tokens(place, event)
         if isinstance(event, Filled):
             return self._filled(place, event)
-        return self._generated_tokens(place, event)
+        assert isinstance(event, Failed), event
+        error = failure_of(event.code, event.message)
+        if event.code == "invalid_request" and event.message.startswith("grammar"):
+            # What only the engine can know of a grammar.
+            error.param = self._request.grammar_param
+        raise error
 
     def ranking(self, prompt: int) -> list[int]:
         """The `n` candidates to answer, best first: highest mean log-probability per token."""

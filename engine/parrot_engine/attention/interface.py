@@ -52,21 +52,8 @@ class HeadNorms(NamedTuple):
 PlanT = TypeVar("PlanT")
 
 
-class AttentionBackend(ABC, Generic[PlanT]):
-    """Causal attention of the rows of a batch over a paged cache.
-
-    Exact at any length: a token sees the keys of its own context at its own and earlier
-    positions (the last `window` of them in a windowed layer), never padding, whatever stands in
-    unused slots or blocks of the cache, NaN included.
-    """
-
-    @abstractmethod
-    def plan(self, rows: Sequence[BatchRow]) -> PlanT:
-        """Lay out one step.
-
-        Rows are as in `StepBatch`; the tokens that `forward` gets are theirs, one row after the
-        other. Blocks that a row writes belong to it alone.
-        """
+class LayerAttention(ABC, Generic[PlanT]):
+    """What a layer attends with."""
 
     @abstractmethod
     def forward(
@@ -89,6 +76,23 @@ class AttentionBackend(ABC, Generic[PlanT]):
         must be one of those that the back end was made for. Query heads are grouped: head h reads
         KV head `h // (num_heads // num_kv_heads)`. `sinks` `[num_heads]` are scores that stand
         beside those of the keys and have no value. Returns `[num_tokens, num_heads * head_dim]`.
+        """
+
+
+class AttentionBackend(LayerAttention[PlanT]):
+    """Causal attention of the rows of a batch over a paged cache.
+
+    Exact at any length: a token sees the keys of its own context at its own and earlier
+    positions (the last `window` of them in a windowed layer), never padding, whatever stands in
+    unused slots or blocks of the cache, NaN included.
+    """
+
+    @abstractmethod
+    def plan(self, rows: Sequence[BatchRow]) -> PlanT:
+        """Lay out one step.
+
+        Rows are as in `StepBatch`; the tokens that `forward` gets are theirs, one row after the
+        other. Blocks that a row writes belong to it alone.
         """
 
     def share_prefixes(self, enabled: bool) -> bool:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,10 +47,12 @@ from parrot_engine.protocol import (
     FreeContext,
     Generate,
     Generated,
+    Pool,
     Primitive,
     StepResult,
 )
 from parrot_engine.runner.loader import load_runner
+from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
@@ -198,10 +200,21 @@ class BuiltinEngine:
             SettingsError: the settings do not fit model and machine.
         """
         load = load_runner if settings.tensor_parallel == 1 else load_leader_runner
-        runner = load(folder, settings, progress)
+        return cls.of(load(folder, settings, progress), settings, model, tokenizer_json)
+
+    @classmethod
+    def of(
+        cls,
+        runner: ModelRunner,
+        settings: BuiltinSettings,
+        model: str,
+        tokenizer_json: str | None,
+        **given: Any,
+    ) -> BuiltinEngine:
+        """As `load`, of a runner that is loaded already; `given` is what a subclass needs."""
         grammars = None if tokenizer_json is None else load_grammars(tokenizer_json, runner)
         copies, settings = load_copies(runner, settings)
-        return cls(runner, settings, model=model, grammars=grammars, copies=copies)
+        return cls(runner, settings, model=model, grammars=grammars, copies=copies, **given)
 
     @property
     def info(self) -> EngineInfo:
@@ -326,6 +339,8 @@ class BuiltinEngine:
         elif isinstance(primitive, Fill):
             check_fill(primitive, self._info.vocab_size)
             self._store.submit_fill(primitive)
+        elif isinstance(primitive, Pool):
+            raise PrimitiveError("invalid_request", "this model generates and makes no vectors")
         elif isinstance(primitive, Generate):
             check_sampling(primitive.sampling, self._info.vocab_size)
             params = primitive.sampling

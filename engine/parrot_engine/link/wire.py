@@ -103,8 +103,13 @@ FromEngine: TypeAlias = Register | Events | Blocks | Heartbeat | Goodbye
 FromGateway: TypeAlias = Registered | Refused | Submit
 Message: TypeAlias = FromEngine | FromGateway
 
-_PRIMITIVES: tuple[type, ...] = (protocol.Fill, protocol.Generate, protocol.FreeContext)
-_EVENTS: tuple[type, ...] = (protocol.Filled, protocol.Generated, protocol.Failed)
+_PRIMITIVES: tuple[type, ...] = (
+    protocol.Fill,
+    protocol.Generate,
+    protocol.FreeContext,
+    protocol.Pool,
+)
+_EVENTS: tuple[type, ...] = (protocol.Filled, protocol.Generated, protocol.Failed, protocol.Pooled)
 _FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye)
 _FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
 

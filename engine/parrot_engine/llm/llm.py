@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeAlias, cast
 
 from parrot_engine.llm.context import LLMContext
+from parrot_engine.llm.pooling import pool, prepared_text
 from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, tokenizer_of
 from parrot_engine.llm.session import Session
 from parrot_engine.loading.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
@@ -15,10 +16,12 @@ from parrot_engine.protocol import (
     EngineInfo,
     EngineStats,
     Fill,
+    PoolingInfo,
     PrefixSharing,
     SamplingParams,
 )
 from parrot_engine.text import Tokenizer
+from parrot_engine.text.tokenizer import PoolingTokens
 
 #: Called after each finished prompt with (finished, in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -233,6 +236,52 @@ class LLM:
         context = LLMContext(self._session, self._tokenizer, self._session.new_id(), [])
         self._session.call(Fill(context.id, []))
         return context
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> list[list[float]]:
+        """The vector of each text, pooled and normalised as the checkpoint's files say.
+
+        Args:
+            texts: one text or list of token ids, or several. Token ids are taken as they are.
+            prompt_name: of the checkpoint's prompts, that is put before each text; None: its
+                default.
+            dimensions: leading components of each vector; None: all.
+
+        Raises:
+            GenerationError: a text is too long, or its vector is not finite.
+            ValueError: the model makes no vectors, or there is no such prompt.
+        """
+        info = self._pooling("embed")
+        sequences = [
+            self.tokenizer.encode_for_pooling(prepared_text(info, text, prompt_name))
+            if isinstance(text, str)
+            else PoolingTokens(list(text), None)
+            for text in _several(texts)
+        ]
+        return pool(self._session, sequences, dimensions)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """How well the second text of each pair answers the first, by a cross-encoder.
+
+        Raises:
+            GenerationError: a pair is too long, or its score is not finite.
+            ValueError: the model makes no scores.
+        """
+        self._pooling("score")
+        sequences = [self.tokenizer.encode_for_pooling(*pair) for pair in pairs]
+        return [values[0] for values in pool(self._session, sequences)]
+
+    def _pooling(self, task: str) -> PoolingInfo:
+        info = self.info.pooling
+        if info is None or info.task != task:
+            wanted = "vectors" if task == "embed" else "scores"
+            raise ValueError(f"{self.info.model} ({self.info.architecture}) makes no {wanted}")
+        return info
 
     def close(self) -> None:
         """Give the model's memory back. May be called twice."""

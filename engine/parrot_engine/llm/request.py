@@ -253,7 +253,7 @@ class Request:
             self._filled = event
             if event.context_id not in self._targets:
                 self._session.ignore(event.context_id)
-        else:
+        elif isinstance(event, Failed):
             self._failure = event
             self._session.free(self._root, *self._targets)
         if self._on_end is not None and self.finished:

@@ -11,7 +11,7 @@ import json
 import logging
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.loading.hub import resolve_model, served_name
@@ -19,6 +19,9 @@ from parrot_engine.progress import ProgressLines
 from parrot_engine.protocol import Engine
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
+
+if TYPE_CHECKING:
+    from parrot_engine.pooling.config import PoolingConfig
 
 _log = logging.getLogger(__name__)
 
@@ -232,6 +235,15 @@ def _load(
     tokenizer_json: str | None = None,
 ) -> Engine:
     name = options.name or served_name(options.model)
+    from parrot_engine.pooling.config import read_pooling
+
+    pooling = read_pooling(folder)
+    # Generations are possible all the same on the other engine, and over several GPUs.
+    one_device = settings is not None and settings.tensor_parallel == 1
+    if pooling is not None and (one_device or not pooling.also_generates):
+        if settings is None:
+            raise SettingsError("kind", "only the builtin engine computes vectors and scores")
+        return _load_pooling(folder, pooling, settings, name, tokenizer_json)
     if settings is not None:
         try:
             return _load_builtin(folder, settings, name, tokenizer_json)
@@ -261,6 +273,36 @@ def _load_builtin(
         progress=ProgressLines("loading weights"),
         tokenizer_json=tokenizer_json,
     )
+
+
+def _load_pooling(
+    folder: Path,
+    pooling: PoolingConfig,
+    settings: BuiltinSettings,
+    name: str,
+    tokenizer_json: str | None,
+) -> Engine:
+    """The engine of a model of vectors or scores; of one that generates too, both."""
+    from parrot_engine.pooling.engine import PoolingEngine
+    from parrot_engine.pooling.loader import load_pooling, pooling_of_decoder
+
+    progress = ProgressLines("loading weights")
+    if not pooling.also_generates:
+        loaded = load_pooling(folder, pooling, settings, progress)
+        return PoolingEngine(loaded, settings, model=name)
+    from parrot_engine.models.loader import load_model
+    from parrot_engine.pooling.beside import GeneratingAndPooling
+    from parrot_engine.runner.loader import prepare_device, runner_of
+
+    device, kernels = prepare_device(settings)
+    seed = (settings.seed or 0) if settings.dummy_weights else None
+    model, defaults, spec = load_model(
+        folder, device, settings.dtype, progress, kernels=kernels, dummy_seed=seed
+    )
+    runner = runner_of(model, defaults, settings, device, spec.dtype, kernels)
+    loaded = pooling_of_decoder(folder, pooling, model, spec, settings)
+    vectors = PoolingEngine(loaded, settings, model=name)
+    return GeneratingAndPooling.of(runner, settings, name, tokenizer_json, pooling=vectors)
 
 
 def _load_huggingface(

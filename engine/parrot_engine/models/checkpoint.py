@@ -23,15 +23,27 @@ _INDEX = "model.safetensors.index.json"
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; `CheckpointError` when it is absent or holds anything else."""
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON object")
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """As `read_json`, of a list."""
+    value = _read(path)
+    if not isinstance(value, list):
+        raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON array")
+    return value
+
+
+def _read(path: Path) -> Any:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path.name} of the checkpoint: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path.name} of the checkpoint is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON object")
-    return value
 
 
 def read_optional_json(path: Path) -> dict[str, Any] | None:

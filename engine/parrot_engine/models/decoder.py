@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parrot_engine.attention.interface import AttentionBackend
+from parrot_engine.attention.interface import LayerAttention
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.experts import SparseMLP
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Norm, Ops, Residual, Rotary
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         kv_cache: Tensor,
-        attention: AttentionBackend[Any],
+        attention: LayerAttention[Any],
         plan: Any,
     ) -> Tensor:
         """Hidden states `[num_tokens, hidden_size]` before the final norm.

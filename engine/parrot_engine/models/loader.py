@@ -8,6 +8,7 @@ and does not read the tokenizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -64,11 +65,13 @@ def load_model(
     kernels: Kernels = "torch",
     dummy_seed: int | None = None,
     collective: Collective | None = None,
+    headless: bool = False,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
 
     With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
-    `collective` they are the part of its rank.
+    `collective` they are the part of its rank. A `headless` one computes hidden states: its output
+    head is neither looked for nor read.
 
     Raises:
         UnsupportedModelError: the model is not one that this engine knows how to run.
@@ -76,8 +79,10 @@ def load_model(
         SettingsError: the dtype cannot be had.
     """
     raw = read_json(path / "config.json")
-    family = family_of(raw)
+    family = family_of(raw, headless=headless)
     config = family.read_config(raw)
+    if headless:
+        config = replace(config, tie_embeddings=True)
     quantization = config.quantization
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
     own = config if collective is None else shard_config(config, collective.shard)
@@ -106,6 +111,8 @@ def load_model(
     with TensorFiles(path) as files:
         if config.is_part:
             files.rename(name_in_text_model)
+        if headless:
+            files.rename(name_in_body)
         # Codes say nothing of the dtype of activations.
         stored = "bfloat16" if quantization is not None else files.dtype
         spec = spec_of(config.dtype or stored)
@@ -132,6 +139,14 @@ def name_in_text_model(name: str) -> str | None:
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
     return None
+
+
+def name_in_body(name: str) -> str | None:
+    """The name of a tensor below its head, whose own is not read; some checkpoints have no prefix
+    there."""
+    if name.startswith(("lm_head.", "score.")):
+        return None
+    return name if name.startswith("model.") else f"model.{name}"
 
 
 class _Cut(NamedTuple):

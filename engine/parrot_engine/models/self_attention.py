@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms, Rotation
+from parrot_engine.attention.interface import FusedAttention, HeadNorms, LayerAttention, Rotation
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Angles, rotate
 from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, WeightPart
@@ -19,7 +19,7 @@ class LayerInputs(NamedTuple):
 
     #: For the positions of the step's tokens, of each rotary embedding of the model.
     angles: tuple[Angles, ...]
-    attention: AttentionBackend[Any]
+    attention: LayerAttention[Any]
     #: Made by `attention.plan` for the step's rows.
     plan: Any
 

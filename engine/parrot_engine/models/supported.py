@@ -11,16 +11,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parrot_engine.models.families.registry import FAMILIES
+from parrot_engine.models.families.registry import ENCODERS, FAMILIES
 from parrot_engine.quantization.registry import METHODS
 
 
 def describe() -> dict[str, dict[str, str]]:
-    """By name, what the families of models and the formats of weights are."""
+    """By name, what the families of models, the encoders and the formats of weights are."""
     return {
         "architectures": {
             name: _summary(family.read_config) for name, family in sorted(FAMILIES.items())
         },
+        "encoders": {name: _summary(read) for name, read in sorted(ENCODERS.items())},
         "quantization": {name: _summary(read) for name, read in sorted(METHODS.items())},
     }
 
@@ -31,9 +32,10 @@ def _summary(function: Callable[..., Any]) -> str:
 
 
 def as_markdown() -> str:
-    """Both tables."""
+    """The tables."""
     titles = {
         "architectures": ("Families", "`architectures` of `config.json`", "models"),
+        "encoders": ("Encoders", "`architectures` of `config.json`", "models"),
         "quantization": ("Formats", "`quant_method`", "weights"),
     }
     parts = []

@@ -22,6 +22,7 @@ from parrot_engine.protocol import (
     Filled,
     FreeContext,
     Generate,
+    Pooled,
     Primitive,
 )
 from parrot_engine.text import TextAssets, Tokenizer
@@ -156,7 +157,7 @@ class EngineService:
             event = inbox.events.popleft()
             if isinstance(event, Failed):
                 raise ApiError(_STATUSES[event.code], event.message, event.code)
-            inbox.complete = isinstance(event, Filled) or event.finish_reason is not None
+            inbox.complete = isinstance(event, Filled | Pooled) or event.finish_reason is not None
             yield event
 
     def _on_step(self, events: list[Event]) -> None:

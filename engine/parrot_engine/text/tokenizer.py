@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.length_bound import read_bound
@@ -41,6 +41,14 @@ class TextAssets:
     model_max_length: int | None = None
     #: Encode the text of special tokens as ordinary text.
     split_special_tokens: bool = False
+
+
+class PoolingTokens(NamedTuple):
+    """A text, or a pair, as a model of vectors or scores reads it."""
+
+    token_ids: list[int]
+    #: See `protocol.Pool`.
+    second_from: int | None
 
 
 class Tokenizer:
@@ -119,6 +127,41 @@ class Tokenizer:
         except TypeError:
             clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return self._encode(clean, add_special_tokens)
+
+    def encode_for_pooling(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None
+    ) -> PoolingTokens:
+        """A text, or a pair, with the special tokens that the model was trained with.
+
+        Args:
+            text: the only text, or the first of a pair.
+            second: of a pair.
+            max_tokens: cut the end of the text, of a pair that of the second, to fit.
+        """
+        try:
+            return self._encode_for_pooling(text, second, max_tokens)
+        except TypeError:
+            clean = [
+                None
+                if part is None
+                else part.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                for part in (text, second)
+            ]
+            return self._encode_for_pooling(clean[0] or "", clean[1], max_tokens)
+
+    def _encode_for_pooling(
+        self, text: str, second: str | None, max_tokens: int | None
+    ) -> PoolingTokens:
+        item = text if second is None else (text, second)
+        [encoding] = self._backend.encode_batch_fast([item])
+        if max_tokens is not None and len(encoding.ids) > max_tokens:
+            parts = [part for part in (text, second) if part is not None]
+            cut = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+            excess = len(encoding.ids) - max_tokens
+            cut[-1].truncate(max(0, len(cut[-1].ids) - excess))
+            encoding = self._backend.post_process(cut[0], None if second is None else cut[1])
+        types = encoding.type_ids
+        return PoolingTokens(encoding.ids, types.index(1) if second and 1 in types else None)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models import supported
-from parrot_engine.models.families.registry import FAMILIES, family_of
+from parrot_engine.models.families.registry import ENCODERS, FAMILIES, family_of
 from parrot_engine.quantization.registry import METHODS
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -23,6 +23,7 @@ def test_every_family_and_every_format_is_described(capsys: pytest.CaptureFixtur
     supported.main(["--json"])
     described = json.loads(capsys.readouterr().out)
     assert set(described["architectures"]) == set(FAMILIES)
+    assert set(described["encoders"]) == set(ENCODERS)
     assert set(described["quantization"]) == set(METHODS)
     assert all(text for rows in described.values() for text in rows.values())
 

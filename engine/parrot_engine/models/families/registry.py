@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models.config import ModelConfig, architecture_of
 from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.encoder_config import EncoderConfig
 from parrot_engine.models.families import (
+    bert,
     gemma2,
     gemma3,
     glm4,
@@ -23,6 +25,7 @@ from parrot_engine.models.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    roberta,
     smollm3,
 )
 from parrot_engine.models.parts import TensorSpec
@@ -55,13 +58,35 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(smollm3.read_config),
 }
 
+#: The same for encoders, which see a text at once and generate nothing.
+ENCODERS: dict[str, Callable[[Mapping[str, Any]], EncoderConfig]] = {
+    "BertForMaskedLM": bert.read_config,
+    "BertForSequenceClassification": bert.read_config,
+    "BertModel": bert.read_config,
+    "RobertaForMaskedLM": roberta.read_config,
+    "RobertaForSequenceClassification": roberta.read_config,
+    "RobertaModel": roberta.read_config,
+    "XLMRobertaForMaskedLM": roberta.read_config,
+    "XLMRobertaForSequenceClassification": roberta.read_config,
+    "XLMRobertaModel": roberta.read_config,
+}
 
-def family_of(raw: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`.
+
+def causal_name(architecture: str) -> str:
+    """What the causal language model is called whose body an architecture has."""
+    for ending in ("ForSequenceClassification", "Model"):
+        architecture = architecture.removesuffix(ending)
+    return architecture if architecture.endswith("ForCausalLM") else f"{architecture}ForCausalLM"
+
+
+def family_of(raw: Mapping[str, Any], *, headless: bool = False) -> Family:
+    """The family of a `config.json`; `headless`: of the body of such a model, by any of its names.
 
     Raises `UnsupportedModelError` for an architecture that is not in the table.
     """
     architecture = architecture_of(raw)
+    if headless and architecture not in FAMILIES:
+        architecture = causal_name(architecture)
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise UnsupportedModelError(f"architecture {architecture!r} (supported: {known})")

@@ -1,0 +1,132 @@
+"""Attention of whole sequences that stand one behind the other, without padding and without KV.
+
+For what a model computes once and does not go on from: vectors and scores of texts. On a GPU one
+kernel of torch's reads all sequences of a step (`torch.nn.attention.varlen`); elsewhere, and in
+float32, each run of sequences of one length is one call of `scaled_dot_product_attention`, so that
+batches ordered by length take few.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parrot_engine.attention.interface import LayerAttention
+
+#: Widest heads of torch's kernel.
+_MAX_HEAD_DIM = 256
+
+
+class Run(NamedTuple):
+    """Neighbouring sequences of one length."""
+
+    #: Place of their tokens in the step.
+    begin: int
+    num_sequences: int
+    length: int
+
+
+class PackedPlan(NamedTuple):
+    """Where the sequences of a step are."""
+
+    runs: list[Run]
+    #: int32 `[num_sequences + 1]`, on the device: where each begins, and where the last ends.
+    starts: Tensor
+    longest: int
+
+
+class PackedAttention(LayerAttention[PackedPlan]):
+    """Each token sees the tokens of its own sequence: all, or itself and earlier ones.
+
+    A layer's window counts the tokens that are seen to the left, the token itself included; where
+    later ones are seen as well, as many to the right.
+    """
+
+    def __init__(self, device: torch.device, *, causal: bool) -> None:
+        self._device = device
+        self._causal = causal
+        self._varlen = _varlen_kernel() if device.type == "cuda" else None
+
+    def plan(self, lengths: Sequence[int]) -> PackedPlan:
+        """Lay out the sequences of a step, of at least one token each."""
+        runs, starts = [], [0]
+        for length, group in groupby(lengths):
+            count = len(list(group))
+            runs.append(Run(starts[-1], count, length))
+            begin = starts[-1]
+            starts += range(begin + length, begin + length * count + 1, length)
+        tensor = torch.tensor(starts, dtype=torch.int32, device=self._device)
+        return PackedPlan(runs, tensor, max(lengths))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer_kv: Tensor,
+        plan: PackedPlan,
+        *,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `LayerAttention.forward`; `layer_kv` is not read and not written."""
+        del layer_kv
+        assert sinks is None, "models with sinks have no vectors here"
+        if self._varlen is not None and query.itemsize == 2 and query.shape[-1] <= _MAX_HEAD_DIM:
+            left = -1 if window is None else window - 1
+            out: Tensor = self._varlen(
+                query,
+                key,
+                value,
+                plan.starts,
+                plan.starts,
+                plan.longest,
+                plan.longest,
+                scale=scale,
+                window_size=(left, 0 if self._causal else left),
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            return out.flatten(1)
+        parts = [self._attend(query, key, value, run, window, scale) for run in plan.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, run: Run, window: int | None, scale: float
+    ) -> Tensor:
+        begin, count, length = run
+        end = begin + count * length
+
+        def by_sequence(heads: Tensor) -> Tensor:
+            return heads[begin:end].unflatten(0, (count, length)).transpose(1, 2)
+
+        mask = None
+        if window is not None and window < length:
+            near = torch.ones(length, length, dtype=torch.bool, device=query.device)
+            mask = near.triu(1 - window).tril(0 if self._causal else window - 1)
+        out = F.scaled_dot_product_attention(
+            by_sequence(query),
+            by_sequence(key),
+            by_sequence(value),
+            attn_mask=mask,
+            is_causal=self._causal and mask is None,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2).reshape(end - begin, -1)
+
+
+def _varlen_kernel() -> Callable[..., Any] | None:
+    """Torch's kernel, where this version's has windows and grouped heads."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known.keys() else None

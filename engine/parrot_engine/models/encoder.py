@@ -1,0 +1,208 @@
+"""A transformer encoder: BERT and its kin, which see a whole text at once and generate nothing.
+
+Tokens are flat, as in `decoder.py`. Names are those of the checkpoints; families differ by how
+positions are counted and by the head that scores a pair of texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parrot_engine.attention.interface import LayerAttention
+from parrot_engine.models.encoder_config import EncoderActivation, EncoderConfig
+from parrot_engine.models.parts import Linear, TensorSpec
+
+
+class LayerNorm(nn.Module):
+    """Over the last axis, with weight and bias."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(config.hidden_size)
+        self.bias = spec.empty(config.hidden_size)
+        self._eps = config.norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
+
+
+class _Table(nn.Module):
+    def __init__(self, rows: int, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(rows, config.hidden_size)
+
+
+class Embeddings(nn.Module):
+    """Of tokens, positions and token types, added up and normed."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.word_embeddings = _Table(config.vocab_size, config, spec)
+        self.position_embeddings = _Table(config.num_positions, config, spec)
+        self.token_type_embeddings = _Table(config.num_token_types, config, spec)
+        self.LayerNorm = LayerNorm(config, spec)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        """`[num_tokens, hidden_size]`."""
+        summed = F.embedding(token_ids, self.word_embeddings.weight)
+        summed = summed + F.embedding(types, self.token_type_embeddings.weight)
+        return self.LayerNorm(summed + F.embedding(positions, self.position_embeddings.weight))
+
+
+class _Projected(nn.Module):
+    """A product, added to what it was made of and normed."""
+
+    def __init__(self, in_size: int, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.dense = Linear(in_size, {"dense": config.hidden_size}, bias=True, spec=spec)
+        self.LayerNorm = LayerNorm(config, spec)
+
+    def forward(self, x: Tensor, onto: Tensor) -> Tensor:
+        normed: Tensor = self.LayerNorm(_linear(self.dense, x) + onto)
+        return normed
+
+
+class EncoderAttention(nn.Module):
+    """Self-attention and its output product."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self._heads = (3, config.num_heads, size // config.num_heads)
+        qkv = Linear(size, {"query": size, "key": size, "value": size}, bias=True, spec=spec)
+        named = nn.Module()
+        named.add_module("qkv", qkv)
+        self.add_module("self", named)
+        #: The same, by a name that can be written.
+        self._qkv = (qkv,)
+        self.output = _Projected(size, config, spec)
+
+    def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
+        """`[num_tokens, hidden_size]`, as `hidden` is."""
+        query, key, value = _linear(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
+        attended = attention.forward(
+            query, key, value, hidden, plan, window=None, scale=self._heads[2] ** -0.5
+        )
+        out: Tensor = self.output(attended, hidden)
+        return out
+
+
+class _Inner(nn.Module):
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.dense = Linear(
+            config.hidden_size, {"dense": config.intermediate_size}, bias=True, spec=spec
+        )
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then MLP, each added and normed (arXiv 1810.04805)."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.attention = EncoderAttention(config, spec)
+        self.intermediate = _Inner(config, spec)
+        self.output = _Projected(config.intermediate_size, config, spec)
+        self._activation = config.activation
+
+    def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
+        """`[num_tokens, hidden_size]`, as `hidden` is."""
+        hidden = self.attention(hidden, attention, plan)
+        inner = _activate(_linear(self.intermediate.dense, hidden), self._activation)
+        out: Tensor = self.output(inner, hidden)
+        return out
+
+
+class _Layers(nn.Module):
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(EncoderLayer(config, spec) for _ in range(config.num_layers))
+
+
+class EncoderBody(nn.Module):
+    """Embeddings and layers."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config, spec)
+        self.encoder = _Layers(config, spec)
+        self._first_position = config.first_position
+        self._last_type = config.num_token_types - 1
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        attention: LayerAttention[Any],
+        plan: Any,
+    ) -> Tensor:
+        """Hidden states `[num_tokens, hidden_size]`.
+
+        All arguments are `[num_tokens]`, one sequence behind the other; `positions` count from 0 in
+        each, `types` are 1 in the second text of a pair.
+        """
+        # Where there is one type of tokens, texts of a pair are not told apart by it.
+        types = types.clamp_max(self._last_type)
+        hidden = self.embeddings(token_ids, positions + self._first_position, types)
+        for layer in self.encoder.layer:
+            hidden = layer(hidden, attention, plan)
+        return hidden
+
+
+class Encoder(nn.Module):
+    """An encoder, and of a cross-encoder the head."""
+
+    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.body = EncoderBody(config, spec)
+        self._head: tuple[Linear, Linear] | None = None
+        if config.score_head is not None:
+            size = config.hidden_size
+            dense = self._add_product(config.score_head.dense, size, spec)
+            self._head = dense, self._add_product(config.score_head.out, 1, spec)
+
+    def _add_product(self, name: str, out_size: int, spec: TensorSpec) -> Linear:
+        parent, _, last = name.rpartition(".")
+        linear = Linear(self.config.hidden_size, {last: out_size}, bias=True, spec=spec)
+        owner: nn.Module = self
+        if parent:
+            owner = self._modules.setdefault(parent, nn.Module()) or self
+        owner.add_module(last, linear)
+        return linear
+
+    def score(self, first: Tensor) -> Tensor:
+        """One score a pair, `[num_pairs, 1]`, of the hidden states of their first tokens."""
+        assert self._head is not None, "an encoder without a head"
+        dense, out = self._head
+        return _linear(out, torch.tanh(_linear(dense, first)))
+
+    def stored_name(self, name: str) -> str | None:
+        """What a tensor of a checkpoint is called here; None where it is of no use.
+
+        Old checkpoints call weight and bias of norms gamma and beta.
+        """
+        name = name.removeprefix(self.config.prefix)
+        if name.endswith("position_ids"):
+            return None
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+        if name.startswith(("embeddings.", "encoder.")):
+            return f"body.{name}"
+        head = self.config.score_head
+        return name if head is not None and name.rpartition(".")[0] in head else None
+
+
+def _linear(linear: Linear, x: Tensor) -> Tensor:
+    return F.linear(x, linear.weight, linear.bias)
+
+
+def _activate(x: Tensor, activation: EncoderActivation) -> Tensor:
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

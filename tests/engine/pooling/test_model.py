@@ -1,0 +1,136 @@
+"""Vectors and scores equal those of transformers on the same weights, alone and batched."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parrot_engine.loading.factory import EngineOptions, load_engine_alone
+from parrot_engine.protocol import Engine, Pool, Pooled
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tests.engine.pooling_checkpoints import VOCAB, change_config, write_model, write_modules
+
+_RANDOM = random.Random(3)
+#: Token ids of texts, several of one length.
+TEXTS = [[_RANDOM.randrange(2, len(VOCAB)) for _ in range(n)] for n in (7, 1, 30, 7, 12, 7, 2)]
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    return load_engine_alone(EngineOptions(str(folder), device="cpu", dtype="float32", **options))
+
+
+def run(engine: Engine, *pools: Pool) -> dict[int, np.ndarray]:
+    engine.submit(pools)
+    values: dict[int, np.ndarray] = {}
+    while len(values) < len(pools):
+        for event in engine.step().events:
+            assert isinstance(event, Pooled), event
+            values[event.context_id] = np.frombuffer(event.values, "<f4")
+    return values
+
+
+def states(model: PreTrainedModel, ids: list[int], types: list[int] | None = None) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0]
+
+
+def pooled(hidden: torch.Tensor, mode: str) -> torch.Tensor:
+    """As sentence-transformers pools one text."""
+    if mode == "mean":
+        return hidden.sum(0) / len(hidden)
+    if mode == "max":
+        return hidden.max(0).values
+    return hidden[0] if mode == "cls" else hidden[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("bert", "mean"),
+        ("bert", "cls"),
+        ("bert", "max"),
+        ("xlm-roberta", "cls"),
+        ("qwen3", "lasttoken"),
+        ("qwen3-window", "mean"),
+    ],
+)
+def test_vectors_are_those_of_transformers(name: str, mode: str, tmp_path: Path) -> None:
+    model = write_model(name, tmp_path)
+    write_modules(tmp_path, mode=mode)
+    engine = load(tmp_path)
+    together = run(engine, *(Pool(i, ids) for i, ids in enumerate(TEXTS)))
+    for number, ids in enumerate(TEXTS):
+        wanted = torch.nn.functional.normalize(pooled(states(model, ids), mode), dim=0).numpy()
+        assert np.abs(together[number] - wanted).max() < 1e-5
+        alone = run(engine, Pool(100 + number, ids))[100 + number]
+        assert np.abs(alone - wanted).max() < 1e-5
+    assert engine.stats().steps < 2 * len(TEXTS)
+
+
+def test_products_behind_the_pooling_and_dimensions(tmp_path: Path) -> None:
+    model = write_model("bert", tmp_path)
+    write_modules(tmp_path, dense=24)
+    weights = load_file(tmp_path / "2_Dense" / "model.safetensors")
+    engine = load(tmp_path)
+    assert engine.info.pooling is not None
+    assert engine.info.pooling.dimensions == 24
+    values = run(engine, Pool(1, TEXTS[0]), Pool(2, TEXTS[0], dimensions=8))
+    dense = torch.nn.functional.linear(
+        pooled(states(model, TEXTS[0]), "mean"), weights["linear.weight"], weights["linear.bias"]
+    ).tanh()
+    for number, size in ((1, 24), (2, 8)):
+        wanted = torch.nn.functional.normalize(dense[:size], dim=0).numpy()
+        assert np.abs(values[number] - wanted).max() < 1e-5
+
+
+def test_without_files_a_vector_is_the_mean_and_has_its_length(tmp_path: Path) -> None:
+    model = write_model("bert", tmp_path)
+    vector = run(load(tmp_path), Pool(1, TEXTS[2]))[1]
+    assert np.abs(vector - pooled(states(model, TEXTS[2]), "mean").numpy()).max() < 1e-5
+
+
+def test_a_decoder_that_is_not_causal_sees_later_tokens(tmp_path: Path) -> None:
+    write_model("qwen3", tmp_path)
+    write_modules(tmp_path, mode="cls")
+    first, other = [5, 6, 7], [5, 9, 8]
+    causal = run(load(tmp_path), Pool(1, first), Pool(2, other))
+    assert np.array_equal(causal[1], causal[2])
+    change_config(tmp_path, is_causal=False)
+    seeing = run(load(tmp_path), Pool(1, first), Pool(2, other))
+    assert np.abs(seeing[1] - seeing[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-score", "roberta-score", "xlm-roberta-score", "qwen3-score"]
+)
+def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = write_model(name, tmp_path)
+    engine = load(tmp_path)
+    pairs = [(ids, min(4, len(ids) - 1)) for ids in TEXTS if len(ids) > 1]
+    values = run(engine, *(Pool(i, ids, second) for i, (ids, second) in enumerate(pairs)))
+    has_types = name == "bert-score" or name == "roberta-score"
+    for number, (ids, second) in enumerate(pairs):
+        types = [int(place >= second) for place in range(len(ids))]
+        given = {"token_type_ids": torch.tensor([types])} if has_types else {}
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), **given).logits
+        assert values[number].shape == (1,)
+        assert abs(values[number][0] - logits.sigmoid().item()) < 1e-5
+
+
+def test_scores_without_the_logistic_function(tmp_path: Path) -> None:
+    model = write_model("bert-score", tmp_path)
+    change_config(
+        tmp_path, sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"}
+    )
+    score = run(load(tmp_path), Pool(1, TEXTS[0], 3))[1][0]
+    with torch.no_grad():
+        types = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+        logit = model(torch.tensor([TEXTS[0]]), token_type_ids=types).logits.item()
+    assert abs(score - logit) < 1e-5
