@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -133,6 +134,8 @@ class StepBatch:
     #: A row with a pending token has a draw that depends on which token that is: `Launch.sample`
     #: is called once the outcome of the step before was applied.
     awaits_tokens: bool = False
+    #: By row: id of the adapter that it is computed with, empty for none. Empty: no row has one.
+    adapters: Sequence[str] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -279,6 +282,41 @@ class Launch(Protocol):
         ...
 
 
+class Adapter(Protocol):
+    """An adapter in host memory."""
+
+    @property
+    def id(self) -> str:
+        """What rows name it by; equal adapters have equal ids."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+
+class AdapterMemory(Protocol):
+    """The adapters of a runner: `adapters.slots.AdapterSlots`, or a double in tests."""
+
+    #: Different adapters that a step may have.
+    count: int
+
+    def read(self, folder: Path) -> Any:
+        """The `Adapter` in a folder, for `add`. From any thread.
+
+        Raises:
+            AdapterError: it cannot be used with this model.
+        """
+        ...
+
+    def add(self, adapter: Any) -> None:
+        """From now on rows may name this adapter."""
+        ...
+
+    def remove(self, adapter_id: str) -> None:
+        """No row to be launched names this adapter any more."""
+        ...
+
+
 class Runner(ABC):
     """Executes steps: `runner.model_runner.ModelRunner`, or a double in tests.
 
@@ -295,6 +333,8 @@ class Runner(ABC):
     num_blocks: int
     block_size: int
     default_sampling: dict[str, float]
+    #: None: rows have no adapters.
+    adapters: AdapterMemory | None = None
 
     @abstractmethod
     def launch(self, batch: StepBatch) -> Launch:

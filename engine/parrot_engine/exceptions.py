@@ -4,7 +4,8 @@
     ├── ModelError                 a checkpoint cannot be served
     │   ├── UnsupportedModelError  valid, but not by this engine: another kind may run it
     │   ├── PoolingModelError      valid, but its vectors or scores cannot be computed here
-    │   └── CheckpointError        files missing, broken, or not matching the configuration
+    │   ├── CheckpointError        files missing, broken, or not matching the configuration
+    │   └── AdapterError           an adapter cannot be read, or does not fit the model
     ├── SettingsError              a setting that cannot be, or does not fit the machine
     ├── GenerationError            `LLM` only: a context failed; carries the `Failed` event
     ├── PrimitiveError             one context cannot go on; becomes a `Failed` event
@@ -60,6 +61,10 @@ class PoolingModelError(ModelError):
 
 class CheckpointError(ModelError):
     """The files of a checkpoint are missing, broken, or do not match its configuration."""
+
+
+class AdapterError(ModelError):
+    """A LoRA adapter cannot be read, is of a kind that is not supported, or of another model."""
 
 
 class SettingsError(ParrotEngineError):

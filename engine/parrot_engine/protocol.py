@@ -29,6 +29,7 @@ FailureCode: TypeAlias = Literal[
     "invalid_request",  # a parameter that this engine cannot honour
     "numerical_error",  # NaN or inf in this sequence's logits
     "overloaded",  # a bounded queue of the engine is full
+    "unknown_adapter",  # an adapter that is not loaded (any more)
     "engine_error",  # anything else; the engine's log has the details
 ]
 
@@ -112,6 +113,9 @@ class Fill:
     priority: int = 0
     #: Keep this context's KV as long as there is anything else to evict.
     pin: bool = False
+    #: Id of the adapter that the context is computed with; of a context that exists, or a parent,
+    #: that one, or empty.
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,19 @@ class PoolingInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """A LoRA adapter that an engine has loaded."""
+
+    #: The model name that chooses it.
+    name: str
+    #: Hash of its weights; what `Fill.adapter` and the prefix cache know it by.
+    id: str
+    #: The folder that it was read from.
+    path: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Identity and limits of an engine; constant for its lifetime."""
 
@@ -283,6 +300,8 @@ class EngineInfo:
     generates: bool = True
     #: What it makes of a Pool; None: it takes none.
     pooling: PoolingInfo | None = None
+    #: Adapters of one step; 0 where it takes none.
+    max_loras: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +392,32 @@ class BlockReporting(Protocol):
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
         """The changes since the last call; with `everything` all that it holds."""
+        ...
+
+
+@runtime_checkable
+class AdapterLoading(Protocol):
+    """An engine that can serve LoRA adapters beside its model."""
+
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """Those that new contexts may name."""
+        ...
+
+    def read_adapter(self, name: str, path: str) -> Any:
+        """What `add_adapter` takes. From any thread; takes as long as reading the files.
+
+        Raises:
+            AdapterError: it cannot be served.
+        """
+        ...
+
+    def add_adapter(self, adapter: Any) -> None:
+        """Serve an adapter; one that has its name serves no new contexts any more."""
+        ...
+
+    def remove_adapter(self, name: str) -> None:
+        """Serve no new contexts with an adapter; those there are go on. May name none."""
         ...
 
 

@@ -44,6 +44,12 @@ _CHOICES = MappingProxyType(
 #: Draft tokens at a time: with the token before them a row that attention still reads as a decode,
 #: its keys split among many programs.
 MAX_SPECULATIVE_TOKENS = 7
+#: LoRA adapters of one step where some are loaded at the start and no number is given, the rank
+#: for which there is room where none is asked for, and the largest number and rank.
+DEFAULT_MAX_LORAS = 8
+DEFAULT_LORA_RANK = 16
+MAX_LORAS = 1024
+MAX_LORA_RANK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,10 @@ class BuiltinSettings:
     host_blocks: int | None = None
     #: Fewest tokens that are brought back from there rather than computed; None: measured.
     host_min_tokens: int | None = None
+    #: LoRA adapters of one step, for which there is room beside the weights; 0: none are served.
+    max_loras: int = 0
+    #: Their largest rank.
+    max_lora_rank: int = DEFAULT_LORA_RANK
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -154,6 +164,14 @@ class BuiltinSettings:
                 f"must be above 0 and at most 1, not {self.gpu_memory_utilization}",
             )
         self._check_host_tier()
+        if not 0 <= self.max_loras <= MAX_LORAS:
+            raise SettingsError("max_loras", f"must be from 0 to {MAX_LORAS}, not {self.max_loras}")
+        if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:
+            raise SettingsError(
+                "max_lora_rank", f"must be from 1 to {MAX_LORA_RANK}, not {self.max_lora_rank}"
+            )
+        if self.max_loras and self.tensor_parallel > 1:
+            raise SettingsError("max_loras", "there are no adapters with tensor_parallel yet")
 
     def _check_host_tier(self) -> None:
         for name in ("host_memory_gb", "host_blocks"):

@@ -196,6 +196,8 @@ class StepPlanner:
         self._copy_sources: list[int] = []
         self._has_drafts = False
         self._awaits_tokens = False
+        #: Adapters of the rows so far.
+        self._adapters: set[str] = set()
         speculation = batcher.speculation
         self._drafts = {} if speculation is None else speculation.choose(self._running)
 
@@ -209,6 +211,7 @@ class StepPlanner:
             [None if planned.generate is None else planned.generate.row for planned in rows],
             [planned.scoring for planned in rows],
             self._awaits_tokens,
+            [planned.context.adapter for planned in rows] if self._adapters else (),
         )
         return StepPlan(rows, batch, self._copy_sources, self._new_digests, self._has_drafts)
 
@@ -234,6 +237,8 @@ class StepPlanner:
                 self._index += 1
                 if self._decodes is not None:
                     self._decodes.discard(running)
+                if not self._takes_adapter(running):
+                    continue
                 if running.in_flight is None:
                     self._plan(running)
                 else:
@@ -253,6 +258,8 @@ class StepPlanner:
             # It lost its place in this very step, maybe its KV too: rows in flight of a running
             # context always count.
             return False
+        if not self._has_room_for_adapter(context):
+            return False
         self._match(context)
         if self._is_being_computed(context):
             return False
@@ -265,6 +272,19 @@ class StepPlanner:
             return False
         self._states.move(context, "running")
         self._running.insert(self._index, context)
+        return True
+
+    def _has_room_for_adapter(self, context: Context) -> bool:
+        """Whether a row of a context would give the step no more adapters than it may have."""
+        adapter, adapters = context.adapter, self._adapters
+        return not adapter or adapter in adapters or len(adapters) < self._settings.max_loras
+
+    def _takes_adapter(self, context: Context) -> bool:
+        """Give the step the adapter of a context, if there is room for it."""
+        if not self._has_room_for_adapter(context):
+            return False
+        if context.adapter:
+            self._adapters.add(context.adapter)
         return True
 
     def _pause(self, context: Context) -> None:
@@ -361,6 +381,8 @@ class StepPlanner:
         for context in islice(running, self._index, self._index + self._budget):
             generate, in_flight = context.pending[0], context.in_flight
             if not isinstance(generate, PendingGenerate) or context in drafts:
+                break
+            if context.adapter and not self._takes_adapter(context):
                 break
             if until is not None and (generate.priority, generate.number) > until:
                 break

@@ -33,13 +33,21 @@ from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.engine.pending_grammars import PendingGrammars
+from parrot_engine.engine.served_adapters import ReadAdapter, ServedAdapters
 from parrot_engine.engine.validation import check_fill, check_sampling
-from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
+from parrot_engine.exceptions import (
+    AdapterError,
+    EngineStateError,
+    PrimitiveError,
+    SettingsError,
+    ShardError,
+)
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_copies import BlockCopies
 from parrot_engine.kv_cache.host_rates import load_copies
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import (
+    AdapterInfo,
     BlockChanges,
     EngineInfo,
     EngineStats,
@@ -157,6 +165,9 @@ class BuiltinEngine:
             self._overlaps = self._looks_first = runner.device.startswith("cuda")
         self._in_flight: _InFlight | None = None
         self._grammars = None if grammars is None else PendingGrammars(self._store, grammars)
+        self._adapters: ServedAdapters | None = None
+        if runner.adapters is not None:
+            self._adapters = ServedAdapters(self._store, runner.adapters)
         self._info = EngineInfo(
             model=model,
             kind="builtin",
@@ -174,6 +185,7 @@ class BuiltinEngine:
             default_sampling=dict(runner.default_sampling),
             supports_grammars=grammars is not None,
             host_blocks=0 if copies is None else copies.num_slots,
+            max_loras=0 if runner.adapters is None else settings.max_loras,
         )
 
     @classmethod
@@ -264,6 +276,8 @@ class BuiltinEngine:
             launched = None
         self._in_flight = launched
         states = self._store.states
+        if self._adapters is not None:
+            self._adapters.release()
         has_work = states.has_work or self._in_flight is not None
         if self._host is not None:
             idle = chain(states.idle, states.idle_pinned)
@@ -293,6 +307,35 @@ class BuiltinEngine:
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
         return self._pool.take_changes(everything=everything)
+
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """Those that new contexts may name; from any thread."""
+        return [] if self._adapters is None else list(self._adapters.infos.values())
+
+    def read_adapter(self, name: str, path: str) -> ReadAdapter:
+        """The adapter in folder `path`, for `add_adapter`. From any thread.
+
+        Raises:
+            AdapterError: it cannot be served with this model, or the engine takes none.
+        """
+        if self._adapters is None:
+            raise AdapterError(f"{name}: this engine has no room for adapters (max_loras)")
+        try:
+            adapter = self._adapters.memory.read(Path(path).expanduser())
+        except AdapterError as error:
+            raise AdapterError(f"{name}: {error}") from error
+        return ReadAdapter(name, path, adapter)
+
+    def add_adapter(self, adapter: ReadAdapter) -> None:
+        """Serve an adapter; contexts of one that had its name go on with that."""
+        assert self._adapters is not None, "it could not be read"
+        self._adapters.add(adapter)
+
+    def remove_adapter(self, name: str) -> None:
+        """Serve no new contexts with an adapter; those there are go on."""
+        if self._adapters is not None:
+            self._adapters.remove(name)
 
     def close(self) -> None:
         """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""

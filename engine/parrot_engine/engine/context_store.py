@@ -66,6 +66,8 @@ class ContextStates:
         #: pinned ones apart.
         self.idle: OrderedDict[Context, None] = OrderedDict()
         self.idle_pinned: OrderedDict[Context, None] = OrderedDict()
+        #: Contexts of each adapter.
+        self.adapter_uses: Counter[str] = Counter()
         self._all: dict[Context, None] = {}
         self._count: Counter[ContextState] = Counter()
 
@@ -94,6 +96,8 @@ class ContextStates:
         """Take in a new context: its fork is pending, or it is idle without KV."""
         self._all[context] = None
         self._count[context.state] += 1
+        if context.adapter:
+            self.adapter_uses[context.adapter] += 1
 
     def move(self, context: Context, state: ContextState) -> None:
         """Change a context's state; to the same one: its place in the queue, or its last use.
@@ -144,6 +148,8 @@ class ContextStates:
         self.drop_blocks(context, context.retention)
         self.move(context, "gone")
         del self._all[context]
+        if context.adapter:
+            self.adapter_uses[context.adapter] -= 1
 
     def _place_idle(self, context: Context) -> None:
         self._displace_idle(context)
@@ -171,6 +177,7 @@ class ContextStates:
         """
         self.pool.check_integrity(context.block_table.ids for context in self._all)
         counted: Counter[ContextState] = Counter(context.state for context in self._all)
+        adapters = Counter(context.adapter for context in self._all if context.adapter)
         queued = set(self.waiting)
         for context in self._all:
             if not 0 <= context.num_computed <= len(context.token_ids):
@@ -209,6 +216,8 @@ class ContextStates:
                 raise self.illegal(context, "contexts are miscounted")
             if len(self.waiting) != counted["waiting"]:
                 raise self.illegal(context, "the queue is miscounted")
+            if self.adapter_uses[context.adapter] != adapters[context.adapter]:
+                raise self.illegal(context, "contexts of its adapter are miscounted")
 
 
 class ContextStore:
@@ -230,6 +239,8 @@ class ContextStore:
         self.max_contexts = max_contexts
         #: Every context, also those that were freed and still serve a fork.
         self.states = ContextStates(pool)
+        #: Ids of the adapters that new contexts may name.
+        self.adapters: set[str] = set()
         #: What happened since `take_events`.
         self.events: list[Event] = []
         self.filled_tokens = 0
@@ -322,7 +333,7 @@ class ContextStore:
                 "invalid_request",
                 f"parent_context_id: context {context_id} exists already; only a new context forks",
             )
-        self._check_salt(context, primitive)
+        self._check_identity(context, primitive)
         if len(context.pending) >= MAX_PENDING:
             raise PrimitiveError(
                 "overloaded", f"{MAX_PENDING} primitives wait on context {context_id}; try later"
@@ -346,7 +357,7 @@ class ContextStore:
                 raise PrimitiveError(
                     "unknown_context", f"parent_context_id: there is no context {parent_id}"
                 )
-            self._check_salt(parent, primitive)
+            self._check_identity(parent, primitive)
         elif isinstance(primitive, Generate):
             raise PrimitiveError(
                 "unknown_context", f"context_id: there is no context {context_id}; fill it first"
@@ -356,9 +367,13 @@ class ContextStore:
             raise PrimitiveError(
                 "overloaded", f"{self.max_contexts} contexts exist (max_contexts); free some"
             )
+        adapter = _adapter_of(primitive) if parent is None else parent.adapter
+        if parent is None and adapter and adapter not in self.adapters:
+            raise PrimitiveError("unknown_adapter", f"adapter: {adapter} is not loaded")
         context = Context(
             context_id,
             _salt_of(primitive) if parent is None else parent.salt,
+            adapter,
             self.block_size,
             self.max_context_tokens,
         )
@@ -371,11 +386,15 @@ class ContextStore:
         self.states.add(context)
         return context
 
-    def _check_salt(self, context: Context, primitive: Fill | Generate) -> None:
-        # A primitive that names no salt takes that of its context or parent.
+    def _check_identity(self, context: Context, primitive: Fill | Generate) -> None:
+        # A primitive that names no salt or adapter takes that of its context or parent.
         if _salt_of(primitive) not in ("", context.salt):
             raise PrimitiveError(
                 "invalid_request", f"salt: context {context.id} was created with another one"
+            )
+        if _adapter_of(primitive) not in ("", context.adapter):
+            raise PrimitiveError(
+                "invalid_request", f"adapter: context {context.id} was created with another one"
             )
 
     def _check_waiting(self) -> None:
@@ -594,3 +613,7 @@ class ContextStore:
 
 def _salt_of(primitive: Fill | Generate) -> str:
     return primitive.salt if isinstance(primitive, Fill) else ""
+
+
+def _adapter_of(primitive: Fill | Generate) -> str:
+    return primitive.adapter if isinstance(primitive, Fill) else ""

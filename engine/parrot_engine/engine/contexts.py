@@ -159,6 +159,8 @@ class Context:
 
     id: int
     salt: str
+    #: Id of its adapter; empty for none.
+    adapter: str
     block_size: int
     #: Tokens that it may hold at most.
     max_tokens: int
@@ -343,7 +345,7 @@ class Context:
         size = self.block_size
         while len(self.hashes) <= index:
             number = len(self.hashes)
-            parent = self.hashes[-1] if self.hashes else root_hash(self.salt)
+            parent = self.hashes[-1] if self.hashes else root_hash(self.salt, self.adapter)
             tokens = self.token_ids[number * size : (number + 1) * size]
             self.hashes.append(block_hash(parent, tokens))
         return self.hashes[index]

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 
-def root_hash(salt: str) -> bytes:
-    """The hash that stands before a context's first block; one chain of hashes per salt."""
+def root_hash(salt: str, adapter: str = "") -> bytes:
+    """The hash before a context's first block; one chain of hashes per salt and adapter.
+
+    `adapter` is its id, of up to 64 bytes; empty for none.
+    """
     return blake2b(
-        salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"kv root"
+        salt.encode("utf-8", "surrogatepass"),
+        digest_size=32,
+        key=adapter.encode(),
+        person=b"kv root",
     ).digest()
 
 
@@ -37,15 +43,17 @@ def short_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def prompt_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[int, ...]:
+def prompt_hashes(
+    token_ids: Sequence[int], block_size: int, salt: str = "", adapter: str = ""
+) -> tuple[int, ...]:
     """Short hashes of a prompt's full blocks, in order.
 
     Args:
         token_ids: the prompt.
         block_size: tokens of a block, as the engine has them.
-        salt: that of its Fill.
+        salt, adapter: those of its Fill.
     """
-    digest = root_hash(salt)
+    digest = root_hash(salt, adapter)
     hashes = []
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         digest = block_hash(digest, token_ids[start : start + block_size])

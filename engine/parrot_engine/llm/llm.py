@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeAlias, cast
 
+from parrot_engine.exceptions import AdapterError
 from parrot_engine.llm.context import LLMContext
 from parrot_engine.llm.pooling import pool, prepared_text
 from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, tokenizer_of
@@ -12,6 +13,8 @@ from parrot_engine.llm.session import Session
 from parrot_engine.loading.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
 from parrot_engine.loading.hub import DEMO_MODEL
 from parrot_engine.protocol import (
+    AdapterInfo,
+    AdapterLoading,
     Engine,
     EngineInfo,
     EngineStats,
@@ -111,6 +114,28 @@ class LLM:
         """
         return isinstance(self._engine, PrefixSharing) and self._engine.share_prefixes(enabled)
 
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """The LoRA adapters that are loaded."""
+        return self._engine.adapters if isinstance(self._engine, AdapterLoading) else []
+
+    def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load the LoRA adapter in a PEFT folder, in the place of one of this name.
+
+        Raises:
+            AdapterError: it cannot be served, or this LLM was made without `adapters` and
+                `max_loras`.
+        """
+        if not isinstance(self._engine, AdapterLoading):
+            raise AdapterError(f"{name}: this engine takes no adapters")
+        self._engine.add_adapter(self._engine.read_adapter(name, path))
+        return next(adapter for adapter in self.adapters if adapter.name == name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Start nothing new with an adapter; an unknown name does nothing."""
+        if isinstance(self._engine, AdapterLoading):
+            self._engine.remove_adapter(name)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -127,6 +152,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        adapter: str | Sequence[str | None] | None = None,
         prompt_logprobs: int | None = None,
         detokenize: bool = True,
         progress: Progress | None = None,
@@ -138,6 +164,7 @@ class LLM:
             params: for all prompts, or one each; None takes `default_params`.
             n: continuations per prompt, by forks that share its KV. With a seed the i-th draws
                 from `seed + i`.
+            adapter: name of the LoRA adapter for all prompts, or one each, None for the base.
             prompt_logprobs: report log-probabilities of the prompts, with this many alternatives.
             detokenize: make texts of the generated tokens.
             progress: called after each finished prompt.
@@ -148,8 +175,8 @@ class LLM:
         Raises:
             GenerationError: a prompt failed, for example because it is too long. Everything else
                 under way is cancelled; the LLM can be used again.
-            ValueError: no tokens in a prompt, `n` below 1, not as many params as prompts, or
-                text in or out without a tokenizer.
+            ValueError: no tokens in a prompt, `n` below 1, not as many params or adapters as
+                prompts, an adapter that is not loaded, or text in or out without a tokenizer.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -161,11 +188,12 @@ class LLM:
                 prompt,
                 chosen,
                 n,
+                adapter_id=self._session.adapter_id(name),
                 prompt_logprobs=prompt_logprobs,
                 detokenize=detokenize,
                 on_end=ended.append,
             )
-            for prompt, chosen in self._pair(prompts, params)
+            for prompt, chosen, name in self._each(prompts, params, adapter)
         ]
         waiting = iter(requests)
         upcoming = next(waiting, None)
@@ -198,6 +226,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        adapter: str | None = None,
         detokenize: bool = True,
         on_tokens: OnTokens | None = None,
     ) -> Request:
@@ -206,6 +235,7 @@ class LLM:
         Args:
             prompt: a text or token ids.
             params: None takes `default_params`.
+            adapter: name of the LoRA adapter; None for the base.
             detokenize: make a text of the generated tokens.
             on_tokens: called with new tokens as they come.
 
@@ -214,7 +244,8 @@ class LLM:
             failed) and `cancel()`.
 
         Raises:
-            ValueError: the prompt has no tokens, or text in or out without a tokenizer.
+            ValueError: the prompt has no tokens, the adapter is not loaded, or text in or out
+                without a tokenizer.
         """
         request = Request(
             self._session,
@@ -222,6 +253,7 @@ class LLM:
             prompt,
             params if params is not None else self.default_params(),
             1,
+            adapter_id=self._session.adapter_id(adapter),
             detokenize=detokenize,
             on_tokens=on_tokens,
         )
@@ -232,9 +264,14 @@ class LLM:
         """One step of the engine: some tokens for everything that was submitted."""
         self._session.step()
 
-    def context(self) -> LLMContext:
+    def context(self, *, adapter: str | None = None) -> LLMContext:
+        """An empty context, computed with the LoRA adapter of this name, as are its forks.
+
+        Raises:
+            ValueError: the adapter is not loaded.
+        """
         context = LLMContext(self._session, self._tokenizer, self._session.new_id(), [])
-        self._session.call(Fill(context.id, []))
+        self._session.call(Fill(context.id, [], adapter=self._session.adapter_id(adapter)))
         return context
 
     def embed(
@@ -293,18 +330,26 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pair(
+    def _each(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[tuple[Prompt, SamplingParams]]:
+        adapters: str | Sequence[str | None] | None,
+    ) -> list[tuple[Prompt, SamplingParams, str | None]]:
         several = _several(prompts)
         if params is None:
             params = self.default_params()
         each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(several):
             raise ValueError(f"{len(several)} prompts, but {len(each)} params")
-        return list(zip(several, each, strict=True))
+        named: list[str | None]
+        if adapters is None or isinstance(adapters, str):
+            named = [adapters] * len(several)
+        else:
+            named = list(adapters)
+        if len(named) != len(several):
+            raise ValueError(f"{len(several)} prompts, but {len(named)} adapters")
+        return list(zip(several, each, named, strict=True))
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

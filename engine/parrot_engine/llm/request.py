@@ -164,6 +164,7 @@ class Request:
         params: SamplingParams,
         n: int,
         *,
+        adapter_id: str = "",
         prompt_logprobs: int | None = None,
         detokenize: bool = True,
         on_tokens: OnTokens | None = None,
@@ -183,6 +184,7 @@ class Request:
         if not self._token_ids:
             raise ValueError("a prompt has no tokens")
         self._params = params
+        self._adapter_id = adapter_id
         self._prompt_logprobs = prompt_logprobs
         self._on_tokens, self._on_end = on_tokens, on_end
         self._filled: Filled | None = None
@@ -201,7 +203,12 @@ class Request:
 
     def start(self) -> None:
         self._root = self._session.new_id()
-        fill = Fill(self._root, self._token_ids, prompt_logprobs=self._prompt_logprobs)
+        fill = Fill(
+            self._root,
+            self._token_ids,
+            adapter=self._adapter_id,
+            prompt_logprobs=self._prompt_logprobs,
+        )
         if len(self._completions) == 1:
             self._targets = {self._root: self._completions[0]}
             self._session.submit(self._handle, fill, Generate(self._root, self._params))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from parrot_engine.exceptions import EngineStateError, GenerationError
 from parrot_engine.protocol import (
+    AdapterLoading,
     Engine,
     Event,
     Failed,
@@ -48,6 +49,20 @@ class Session:
         if "top_k" in chosen:
             chosen["top_k"] = int(chosen["top_k"])
         return replace(SamplingParams(), **chosen)
+
+    def adapter_id(self, name: str | None) -> str:
+        """What contexts name a loaded adapter by; empty for None.
+
+        Raises:
+            ValueError: there is no such adapter.
+        """
+        if name is None:
+            return ""
+        adapters = self.engine.adapters if isinstance(self.engine, AdapterLoading) else []
+        for adapter in adapters:
+            if adapter.name == name:
+                return adapter.id
+        raise ValueError(f"no adapter {name!r} is loaded")
 
     def new_id(self) -> int:
         return next(self._ids)

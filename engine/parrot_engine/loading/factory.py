@@ -9,15 +9,28 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_type_hints
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from parrot_engine.adapters.peft_config import read_peft_config
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.loading.hub import resolve_model, served_name
 from parrot_engine.progress import ProgressLines
-from parrot_engine.protocol import Engine
-from parrot_engine.settings import BuiltinSettings
+from parrot_engine.protocol import AdapterLoading, Engine
+from parrot_engine.settings import DEFAULT_LORA_RANK, DEFAULT_MAX_LORAS, BuiltinSettings
 from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
 
 if TYPE_CHECKING:
@@ -77,6 +90,12 @@ class EngineOptions:
     host_memory_gb: float | None = None
     host_blocks: int | None = None
     host_min_tokens: int | None = None
+    #: LoRA adapters to load, folders by name, and folders in which others may be loaded later;
+    #: room for how many in a step, and of what rank (builtin engine only).
+    adapters: dict[str, str] | None = None
+    adapter_folders: list[str] | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     #: Random weights: of the model only the configuration is read (builtin engine only).
     dummy_weights: bool = False
     #: Run Python code that comes with the checkpoint (huggingface engine only).
@@ -88,6 +107,8 @@ class EngineOptions:
             raise SettingsError("kind", f"{self.kind!r} is none of {', '.join(_KINDS)}")
         if self.dummy_weights and self.kind == "huggingface":
             raise SettingsError("dummy_weights", "the huggingface engine has none")
+        if self.adapters and self.kind == "huggingface":
+            raise SettingsError("adapters", "the huggingface engine takes none")
 
     @classmethod
     def from_json(cls, text: str) -> EngineOptions:
@@ -243,14 +264,21 @@ def _load(
     if pooling is not None and (one_device or not pooling.also_generates):
         if settings is None:
             raise SettingsError("kind", "only the builtin engine computes vectors and scores")
-        return _load_pooling(folder, pooling, settings, name, tokenizer_json)
+        if options.adapters and not pooling.also_generates:
+            raise SettingsError("adapters", "models of vectors and scores take none")
+        engine = _load_pooling(folder, pooling, settings, name, tokenizer_json)
+        _load_adapters(engine, options.adapters or {})
+        return engine
     if settings is not None:
         try:
-            return _load_builtin(folder, settings, name, tokenizer_json)
+            engine = _load_builtin(folder, settings, name, tokenizer_json)
         except UnsupportedModelError as error:
-            if options.kind == "builtin" or options.dummy_weights:
+            if options.kind == "builtin" or options.dummy_weights or options.adapters:
                 raise
             _log.warning("%s: %s. Using the huggingface engine.", name, error)
+        else:
+            _load_adapters(engine, options.adapters or {})
+            return engine
     return _load_huggingface(folder, options, name, tokenizer_json)
 
 
@@ -258,7 +286,23 @@ def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
     from parrot_engine.models.loader import resolve_device
 
     device = resolve_device(options.device)
-    return BuiltinSettings.for_device(device.type, **_chosen(options, fields(BuiltinSettings)))
+    chosen = _chosen(options, fields(BuiltinSettings))
+    if options.adapters:
+        chosen.setdefault("max_loras", DEFAULT_MAX_LORAS)
+        if not chosen["max_loras"]:
+            raise SettingsError("max_loras", "0, but there are adapters to load")
+        if options.max_lora_rank is None:
+            folders = (Path(path).expanduser() for path in options.adapters.values())
+            ranks = (read_peft_config(folder).max_rank for folder in folders)
+            chosen["max_lora_rank"] = max(DEFAULT_LORA_RANK, *ranks)
+    return BuiltinSettings.for_device(device.type, **chosen)
+
+
+def _load_adapters(engine: Engine, adapters: Mapping[str, str]) -> None:
+    if adapters:
+        assert isinstance(engine, AdapterLoading)
+        for name, path in adapters.items():
+            engine.add_adapter(engine.read_adapter(name, path))
 
 
 def _load_builtin(
@@ -292,14 +336,15 @@ def _load_pooling(
         return PoolingEngine(loaded, settings, model=name)
     from parrot_engine.models.loader import load_model
     from parrot_engine.pooling.beside import GeneratingAndPooling
-    from parrot_engine.runner.loader import prepare_device, runner_of
+    from parrot_engine.runner.loader import adapter_slots, prepare_device, runner_of
 
     device, kernels = prepare_device(settings)
     seed = (settings.seed or 0) if settings.dummy_weights else None
     model, defaults, spec = load_model(
         folder, device, settings.dtype, progress, kernels=kernels, dummy_seed=seed
     )
-    runner = runner_of(model, defaults, settings, device, spec.dtype, kernels)
+    adapters = adapter_slots(model, settings, device, spec.dtype)
+    runner = runner_of(model, defaults, settings, device, spec.dtype, kernels, adapters=adapters)
     loaded = pooling_of_decoder(folder, pooling, model, spec, settings)
     vectors = PoolingEngine(loaded, settings, model=name)
     return GeneratingAndPooling.of(runner, settings, name, tokenizer_json, pooling=vectors)
@@ -329,4 +374,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return hint in (bool, bool | None)
     if isinstance(value, int) and hint == float | None:
         return True
+    if isinstance(value, (list, dict)):
+        texts = chain(value, value.values() if isinstance(value, dict) else ())
+        generic = list[str] if isinstance(value, list) else dict[str, str]
+        return bool(hint == generic | None) and all(isinstance(text, str) for text in texts)
+    if get_origin(hint) is UnionType and any(get_origin(each) for each in get_args(hint)):
+        return value is None
     return isinstance(value, hint)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from parrot_engine.attention.interface import LayerAttention
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.experts import SparseMLP
+from parrot_engine.models.lora import AdapterRows
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Norm, Ops, Residual, Rotary
 from parrot_engine.models.parts import Embedding, Linear, RMSNorm, TensorSpec
 from parrot_engine.models.self_attention import Attention, LayerInputs
@@ -38,12 +39,19 @@ class GatedMLP(nn.Module):
         )
         self._activation = config.activation
 
-    def forward(self, residual: Residual, norm: Norm | None, branch: Branch, ops: Ops) -> Residual:
+    def forward(
+        self,
+        residual: Residual,
+        norm: Norm | None,
+        branch: Branch,
+        ops: Ops,
+        adapters: AdapterRows | None = None,
+    ) -> Residual:
         """The residual stream behind the MLP, which reads its norm."""
         activated, hidden = ops.norm_gated(
-            residual, norm, self.gate_up_proj.affine, self._activation
+            residual, norm, self.gate_up_proj.adapted(adapters), self._activation
         )
-        return ops.linear_onto(hidden, activated, self.down_proj.affine, branch)
+        return ops.linear_onto(hidden, activated, self.down_proj.adapted(adapters), branch)
 
 
 class DecoderLayer(nn.Module):
@@ -79,13 +87,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, residual: Residual, layer_kv: Tensor, step: LayerInputs) -> Residual:
         """The residual stream behind this layer."""
-        ops, attention = self._ops, self.self_attn
-        qkv, hidden = ops.norm_linear(residual, self._before_attention, attention.qkv_proj.affine)
+        ops, attention, adapters = self._ops, self.self_attn, step.adapters
+        qkv, hidden = ops.norm_linear(
+            residual, self._before_attention, attention.qkv_proj.adapted(adapters)
+        )
         attended = attention(qkv, layer_kv, step)
         residual = ops.linear_onto(
-            hidden, attended, attention.o_proj.affine, self._attention_branch
+            hidden, attended, attention.o_proj.adapted(adapters), self._attention_branch
         )
-        return self.mlp.forward(residual, self._before_mlp, self._mlp_branch, ops)
+        return self.mlp.forward(residual, self._before_mlp, self._mlp_branch, ops, adapters)
 
 
 def _branch(norm: Norm | None, config: ModelConfig) -> Branch:
@@ -139,14 +149,16 @@ class Decoder(nn.Module):
         kv_cache: Tensor,
         attention: LayerAttention[Any],
         plan: Any,
+        adapters: AdapterRows | None = None,
     ) -> Tensor:
         """Hidden states `[num_tokens, hidden_size]` before the final norm.
 
         `token_ids` and `positions` are `[num_tokens]`, row after row of the batch that `plan`
-        was made for; `kv_cache` is as in `attention.interface` and is written to.
+        was made for; `kv_cache` is as in `attention.interface` and is written to. `adapters` tells
+        which tokens have one.
         """
         angles = tuple(rotary.angles(positions, self._dtype) for rotary in self._rotaries)
-        step = LayerInputs(angles, attention, plan)
+        step = LayerInputs(angles, attention, plan, adapters)
         residual = Residual(self.model.embed_tokens(token_ids))
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
             residual = layer(residual, layer_kv, step)

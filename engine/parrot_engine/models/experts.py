@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from parrot_engine.kernels.grouped_tuning import ExpertWeights
 from parrot_engine.models.config import ExpertsConfig
+from parrot_engine.models.lora import AdapterRows
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Ops, Residual
 from parrot_engine.models.parts import Stacked, TensorSpec, WeightPart
 
@@ -27,8 +28,16 @@ class SparseMLP(Stacked):
         self.gate_up_bias = spec.empty(count, 2 * size) if config.bias else None
         self.down_bias = spec.empty(count, hidden_size) if config.bias else None
 
-    def forward(self, residual: Residual, norm: Norm | None, branch: Branch, ops: Ops) -> Residual:
-        """The residual stream behind the mixture, which reads its norm."""
+    def forward(
+        self,
+        residual: Residual,
+        norm: Norm | None,
+        branch: Branch,
+        ops: Ops,
+        adapters: AdapterRows | None = None,
+    ) -> Residual:
+        """The residual stream behind the mixture, which reads its norm and has no adapters."""
+        del adapters
         assert branch is PLAIN
         normed, hidden = ops.add_rms_norm(residual, norm)
         router = Affine(self.router, self.router_bias)

@@ -17,6 +17,7 @@ from torch import Tensor
 from parrot_engine.attention.interface import Rotation
 from parrot_engine.kernels.grouped_tuning import ExpertWeights
 from parrot_engine.models.config import RopeConfig
+from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.rope import frequencies
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
@@ -36,6 +37,8 @@ class Affine(NamedTuple):
     bias: Tensor | None = None
     #: W as codes and scales; `weight` then holds no more than its shape.
     packed: PackedWeight | None = None
+    #: What adapters add to the product of some tokens.
+    lora: LoraProduct | None = None
 
 
 class Experts(NamedTuple):
@@ -178,7 +181,14 @@ class Ops:
         return Normed(self.gated(gate_up, activation), hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
-        return F.linear(x, linear.weight, linear.bias)
+        out = F.linear(x, linear.weight, linear.bias)
+        if linear.lora is not None:
+            self.add_lora(out, x, linear.lora)
+        return out
+
+    def add_lora(self, out: Tensor, x: Tensor, lora: LoraProduct) -> None:
+        """Add to `out` what adapters add to the product of `x`."""
+        lora.slots.add(out, x, lora.rows)
 
     def linear_onto(
         self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.lora import AdapterRows, LoraProduct, LoraSlots
 from parrot_engine.models.ops import Affine, Norm, Ops, rms_norm
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
@@ -70,6 +71,8 @@ class Linear(Stacked):
 
     #: The weight as codes and scales; `weight` has no memory then. Given by the loader.
     packed: PackedWeight | None = None
+    #: Weights of adapters, once there is room for them.
+    lora: LoraSlots | None = None
 
     def __init__(
         self, in_size: int, parts: dict[str, int], *, bias: bool, spec: TensorSpec
@@ -85,6 +88,26 @@ class Linear(Stacked):
     @property
     def affine(self) -> Affine:
         return Affine(self.weight, self.bias, self.packed)
+
+    def adapted(self, rows: AdapterRows | None) -> Affine:
+        """The product with what adapters add to it in a step."""
+        if rows is None or self.lora is None:
+            return self.affine
+        return Affine(self.weight, self.bias, self.packed, LoraProduct(self.lora, rows))
+
+    def make_lora_slots(
+        self, count: int, max_rank: int, device: torch.device, dtype: torch.dtype
+    ) -> LoraSlots:
+        """Make room for so many adapters of up to this rank."""
+        self.lora = LoraSlots(
+            self.weight.shape[1],
+            list(self.parts.values()),
+            count=count,
+            max_rank=max_rank,
+            device=device,
+            dtype=dtype,
+        )
+        return self.lora
 
     def give_memory(self, device: torch.device) -> None:
         """Place the weight on `device`, where it is to be dense after all."""

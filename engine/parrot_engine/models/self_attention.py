@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parrot_engine.attention.interface import FusedAttention, HeadNorms, LayerAttention, Rotation
 from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.lora import AdapterRows
 from parrot_engine.models.ops import Angles, rotate
 from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, WeightPart
 
@@ -22,6 +23,8 @@ class LayerInputs(NamedTuple):
     attention: LayerAttention[Any]
     #: Made by `attention.plan` for the step's rows.
     plan: Any
+    #: Tokens that have adapters; None where none has.
+    adapters: AdapterRows | None = None
 
 
 class Attention(Stacked):

@@ -26,6 +26,7 @@ from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.logits import find_largest
+from parrot_engine.models.lora import GroupedTokens
 from parrot_engine.runner.paged_model import PagedModel
 from parrot_engine.runner.sampler import Computed, Largest
 from parrot_engine.runner.staging import Staging
@@ -227,14 +228,20 @@ class StepGraphs:
         """Let go of all graphs, and of what they hold."""
         self._graphs.clear()
 
-    def run(self, tokens: StepTokens, host: HostPlan, sampled: Tensor) -> Computed | None:
+    def run(
+        self,
+        tokens: StepTokens,
+        host: HostPlan,
+        sampled: Tensor,
+        grouped: GroupedTokens | None = None,
+    ) -> Computed | None:
         """Launch a step, or return None when no graph holds it.
 
         `sampled` has the tokens of the step before, row by row, on the device. The results are
         those of the step's tokens alone.
         """
         count = len(tokens.token_ids)
-        key = self._choose(count, host)
+        key = None if grouped is not None else self._choose(count, host)
         graph = None if key is None else self._graph(key)
         if key is None or graph is None or len(sampled) > self._max_sampled:
             self.num_misses += 1

@@ -8,10 +8,12 @@ from typing import Protocol
 
 import torch
 
+from parrot_engine.adapters.slots import AdapterSlots
 from parrot_engine.attention.storage import is_quantized
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
 from parrot_engine.models.config import GenerationDefaults
+from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.loader import Progress, load_model, resolve_device
 from parrot_engine.models.sharding import Collective
 from parrot_engine.progress import ProgressLines
@@ -69,10 +71,19 @@ def load_runner(
             "device", f"the weights do not fit into the memory of {device}: {error}"
         ) from error
 
+    adapters = adapter_slots(model, settings, device, spec.dtype)
     if collective is not None and settings.peer_memory and kernels == "triton":
         collective.use_peer_memory(model.config.hidden_size, spec.dtype)
     return runner_of(
-        model, defaults, settings, device, spec.dtype, kernels, collective=collective, make=make
+        model,
+        defaults,
+        settings,
+        device,
+        spec.dtype,
+        kernels,
+        collective=collective,
+        adapters=adapters,
+        make=make,
     )
 
 
@@ -102,6 +113,7 @@ def runner_of(
     kernels: Kernels,
     *,
     collective: RankCollective | None = None,
+    adapters: AdapterSlots | None = None,
     make: Callable[..., ModelRunner] = ModelRunner,
 ) -> ModelRunner:
     """A runner for a loaded model, with as large a KV cache as settings or memory say.
@@ -121,6 +133,7 @@ def runner_of(
             kv_cache_dtype=settings.kv_cache_dtype,
             kernels=kernels,
             collective=collective,
+            adapters=adapters,
         )
 
     config = model.config
@@ -164,6 +177,26 @@ def runner_of(
         longest = min(longest, num_blocks * settings.block_size)
         _use_graphs(runner, settings, longest, device, collective)
     return runner
+
+
+def adapter_slots(
+    model: Decoder, settings: BuiltinSettings, device: torch.device, dtype: torch.dtype
+) -> AdapterSlots | None:
+    """Room for adapters of a model, if settings ask for any.
+
+    Raises:
+        SettingsError: there is no memory for it.
+    """
+    if not settings.max_loras:
+        return None
+    try:
+        return AdapterSlots(model, settings.max_loras, settings.max_lora_rank, device, dtype)
+    except torch.cuda.OutOfMemoryError as error:
+        raise SettingsError(
+            "max_loras",
+            f"{settings.max_loras} adapters of rank {settings.max_lora_rank} do not fit into the "
+            f"memory of {device} beside the weights: {error}",
+        ) from error
 
 
 def _graph_bytes(config: ModelShape, settings: BuiltinSettings, in_step: int) -> int:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from parrot_engine.adapters.slots import AdapterSlots
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import (
     BatchRow,
+    BatchRows,
     BlockCopy,
     Launch,
     RowOutcome,
@@ -31,6 +33,7 @@ from parrot_engine.batch import (
 )
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import GenerationDefaults
+from parrot_engine.models.lora import AdapterRows, GroupedTokens, tile_size
 from parrot_engine.models.sharding import Collective
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.runner.paged_model import ModelShape, PagedModel
@@ -123,6 +126,21 @@ class Download:
         if self._event is not None:
             self._event.synchronize()
         return self._host
+
+
+class AdapterUpload:
+    """Tokens that have adapters, on their way to the device."""
+
+    def __init__(self, grouped: GroupedTokens, num_tokens: int, upload: Upload) -> None:
+        self._runs = grouped.runs
+        self._tile_size = tile_size(num_tokens)
+        self._order = upload.array(grouped.order)
+        self._tiles = upload.array(grouped.tiles(self._tile_size).ravel())
+
+    def rows(self) -> AdapterRows:
+        """Once they were sent."""
+        order, tiles = (part.tensor.to(torch.int32) for part in (self._order, self._tiles))
+        return AdapterRows(order, tiles.view(-1, 3), self._tile_size, self._runs)
 
 
 class InFlightStep:
@@ -249,15 +267,17 @@ class ModelRunner(Runner):
         kv_cache_dtype: str = "auto",
         kernels: Kernels = "torch",
         collective: Collective | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
         `dtype` is the model's, and the cache's unless `kv_cache_dtype` overrides it. With
         `collective` the model is one rank's part, and so is the cache; every rank is to launch the
-        same.
+        same. `adapters` are the model's.
         """
         config = model.config
         self._model = model
+        self.adapters: AdapterSlots | None = adapters
         self._device = device
         self._kernels = kernels
         #: Tokens that the head knows: the width of the logits.
@@ -379,7 +399,11 @@ class ModelRunner(Runner):
         if not rows:
             return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         tokens = gather_tokens(rows)
-        hidden, logits, largest = self._compute(rows, tokens)
+        grouped = None
+        if batch.adapters and self.adapters is not None:
+            counts = list(map(len, BatchRows.of(rows).token_ids))
+            grouped = self.adapters.group(batch.adapters, counts)
+        hidden, logits, largest = self._compute(rows, tokens, grouped)
         if tokens.logit_tokens is None:
             if logits is None:
                 return StepLogits(self._model.logits(hidden))
@@ -393,14 +417,16 @@ class ModelRunner(Runner):
             return StepLogits(logits[needed.tensor])
         return StepLogits(self._model.logits(hidden[needed.tensor]))
 
-    def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
+    def _compute(
+        self, rows: Sequence[BatchRow], tokens: StepTokens, grouped: GroupedTokens | None
+    ) -> Computed:
         if self._collective is not None and len(tokens.pending_at):
             self._sampled = self._collective.broadcast(self._sampled)
         if self._graphs is None:
             plan = self._attention.plan(rows)
         else:
             host = self._graphs.attention.lay_out(rows)
-            computed = self._graphs.run(tokens, host, self._sampled)
+            computed = self._graphs.run(tokens, host, self._sampled, grouped)
             if computed is not None:
                 return computed
             plan = self._graphs.attention.send(host)
@@ -414,12 +440,22 @@ class ModelRunner(Runner):
                 tokens.pending_rows,
             )
         )
+        adapters = (
+            None if grouped is None else AdapterUpload(grouped, len(tokens.positions), upload)
+        )
         upload.send(self._device)
         if len(tokens.pending_at):
             # The tokens that only the device knows.
             token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
         return Computed(
-            self._model(token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan),
+            self._model(
+                token_ids.tensor,
+                positions.tensor,
+                self._kv_cache,
+                self._attention,
+                plan,
+                None if adapters is None else adapters.rows(),
+            ),
             None,
         )
 
