@@ -193,7 +193,8 @@ class AdapterReader:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().view(torch.uint8).numpy().data
+    data: memoryview = tensor.contiguous().view(torch.uint8).numpy().data
+    return data
 
 
 def _no_weights(folder: Path) -> str:

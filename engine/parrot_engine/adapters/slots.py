@@ -33,6 +33,7 @@ class AdapterSlots:
     def __init__(
         self, model: Decoder, count: int, max_rank: int, device: torch.device, dtype: torch.dtype
     ) -> None:
+        self.model = model
         self.count = count
         self.max_rank = max_rank
         self._device = device

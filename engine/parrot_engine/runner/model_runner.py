@@ -440,24 +440,17 @@ class ModelRunner(Runner):
                 tokens.pending_rows,
             )
         )
-        adapters = (
-            None if grouped is None else AdapterUpload(grouped, len(tokens.positions), upload)
-        )
+        adapters = None
+        if grouped is not None:
+            adapters = AdapterUpload(grouped, len(tokens.positions), upload)
         upload.send(self._device)
         if len(tokens.pending_at):
             # The tokens that only the device knows.
             token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
-        return Computed(
-            self._model(
-                token_ids.tensor,
-                positions.tensor,
-                self._kv_cache,
-                self._attention,
-                plan,
-                None if adapters is None else adapters.rows(),
-            ),
-            None,
-        )
+        step = token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan
+        if adapters is None or self.adapters is None:
+            return Computed(self._model(*step), None)
+        return Computed(self.adapters.model(*step, adapters.rows()), None)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer, as if one after the other."""

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionBackend
-from parrot_engine.models.lora import AdapterRows
 
 
 class ModelShape(Protocol):
@@ -63,12 +62,8 @@ class PagedModel(Protocol):
         kv_cache: Tensor,
         attention: AttentionBackend[Any],
         plan: Any,
-        adapters: AdapterRows | None = None,
     ) -> Tensor:
-        """Hidden states of a step's tokens, whose keys and values go to `kv_cache`.
-
-        `adapters` tells which tokens have one; None where none has.
-        """
+        """Hidden states of a step's tokens, whose keys and values go to `kv_cache`."""
         ...
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
