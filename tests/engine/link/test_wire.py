@@ -139,7 +139,7 @@ def test_malformed_arrays_are_refused(array: Any) -> None:
 def test_the_malformed_arrays_are_nearly_right() -> None:
     """The control for the test above: the same tags with right fields pass."""
     for array in ([7, [[2, 1, "drop"]]], [7, [[1, 1, SAMPLING, None, 0]]], [5, "engine", 2.0],
-                  [7, [[0, 1, [1], None, "", None, 0, False]]]):  # fmt: skip
+                  [7, [[0, 1, [1], None, "", None, 0, False, ""]]]):  # fmt: skip
         decode_from_gateway(msgspec.msgpack.encode(array))
 
 
