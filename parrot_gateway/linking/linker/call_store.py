@@ -17,6 +17,7 @@ from parrot_gateway.linking.linker.fingerprints import (
     FingerprintIndex,
     Hashes,
     NormalisedText,
+    Positions,
     distinct,
     fingerprint,
     normalise,
@@ -35,9 +36,6 @@ _MAX_ARGUMENTS = 16
 MIN_BEGINNING = 32
 #: Fingerprints up to which they are looked up as they come.
 _MAX_UNSORTED = 512
-#: Fingerprints of an output that has few, and outputs of which that is known; a power of two.
-_SHORT = 4
-_MAX_SHORT = 1 << 16
 #: Normalised bytes that are kept of how an answer begins.
 _SAID = 48
 #: Shorter normalised texts are in everybody's prompts.
@@ -168,8 +166,6 @@ class CallStore:
         self.calls: OrderedDict[int, StoredCall] = OrderedDict()
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
-        #: Whether an output has few fingerprints, by the last bits of its number.
-        self._is_short = np.zeros(_MAX_SHORT, np.bool_)
         #: Calls by the state after their answer, and by that of their prompt.
         self.ends: dict[object, list[int]] = {}
         self.prompts: dict[object, list[int]] = {}
@@ -192,6 +188,8 @@ class CallStore:
         self._times: list[float] = []
         #: The numbers of the sessions that they belong to now, likewise; 0 where one is forgotten.
         self._sessions = array("q")
+        #: How many fingerprints they have, likewise.
+        self._sizes = array("i")
         self._first_time = 1
         self._numbers = 0
         self._output_numbers = 0
@@ -258,11 +256,6 @@ class CallStore:
         for call in self.find(self.wholes, key):
             yield from (output for output in call.outputs if output.key == key)
 
-    def are_short(self, numbers: Hashes) -> np.ndarray:
-        """Which of these outputs have few fingerprints; [n] bool."""
-        is_short: np.ndarray = self._is_short[numbers % np.uint32(_MAX_SHORT)]
-        return is_short
-
     def finish(self, call: StoredCall, choices: Sequence[Choice], now: float) -> None:
         """Take what a call has written."""
         call.ended = now
@@ -328,15 +321,20 @@ class CallStore:
             self._last = text, seed, _boundaries(text, seed)
         return self._last[2]
 
-    def sessions_of(self, numbers: Hashes) -> NDArray[np.int64]:
-        """The numbers of the sessions that outputs belong to, 0 for forgotten ones; [n]."""
+    def sessions_and_sizes(self, numbers: Positions) -> tuple[Positions, NDArray[np.int32]]:
+        """Of outputs the numbers of their sessions, 0 for forgotten ones, and how many
+        fingerprints they have; [n] each.
+
+        Args:
+            numbers: ascending, [n].
+        """
         if not self._sessions:
-            return np.zeros(len(numbers), np.int64)
-        places = numbers.astype(np.int64)
-        places -= self._first_time
-        found = np.frombuffer(self._sessions, np.int64).take(places, mode="clip")
-        found[places < 0] = 0
-        return found
+            return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int32)
+        places = numbers - self._first_time
+        sessions = np.frombuffer(self._sessions, np.int64).take(places, mode="clip")
+        if len(places) and places[0] < 0:
+            sessions[places < 0] = 0
+        return sessions, np.frombuffer(self._sizes, np.int32).take(places, mode="clip")
 
     def merge(self, ended: LinkedSession, session: LinkedSession) -> None:
         """Count the outputs of a session that has become part of another as that one's."""
@@ -372,9 +370,9 @@ class CallStore:
         output = Output(self._output_numbers, call, text, is_argument, key, len(hashes), copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
-        self._is_short[output.number % _MAX_SHORT] = len(hashes) <= _SHORT
         self._times.append(call.ended or 0.0)
         self._sessions.append(call.session.current.number)
+        self._sizes.append(len(hashes))
         self.text_size += len(text)
         self.file(call, self.wholes, key)
         self.index.add(hashes, output.number)
@@ -408,6 +406,7 @@ class CallStore:
         if gone > len(self._times) // 2:
             del self._times[:gone]
             del self._sessions[:gone]
+            del self._sizes[:gone]
             self._first_time += gone
         # The next call's chain would keep all its ancestors alive.
         call.parent = None

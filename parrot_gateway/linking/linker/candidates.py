@@ -5,7 +5,6 @@ A text shares some with many outputs, most of them by accident; few are worth co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,8 +22,8 @@ _MAX_CANDIDATES = 24
 _MAX_SINGLE = 48
 #: A text that is a whole answer is found by equality: its least length where several wrote it.
 WHOLE_EQUAL = 40
-_NUMBER_BITS = np.uint64(32)
-_ROW_MASK = np.uint64(2**32 - 1)
+#: An output with no more fingerprints is looked at for a single one.
+_SHORT = 4
 
 
 class NewText(NamedTuple):
@@ -111,91 +110,144 @@ class Reader:
 
 
 @dataclass(slots=True, eq=False)
-class Candidate:
-    """An output that a text may come from.
+class Candidates:
+    """The outputs that a text may come from, as arrays: most are told by their numbers, few are
+    looked at.
 
     Attributes:
-        number: of the output.
-        session: number of its session.
-        is_whole: the output is equal to the text.
-        rows: of the text's fingerprints those that it shares, ascending.
-        own: those of these rows that are not common and that no other session has written.
-        rank: what tells candidates apart at once; the best one has the highest.
+        numbers: of the outputs; ascending, but for those that share no fingerprint at the end. [k]
+        sessions: numbers of their sessions, [k].
+        sizes: how many fingerprints they have, [k].
+        counts: how many of them the text shares, [k].
+        is_whole: the output is equal to the text, [k] bool.
+        rows: of the text's fingerprints those that are shared, in order of the candidates; [p].
+        owners: the candidates that share them, by their places; [p].
+        is_own: those that are not common and that no other session has written, [p] bool.
     """
 
-    outputs: Mapping[int, Output]
-    number: int
-    session: int
-    is_whole: bool
-    rows: list[int]
-    own: list[int]
-    rank: tuple[bool, bool, bool, bool, int] = (False, False, False, False, 0)
+    numbers: Positions
+    sessions: Positions
+    sizes: NDArray[np.int32]
+    counts: Positions
+    is_whole: np.ndarray
+    rows: Positions
+    owners: Positions
+    is_own: np.ndarray
 
-    @property
-    def output(self) -> Output:
-        """Looked up when it is needed: most candidates are told by their numbers."""
-        return self.outputs[self.number]
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 class _Pairs:
-    """Which outputs share which fingerprints: pairs in order of output and row.
-
-    Args:
-        rows: of the text, [n].
-        owners: numbers of outputs, [n].
+    """Which outputs share which fingerprints of a text: pairs in order of output and row.
 
     Attributes:
-        numbers: each owner once, ascending, [m].
-        bounds: where each owner's pairs begin, and where the last one's end, [m + 1].
-        counts: of each owner's pairs, [m].
+        rows: [n]
+        numbers: each output once, ascending, [m].
+        counts: of each output's pairs, [m].
+        sessions, sizes: see `CallStore.sessions_and_sizes`, [m].
     """
 
-    __slots__ = ("bounds", "counts", "numbers", "owners", "rows")
+    __slots__ = ("counts", "numbers", "rows", "sessions", "sizes")
 
-    def __init__(self, rows: Positions, owners: Hashes) -> None:
-        self.rows = rows
-        self.owners = owners
-        self.bounds = runs(owners)
-        self.counts: Positions = self.bounds[1:] - self.bounds[:-1]
-        self.numbers = owners.take(self.bounds[:-1])
+    def __init__(self, store: CallStore, hashes: Hashes) -> None:
+        self.rows, self.numbers = store.index.find(hashes)
+        self.counts: Positions = self.numbers
+        if len(self.numbers):
+            bounds = runs(self.numbers)
+            self.counts = bounds[1:] - bounds[:-1]
+            self.numbers = self.numbers.take(bounds[:-1])
+        self.sessions, self.sizes = store.sessions_and_sizes(self.numbers)
+
+    def keep(self, is_kept: np.ndarray) -> None:
+        """Keep some pairs, and the outputs that have any.
+
+        Args:
+            is_kept: [n] bool.
+        """
+        if is_kept.all():
+            return
+        counts = np.bincount(self.owners()[is_kept], minlength=len(self.counts))
+        self.rows = self.rows[is_kept]
+        self.take(counts.nonzero()[0], counts)
+
+    def owners(self) -> Positions:
+        """Of each pair the place of its output; [n]."""
+        return np.arange(len(self.counts)).repeat(self.counts)
+
+    def take(self, places: Positions, counts: Positions) -> None:
+        """Let the outputs at some places be all; the caller takes care of `rows`."""
+        self.counts = counts.take(places)
+        self.numbers = self.numbers.take(places)
+        self.sessions = self.sessions.take(places)
+        self.sizes = self.sizes.take(places)
 
 
 def find_candidates(
     store: CallStore, text: NewText, is_common: np.ndarray, reader: Reader
-) -> list[Candidate]:
+) -> Candidates | None:
     """The outputs that a text can come from: all that are equal to it, and of the others those
-    that share most, newest first.
+    that share most, newest first. None where there are none.
 
     Args:
         is_common: which of its fingerprints are nobody's, [n] bool.
     """
-    whole = [output for output in text.whole if _is_possible(output, text, reader)]
-    pairs = _possible_pairs(store, text, whole, reader)
-    equal = [output.number for output in whole]
-    if pairs is None:
-        return [
-            Candidate(store.outputs, number, session, True, [], [])
-            for number, session in zip(equal, _sessions(store, equal), strict=True)
-        ]
-    sessions = store.sessions_of(pairs.numbers)
-    groups = _largest(pairs, sessions, equal)
-    is_own = _own(pairs, sessions, is_common)
-    bounds = pairs.bounds.tolist()
-    candidates: list[Candidate] = []
-    for (number, group), session in zip(
-        groups.items(), _sessions(store, list(groups)), strict=True
-    ):
-        part = slice(bounds[group], bounds[group + 1]) if group >= 0 else slice(0)
-        rows = pairs.rows[part]
-        own = rows[is_own[part]].tolist()
-        is_whole = len(candidates) < len(whole)
-        candidates.append(Candidate(store.outputs, number, session, is_whole, rows.tolist(), own))
-    return candidates
-
-
-def _sessions(store: CallStore, numbers: list[int]) -> list[int]:
-    found: list[int] = store.sessions_of(np.array(numbers, np.uint32)).tolist()
+    whole = list(dict.fromkeys(each for each in text.whole if _is_possible(each, text, reader)))
+    equal = sorted(each.number for each in whole)
+    pairs = _possible_pairs(store, text, equal, reader)
+    if not len(pairs.rows) and not whole:
+        return None
+    is_own = _own(pairs, is_common)
+    is_whole = _are_among(pairs.numbers, equal)
+    if len(pairs.numbers) > len(whole) + _MAX_CANDIDATES:
+        # Of those that share as much the newest ones.
+        order = pairs.counts.argsort(kind="stable")[::-1]
+        if whole:
+            order = order[~is_whole.take(order)]
+        is_chosen = is_whole.copy()
+        is_chosen[order[:_MAX_CANDIDATES]] = True
+        of_chosen = is_chosen.repeat(pairs.counts)
+        pairs.rows, is_own = pairs.rows[of_chosen], is_own[of_chosen]
+        chosen = is_chosen.nonzero()[0]
+        pairs.take(chosen, pairs.counts)
+        is_whole = is_whole.take(chosen)
+    found = Candidates(
+        pairs.numbers,
+        pairs.sessions,
+        pairs.sizes,
+        pairs.counts,
+        is_whole,
+        pairs.rows,
+        pairs.owners(),
+        is_own,
+    )
+    if whole:
+        shared = set(pairs.numbers.tolist())
+        _add_unshared(store, found, [each for each in equal if each not in shared])
     return found
+
+
+def _are_among(numbers: Positions, some: list[int]) -> np.ndarray:
+    """Which of some numbers, ascending, are among others, which are few; [n] bool."""
+    found = np.zeros(len(numbers), np.bool_)
+    for each in some if len(numbers) else ():
+        place = min(int(numbers.searchsorted(each)), len(numbers) - 1)
+        found[place] |= bool(numbers[place] == each)
+    return found
+
+
+def _add_unshared(store: CallStore, found: Candidates, missing: list[int]) -> None:
+    """Add outputs that are equal to the text, whose fingerprints are not in the index or all
+    explained by the text's history."""
+    if not missing:
+        return
+    numbers = np.array(missing, np.int64)
+    sessions, sizes = store.sessions_and_sizes(numbers)
+    found.numbers = np.concatenate((found.numbers, numbers))
+    found.sessions = np.concatenate((found.sessions, sessions))
+    found.sizes = np.concatenate((found.sizes, sizes))
+    found.counts = np.concatenate((found.counts, np.zeros(len(numbers), np.int64)))
+    found.is_whole = np.concatenate((found.is_whole, np.ones(len(numbers), np.bool_)))
 
 
 def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
@@ -209,71 +261,44 @@ def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
     return reader.is_home(call) or len(text.normalised.content) >= WHOLE_EQUAL
 
 
-def _possible_pairs(
-    store: CallStore, text: NewText, whole: list[Output], reader: Reader
-) -> _Pairs | None:
-    """The pairs of outputs that the text can come from; None for none.
+def _possible_pairs(store: CallStore, text: NewText, equal: list[int], reader: Reader) -> _Pairs:
+    """The pairs of outputs that the text can come from.
 
     Of a text that resembles many outputs in one place each, only the rows of those that it
     resembles in several, or that have few.
+
+    Args:
+        equal: numbers of outputs that are equal to the text, ascending.
     """
-    rows, owners = store.index.find(text.hashes)
-    if not len(rows):
-        return None
-    ordered = np.sort((owners.astype(np.uint64) << _NUMBER_BITS) | rows.view(np.uint64))
-    owners = (ordered >> _NUMBER_BITS).astype(np.uint32)
-    rows = (ordered & _ROW_MASK).view(np.int64)
+    pairs = _Pairs(store, text.hashes)
+    numbers = pairs.numbers
+    if not len(numbers):
+        return pairs
     first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
-    is_kept = (owners >= first) & (owners < end)
-    if whole:
-        is_kept |= np.isin(owners, [each.number for each in whole])
-    if len(owners) > _MAX_SINGLE:
-        counts = _Pairs(rows, owners).counts
+    is_possible = pairs.sessions > 0
+    if numbers[0] < first or numbers[-1] >= end:
+        is_timely = (numbers >= first) & (numbers < end)
+        is_possible &= is_timely | _are_among(numbers, equal)
+    is_kept = is_possible.repeat(pairs.counts)
+    if len(pairs.rows) > _MAX_SINGLE:
+        are_good = pairs.sizes <= _SHORT
+        are_good |= pairs.counts > 1
         is_telling = np.zeros(len(text.hashes), np.bool_)
-        is_telling[rows[np.repeat(counts > 1, counts) | store.are_short(owners)]] = True
-        is_kept &= is_telling.take(rows)
-    if not is_kept.all():
-        rows, owners = rows[is_kept], owners[is_kept]
-    return _Pairs(rows, owners) if len(rows) else None
+        is_telling[pairs.rows[are_good.repeat(pairs.counts)]] = True
+        is_kept &= is_telling.take(pairs.rows)
+    pairs.keep(is_kept)
+    return pairs
 
 
-def _largest(pairs: _Pairs, sessions: NDArray[np.int64], equal: Sequence[int]) -> dict[int, int]:
-    """The numbers of the outputs that are candidates, those that are equal first, and their places
-    in `pairs.numbers`; -1 where they share nothing.
-
-    Args:
-        sessions: of `pairs.numbers`, see `CallStore.sessions_of`.
-        equal: numbers of outputs that are.
-    """
-    found: dict[int, int] = {}
-    for number in equal:
-        place = int(np.searchsorted(pairs.numbers, number))
-        is_there = place < len(pairs.numbers) and pairs.numbers[place] == number
-        found[number] = place if is_there else -1
-    order = np.argsort((pairs.counts.astype(np.uint64) << _NUMBER_BITS) | pairs.numbers)[::-1]
-    order = order[sessions.take(order) > 0][: len(equal) + _MAX_CANDIDATES]
-    for group, number in zip(order.tolist(), pairs.numbers.take(order).tolist(), strict=True):
-        if number not in found:
-            found[number] = group
-            if len(found) >= len(equal) + _MAX_CANDIDATES:
-                break
-    return found
-
-
-def _own(pairs: _Pairs, sessions: NDArray[np.int64], is_common: np.ndarray) -> np.ndarray:
+def _own(pairs: _Pairs, is_common: np.ndarray) -> np.ndarray:
     """Which pairs are of rows that are not common and that no other session than the owner's has
-    written; [n] bool.
-
-    Args:
-        sessions: of `pairs.numbers`, see `CallStore.sessions_of`.
-    """
+    written; [n] bool."""
     rows = pairs.rows
-    sessions = np.repeat(sessions, pairs.counts)
-    is_known = sessions > 0
+    sessions = pairs.sessions.repeat(pairs.counts)
     # Of several sessions that wrote a row one stays, from which the others differ.
     writers = np.zeros(len(is_common), np.int64)
-    writers[rows[is_known]] = sessions[is_known]
+    writers[rows] = sessions
     is_own = ~is_common
-    is_own[rows[is_known & (writers.take(rows) != sessions)]] = False
-    own: np.ndarray = is_known & is_own.take(rows)
+    is_own[rows[writers.take(rows) != sessions]] = False
+    own: np.ndarray = is_own.take(rows)
     return own

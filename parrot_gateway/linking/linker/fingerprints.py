@@ -39,8 +39,10 @@ _FIRST = np.zeros(1, np.int64)
 _BLOCK = 1 << 14
 #: A hash above its place in 64 bits, so that the least of a window tells both.
 _PLACES = np.arange(_BLOCK + WINDOW, dtype=np.uint64)
-_PLACE_BITS = np.uint64(32)
-_PLACE_MASK = np.uint64(2**32 - 1)
+#: The upper and the lower half of 64 bits.
+_HIGH = np.uint64(32)
+_LOW = np.uint64(2**32 - 1)
+_ONE = np.uint64(1)
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
@@ -80,7 +82,7 @@ class NormalisedText:
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
         if self._positions is None:
-            kept = np.flatnonzero(_IS_KEPT[np.frombuffer(self._even, np.uint8)])
+            kept = _IS_KEPT.take(np.frombuffer(self._even, np.uint8)).nonzero()[0]
             self._positions = kept if self._offsets is None else self._offsets[kept]
         first, last = int(self._positions[start]), int(self._positions[end - 1]) + 1
         if self._is_ascii:
@@ -158,22 +160,22 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     if not len(hashes):
         return _NO_HASHES, _NO_POSITIONS
     least, step = hashes.astype(np.uint64), 1
-    least <<= _PLACE_BITS
+    least <<= _HIGH
     least |= _PLACES[: len(least)]
     while step < WINDOW and len(least) > step:
         least = np.minimum(least[:-step], least[step:])
         step *= 2
-    found = (least >> _PLACE_BITS).astype(np.uint32)
+    found = (least >> _HIGH).astype(np.uint32)
     # Windows whose least hash is another one than before: it has come in, or an older one has left.
-    changed = np.flatnonzero(found[1:] != found[:-1])
+    changed = (found[1:] != found[:-1]).nonzero()[0]
     changed += 1
     windows = np.concatenate((_FIRST, changed))
-    return found.take(windows), (least.take(windows) & _PLACE_MASK).view(np.int64)
+    return found.take(windows), (least.take(windows) & _LOW).view(np.int64)
 
 
-def runs(values: NDArray[np.uint32]) -> Positions:
+def runs(values: Positions) -> Positions:
     """Where runs of equal values begin, and where the last one ends; [m + 1]."""
-    changes = np.flatnonzero(values[1:] != values[:-1])
+    changes = (values[1:] != values[:-1]).nonzero()[0]
     bounds = np.empty(len(changes) + 2, np.int64)
     bounds[0], bounds[-1] = 0, len(values)
     np.add(changes, 1, out=bounds[1:-1])
@@ -241,58 +243,66 @@ class FingerprintIndex:
 
     def _clear(self) -> None:
         shape = (1 << self._bits, self._SLOTS)
-        self._tags = np.zeros(shape, np.uint32)
-        #: 0 where a slot is empty.
-        self._owners = np.zeros(shape, np.uint32)
+        #: A fingerprint above its owner; 0 where a slot is empty. A row is a line of the
+        #: processor's cache, so that a look-up waits for memory once.
+        self._entries = np.zeros(shape, np.uint64)
         self._next = np.zeros(shape[0], np.uint8)
         self._used = 0
 
     @property
     def size_bytes(self) -> int:
-        return self._tags.nbytes + self._owners.nbytes + self._next.nbytes
+        return self._entries.nbytes + self._next.nbytes
 
     def add(self, hashes: Hashes, owner: int) -> None:
         """Remember that `owner` (from 1 upward) wrote these; hashes are distinct."""
-        self._insert(hashes, np.full(len(hashes), owner, np.uint32))
+        entries = hashes.astype(np.uint64)
+        entries <<= _HIGH
+        entries |= np.uint64(owner)
+        self._insert(hashes, entries)
         self._used += len(hashes)
-        if self._bits < self._max_bits and self._used * 2 > self._tags.size:
-            tags, owners = self._tags.ravel(), self._owners.ravel()
-            order = np.argsort(owners, kind="stable")
-            order = order[np.searchsorted(owners[order], 1) :]
-            self._bits = min(self._max_bits, self._bits + 1)
+        if self._bits < self._max_bits and self._used * 2 > self._entries.size:
+            entries = self._entries.ravel()
+            entries = entries[entries != 0]
+            entries = entries[np.argsort(entries & _LOW, kind="stable")]
+            self._bits += 1
             self._clear()
-            self._insert(tags[order], owners[order])
-            self._used = len(order)
+            self._insert((entries >> _HIGH).astype(np.uint32), entries)
+            self._used = len(entries)
 
-    def _insert(self, hashes: Hashes, owners: Hashes) -> None:
-        tags, all_owners = self._tags.ravel(), self._owners.ravel()
+    def _insert(self, hashes: Hashes, entries: NDArray[np.uint64]) -> None:
+        table = self._entries.ravel()
         buckets = self._buckets(hashes)
-        while len(hashes):
+        while len(entries):
             slots = self._next.take(buckets)
             places = (buckets << self._SLOT_BITS) + slots
             # Of those with the same place the one that is written last stays: the first.
-            tags[places[::-1]] = hashes[::-1]
-            all_owners[places[::-1]] = owners[::-1]
+            table[places[::-1]] = entries[::-1]
             slots += 1
             slots &= self._SLOTS - 1
             self._next[buckets] = slots
-            is_left = (tags.take(places) != hashes) | (all_owners.take(places) != owners)
+            is_left = table.take(places) != entries
             if not is_left.any():
                 return
-            hashes, owners, buckets = hashes[is_left], owners[is_left], buckets[is_left]
+            entries, buckets = entries[is_left], buckets[is_left]
 
-    def find(self, hashes: Hashes) -> tuple[Positions, Hashes]:
-        """Pairs of (index into `hashes`, owner)."""
-        buckets = self._buckets(hashes)
-        places = np.flatnonzero(self._tags.take(buckets, 0) == hashes[:, None])
-        rows = places >> self._SLOT_BITS
-        owners = self._owners.ravel().take(
-            (buckets.take(rows) << self._SLOT_BITS) + (places & (self._SLOTS - 1))
-        )
-        if owners.all():
-            return rows, owners
-        is_used = owners != 0
-        return rows[is_used], owners[is_used]
+    def find(self, hashes: Hashes) -> tuple[Positions, Positions]:
+        """Pairs of (index into `hashes`, owner), ordered by owner, then by index."""
+        found = self._entries.take(self._buckets(hashes), 0).ravel()
+        wanted = hashes.astype(np.uint64)
+        wanted <<= _HIGH
+        # What is left of an entry with that fingerprint is its owner; of an empty one nothing.
+        found ^= wanted.repeat(self._SLOTS)
+        found -= _ONE
+        places = (found < _LOW).nonzero()[0]
+        pairs = found.take(places)
+        places >>= self._SLOT_BITS
+        pairs <<= _HIGH
+        pairs |= places.view(np.uint64)
+        pairs.sort()
+        rows = (pairs & _LOW).view(np.int64)
+        pairs >>= _HIGH
+        pairs += _ONE
+        return rows, pairs.view(np.int64)
 
     def _buckets(self, hashes: Hashes) -> Positions:
         mixed = hashes * _MULTIPLIERS[5]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from parrot_gateway.linking.linker.call_store import CallStore, Output, by_age
 from parrot_gateway.linking.linker.candidates import (
     WHOLE_EQUAL,
-    Candidate,
+    Candidates,
     NewText,
     Reader,
     find_candidates,
@@ -94,166 +94,277 @@ def find_producers(
     """Who wrote what stands in a text."""
     is_common = counts.of(text.hashes) >= COMMON
     candidates = find_candidates(store, text, is_common, reader)
-    if not candidates:
+    if candidates is None:
         return Explanation([], text.hashes, False)
-    is_equal = candidates[0].is_whole
-    matcher = _Matcher(text, reader)
-    producers = matcher.match(candidates)
-    rest = text.hashes[~matcher.is_explained()]
+    matcher = _Matcher(store, text, reader, candidates)
+    producers = matcher.match()
+    rest = matcher.unexplained()
+    is_equal = bool(candidates.is_whole.any())
     is_answer = is_equal or (bool(producers) and 2 * len(rest) <= len(text.hashes))
     return Explanation(producers, rest, is_answer)
 
 
-class _Matcher:
-    """Credits the stretches of one text to the outputs that explain them."""
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """A candidate that is looked at.
 
-    def __init__(self, text: NewText, reader: Reader) -> None:
+    Attributes:
+        rows: of the text's fingerprints those that it shares and that are not credited, ascending.
+        own: those of these rows that are not common and that no other session has written.
+    """
+
+    output: Output
+    is_whole: bool
+    rows: list[int]
+    own: list[int]
+
+
+class _Matcher:
+    """Credits the stretches of one text to the outputs that explain them.
+
+    Candidates are meant by their places in `Candidates`; most are turned down by numbers alone.
+    """
+
+    def __init__(
+        self, store: CallStore, text: NewText, reader: Reader, candidates: Candidates
+    ) -> None:
+        self._store = store
         self._text = text
         self._reader = reader
+        self._candidates = candidates
         self._content = text.normalised.content.tobytes()
-        #: Normalised bytes that have been credited, and whether there are any.
-        self._covered = bytearray(len(self._content))
-        self._has_credited = False
-        #: Of each fingerprint whether its run starts in them.
-        self._is_covered = bytes(len(text.hashes))
-        self._positions: list[int] = text.positions.tolist()
+        #: Normalised bytes that have been credited, and of each fingerprint whether its run starts
+        #: in them; None while there are none.
+        self._covered: bytearray | None = None
+        self._is_covered: np.ndarray | None = None
         self._sources: dict[Output, NormalisedText] = {}
+        self._is_whole: list[bool] = candidates.is_whole.tolist()
+        parent, numbers = reader.parent, candidates.numbers.tolist()
+        self._is_ancestor = [
+            parent is not None and store.outputs[each].call.is_ancestor_of(parent)
+            for each in numbers
+        ]
+        #: What tells candidates apart at once; the best one has the highest.
+        self._rank: dict[int, tuple[bool, bool, bool, bool, int]] = {}
+        #: Fingerprints that each shares, of one that was rejected as many as were left then.
+        self._counts: list[int] = candidates.counts.tolist()
+        self._sessions: list[int] = candidates.sessions.tolist()
+        self._most = _MOST * candidates.sizes
+        self._update()
 
-    def is_explained(self) -> np.ndarray:
-        """Which fingerprints of the text start in a credited stretch; [m] bool."""
-        return np.frombuffer(self._is_covered, np.bool_)
+    def unexplained(self) -> Hashes:
+        """Fingerprints of the text that start in no credited stretch."""
+        hashes = self._text.hashes
+        return hashes if self._is_covered is None else hashes[~self._is_covered]
 
-    def match(self, candidates: list[Candidate]) -> list[Producer]:
-        """Who wrote what; uses up the candidates."""
+    def match(self) -> list[Producer]:
+        """Who wrote what."""
         producers: list[Producer] = []
-        rejected: list[Candidate] = []
+        rejected: list[int] = []
         reader = self._reader
-        order = self._ranked(candidates)
+        if all(self._is_hopeless):
+            return producers
+        left = list(range(len(self._candidates)))
+        order = self._ranked(left)
         while order:
+            for each in self._skip_hopeless(order):
+                left.remove(each)
+                rejected.append(each)
+            if not order:
+                break
             self._settle(order, 1)
             best = order[-1]
-            if not best.is_whole:
+            is_whole = self._is_whole[best]
+            if not is_whole:
                 best = self._closest(order)
             order.remove(best)
-            candidates.remove(best)
-            best.rows, best.own = self._uncovered(best.rows), self._uncovered(best.own)
-            if not best.is_whole and not self._can_join(best):
+            left.remove(best)
+            self._counts[best] = self._num_rows[best]
+            if not is_whole and not self._can_join[best]:
                 rejected.append(best)
                 continue
-            output = best.output
-            call = output.call
-            if best.is_whole and not self._has_credited:
+            candidate = self._candidate(best)
+            call = candidate.output.call
+            if is_whole and self._covered is None:
                 spans = [Span(0, len(self._content), 0)]
-            elif best.rows:
-                spans = self._spans(best)
+            elif candidate.rows:
+                spans = self._spans(candidate)
             else:
                 continue
             if call.is_ancestor_of(reader.parent):
                 # The history of the reader holds it already.
                 self._credit(spans)
+                self._update()
                 continue
-            confidence = self._judge(best, spans, candidates)
+            others = (self._output(each) for each in left if self._is_whole[each])
+            confidence = self._judge(candidate, spans, others)
             if confidence:
-                self._credit(spans)
-                producers.append(Producer(output, confidence, self._evidence(output, spans)))
+                evidence = self._evidence(candidate.output, spans)
+                producers.append(Producer(candidate.output, confidence, evidence))
                 is_home = reader.is_home(call)
                 reader.found.add(call.session.current)
+                self._credit(spans)
+                if not self._may_win(left if is_home else left + rejected):
+                    break
+                self._update()
                 if not is_home:
                     # Less is asked of others of this session.
-                    again = [each for each in rejected if reader.is_home(each.output.call)]
-                    rejected = [each for each in rejected if each not in again]
-                    candidates += again
+                    again = [each for each in rejected if self._is_home[each]]
+                    rejected = [each for each in rejected if not self._is_home[each]]
+                    left += again
                 # Most others have no more than what has been credited now.
-                candidates = [each for each in candidates if self._is_left(each)]
-                if is_home:
-                    order = [each for each in order if each in candidates]
-                else:
-                    order = self._ranked(candidates)
+                left = [each for each in left if self._is_whole[each] or self._num_rows[each]]
+                kept = set(left)
+                order = [each for each in order if each in kept] if is_home else self._ranked(left)
                 continue
             rejected.append(best)
-            if best.is_whole:
+            if is_whole:
                 # The others wrote the same, and are less likely.
-                candidates = [each for each in candidates if not each.is_whole]
-                order = [each for each in order if not each.is_whole]
+                left = [each for each in left if not self._is_whole[each]]
+                order = [each for each in order if not self._is_whole[each]]
         return producers
 
-    def _ranked(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates, the best one last; those of one rank are not told apart yet."""
-        parent, home = self._reader.parent, self._reader.home()
-        for each in candidates:
-            is_whole = each.is_whole
-            each.rank = (
-                parent is not None and each.output.call.is_ancestor_of(parent),
-                is_whole,
-                each.session in home,
-                is_whole and each.output.text.strip() == self._text.text.strip(),
-                0 if is_whole else len(each.rows),
-            )
-        return sorted(candidates, key=attrgetter("rank"), reverse=True)[::-1]
+    def _update(self) -> None:
+        """Count what each candidate shares of what has not been credited, and see for which it is
+        worth while to look where it and the text are equal."""
+        found = self._candidates
+        num, owners, is_own = len(found), found.owners, found.is_own
+        rows = found.counts
+        if self._is_covered is not None:
+            is_left = ~self._is_covered.take(found.rows)
+            owners, is_own = owners[is_left], is_own[is_left]
+            rows = np.bincount(owners, minlength=num)
+        own = np.bincount(owners[is_own], minlength=num)
+        share = np.where(rows >= self._most, _OWN_OF_ALL, _OWN)
+        can_join = own >= np.maximum(1, share * rows)
+        home = self._reader.home()
+        self._is_home = [each in home for each in self._sessions]
+        if home:
+            can_join |= self._is_home
+            can_join |= self._is_ancestor
+            can_join &= rows > 0
+        may_win = can_join | (np.array(self._counts) >= self._most)
+        may_win |= found.is_whole
+        self._is_hopeless: list[bool] = (~may_win).tolist()
+        self._has_own: list[bool] = (own > 0).tolist()
+        self._can_join: list[bool] = can_join.tolist()
+        self._num_rows: list[int] = rows.tolist()
 
-    def _settle(self, order: list[Candidate], num: int) -> None:
+    def _may_win(self, candidates: list[int]) -> bool:
+        """Whether anything can come of some candidates once more has been credited: what they had
+        of their own does not grow, but they may be of a session that has been found."""
+        home = self._reader.home()
+        return any(
+            self._has_own[each] or not self._is_hopeless[each] or self._sessions[each] in home
+            for each in candidates
+        )
+
+    def _ranked(self, candidates: list[int]) -> list[int]:
+        """The candidates, the best one last; those of one rank are not told apart yet."""
+        counts = self._counts
+        text = self._text.text.strip()
+        for each in candidates:
+            is_whole = self._is_whole[each]
+            self._rank[each] = (
+                self._is_ancestor[each],
+                is_whole,
+                self._is_home[each],
+                is_whole and self._output(each).text.strip() == text,
+                0 if is_whole else counts[each],
+            )
+        return sorted(sorted(candidates), key=self._rank.__getitem__)
+
+    def _skip_hopeless(self, order: list[int]) -> list[int]:
+        """Take those off some ranked candidates that nothing will come of, as far as they are the
+        best: whole ranks, as the order within them is not known."""
+        end = len(order)
+        while end:
+            first = self._first_of_rank(order, end - 1)
+            if not all(self._is_hopeless[each] for each in order[first:end]):
+                break
+            end = first
+        hopeless = order[end:]
+        del order[end:]
+        for each in hopeless:
+            self._counts[each] = self._num_rows[each]
+        return hopeless
+
+    def _first_of_rank(self, order: list[int], place: int) -> int:
+        """Of the ranked candidates of the same rank as one the place of the first."""
+        rank = self._rank[order[place]]
+        while place > 0 and self._rank[order[place - 1]] == rank:
+            place -= 1
+        return place
+
+    def _settle(self, order: list[int], num: int) -> None:
         """Tell the last `num` of some ranked candidates apart."""
-        first = max(0, len(order) - num)
-        while first > 0 and order[first - 1].rank == order[first].rank:
-            first -= 1
+        first = self._first_of_rank(order, max(0, len(order) - num))
         if first < len(order) - 1:
             order[first:] = sorted(
-                order[first:], key=lambda each: (each.rank, self._preference(each))
+                order[first:], key=lambda each: (self._rank[each], self._preference(each))
             )
 
-    def _preference(self, candidate: Candidate) -> tuple[int, int, bool, float]:
+    def _preference(self, candidate: int) -> tuple[int, int, bool, float]:
         """Among candidates of one rank the one that has it highest is likelier."""
-        reader, output = self._reader, candidate.output
+        reader, output = self._reader, self._output(candidate)
         call = output.call
         return (
-            0 if candidate.is_whole else -len(output.copied),
+            0 if self._is_whole[candidate] else -len(output.copied),
             -output.readers,
             bool(call.peer) and call.peer == reader.peer,
             by_age(call, reader.now),
         )
 
-    def _closest(self, order: list[Candidate]) -> Candidate:
+    def _closest(self, order: list[int]) -> int:
         """Of candidates that are there about as fully as the best one, that which explains the
         longest passage, then that of which most is there: a revised file is mostly the old one."""
-        best = order[-1]
-        if best.rank[0] or len(best.rows) < _MOST * best.output.size:
+        best, counts, most = order[-1], self._counts, self._most
+        if self._is_ancestor[best] or counts[best] < most[best]:
             return best
-        is_home = best.rank[2]
-        least = _NEARLY * len(self._uncovered(best.rows))
-        if all(len(each.rows) < least for each in order[:-1]):
+        is_home = self._is_home[best]
+        least = _NEARLY * self._num_rows[best]
+        if all(counts[each] < least for each in order[:-1]):
             return best
         self._settle(order, _MAX_NEAR)
         near = [
             each
             for each in order[: -_MAX_NEAR - 1 : -1]
-            if each.rank[2] is is_home
-            and len(self._uncovered(each.rows)) >= least
-            and len(each.rows) >= _MOST * each.output.size
+            if self._is_home[each] is is_home
+            and self._num_rows[each] >= least
+            and counts[each] >= most[each]
         ]
         if near == [best]:
             return best
 
-        def closeness(candidate: Candidate) -> tuple[int, float, bool]:
+        def closeness(place: int) -> tuple[int, float, bool]:
+            candidate = self._candidate(place)
             spans = self._spans(candidate)
             longest = max((size_in_text(each) for each in passages_of(spans)), default=0)
             size = len(self._source(candidate.output).content)
-            return longest, longest / size, candidate is best
+            return longest, longest / size, place == best
 
         return max(near, key=closeness)
 
-    def _is_left(self, candidate: Candidate) -> bool:
-        """Whether it may explain what has not been credited."""
-        return candidate.is_whole or 0 in map(self._is_covered.__getitem__, candidate.rows)
+    def _output(self, candidate: int) -> Output:
+        return self._store.outputs[int(self._candidates.numbers[candidate])]
 
-    def _uncovered(self, rows: list[int]) -> list[int]:
-        """Rows that stand in what has not been credited."""
-        if not self._has_credited:
-            return rows
-        is_covered = self._is_covered
-        return [row for row in rows if not is_covered[row]]
+    def _candidate(self, place: int) -> _Candidate:
+        """A candidate with what it shares of what has not been credited."""
+        found = self._candidates
+        first, last = np.searchsorted(found.owners, (place, place + 1)).tolist()
+        rows, is_own = found.rows[first:last], found.is_own[first:last]
+        if self._is_covered is not None:
+            is_left = ~self._is_covered.take(rows)
+            rows, is_own = rows[is_left], is_own[is_left]
+        own = rows[is_own].tolist()
+        return _Candidate(self._output(place), self._is_whole[place], rows.tolist(), own)
 
-    def _judge(self, candidate: Candidate, spans: list[Span], others: Iterable[Candidate]) -> float:
-        """Confidence that the reader read this output; 0 for an accident."""
+    def _judge(self, candidate: _Candidate, spans: list[Span], others: Iterable[Output]) -> float:
+        """Confidence that the reader read this output; 0 for an accident.
+
+        Args:
+            others: those that are equal to the text too, if this one is.
+        """
         reader = self._reader
         output, rows, own = candidate.output, candidate.rows, candidate.own
         length = len(self._content)
@@ -264,9 +375,7 @@ class _Matcher:
         if candidate.is_whole:
             # One that nobody has read yet is likelier than those that have been.
             rivals = {
-                each.output.call.session.current
-                for each in others
-                if each.is_whole and each.output.readers <= output.readers
+                each.call.session.current for each in others if each.readers <= output.readers
             } - {session}
             if is_home:
                 return 0.98 if length >= _WHOLE else 0.9
@@ -293,7 +402,7 @@ class _Matcher:
             return 0.9
         # A stretch in which the output says nothing of its own proves nothing, and what other
         # sessions say too does not count.
-        positions = self._positions
+        positions = dict(zip(rows, self._text.positions[rows].tolist(), strict=True))
         proof = 0.0
         for passage in passages_of(spans):
             part = 0.0
@@ -315,21 +424,10 @@ class _Matcher:
         hashes = self._text.hashes[rows].tolist()
         return [row for row, each in zip(rows, hashes, strict=True) if each not in output.copied]
 
-    def _can_join(self, candidate: Candidate) -> bool:
-        """Whether it is worth while to look where an output and the text are equal."""
-        output, num_rows = candidate.output, len(candidate.rows)
-        if not num_rows:
-            return False
-        share = _OWN_OF_ALL if num_rows >= _MOST * output.size else _OWN
-        if len(candidate.own) >= max(1, share * num_rows):
-            return True
-        call = output.call
-        return self._reader.is_home(call) or call.is_ancestor_of(self._reader.parent)
-
     def _is_inside(self, row: int, spans: list[Span]) -> bool:
         """Whether a run stands off the ends of a stretch, where the fingerprints that are kept
         depend on what stands beyond."""
-        place = self._positions[row]
+        place = int(self._text.positions[row])
         return any(span.start + WINDOW <= place <= span.end - RUN - WINDOW for span in spans)
 
     def _num_words(self, spans: list[Span]) -> int:
@@ -347,20 +445,19 @@ class _Matcher:
             found = self._sources[output] = output.normalised()
         return found
 
-    def _spans(self, candidate: Candidate) -> list[Span]:
+    def _spans(self, candidate: _Candidate) -> list[Span]:
         """The stretches that text and output share, around those of the fingerprints that they
         share that are not credited yet."""
-        positions = self._positions
-        places = [positions[row] for row in self._uncovered(candidate.rows)]
         source = self._source(candidate.output).content.tobytes()
+        places = self._text.positions[candidate.rows].tolist()
         return shared_spans(self._content, source, places)
 
     def _credit(self, spans: list[Span]) -> None:
-        for span in spans:
-            self._covered[span.start : span.end] = b"\1" * (span.end - span.start)
-        self._has_credited = self._has_credited or bool(spans)
-        covered = np.frombuffer(self._covered, np.uint8)
-        self._is_covered = covered.take(self._text.positions).tobytes()
+        if spans:
+            covered = self._covered = self._covered or bytearray(len(self._content))
+            for span in spans:
+                covered[span.start : span.end] = b"\1" * (span.end - span.start)
+            self._is_covered = np.frombuffer(covered, np.bool_).take(self._text.positions)
 
     def _evidence(self, output: Output, spans: list[Span]) -> Evidence:
         span = max(spans, key=lambda each: each.end - each.start)

@@ -135,9 +135,8 @@ class PromptEnds:
         rows, owners = self._index.find(hashes)
         if not len(owners):
             return
-        ordered = np.sort(owners)
-        bounds = runs(ordered)
-        numbers = ordered.take(bounds[:-1])
+        bounds = runs(owners)
+        numbers = owners.take(bounds[:-1])
         sizes = self._sizes.take(numbers % self._max_ends)
         # Most prompts share some fingerprints with many ends, by accident.
         are_most = bounds[1:] - bounds[:-1] >= _MOST_OF_TAIL * sizes
@@ -145,11 +144,12 @@ class PromptEnds:
             return
         content = prompt.normalised(index).content.tobytes()
         known: Hashes | None = None
-        for number in numbers[are_most][::-1].tolist():
-            tail = self._tails.get(number)
+        for group in np.flatnonzero(are_most)[::-1].tolist():
+            tail = self._tails.get(int(numbers[group]))
             if tail is None or tail.call.ended is None or tail.beginning != beginning:
                 continue
-            end = _end_of(tail, content, positions[rows[owners == number]])
+            shared = rows[bounds[group] : bounds[group + 1]]
+            end = _end_of(tail, content, positions[shared])
             sketch = tail.call.sketch
             if end is not None and sketch is not None:
                 known = distinct(hashes) if known is None else known

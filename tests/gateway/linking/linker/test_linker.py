@@ -341,3 +341,14 @@ def test_a_revised_answer_behind_an_equal_beginning_is_its_revisers() -> None:
     reviser, _ = play.run(user(f"{task}\nDraft:\n{draft}\nRewrite it."), text=revised)
     _, linked = play.start(user(f"{task}\nDraft:\n{revised}\nCriticise it."))
     assert edges(linked) == {(reviser, "output")}
+
+
+def test_equal_choices_of_one_call_make_no_rivals_of_texts_that_resemble_them() -> None:
+    play = Play()
+    first, _ = play.start(user("Tell me two stories."))
+    play.now += 1.0
+    choices = (Choice(STORY, ()), Choice(STORY, ()))
+    play.linker.tenant("t").answer(first, Answer("r", choices), play.now)
+    play.run(user("Tell me a long story."), text=f"{OTHER} {STORY} {OTHER}")
+    _, linked = play.start(user(STORY))
+    assert [(link.source, link.confidence) for link in linked.links] == [(first, 0.95)]
