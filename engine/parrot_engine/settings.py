@@ -227,40 +227,35 @@ class BuiltinSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFaceSettings:
-    """Settings of the huggingface engine.
+class HuggingFaceSettings(BuiltinSettings):
+    """Settings of the huggingface engine: those of the builtin engine, and a few more.
+
+    Several GPUs and dummy weights are the builtin engine's alone. A model that runs one context at
+    a time takes device, dtype, seed and the limits of batches and contexts.
 
     Raises:
-        SettingsError: a number below one.
+        SettingsError: a value is out of its range.
     """
 
-    device: str = "auto"
-    dtype: str = "auto"
-    #: Longest context; None: that of the model's configuration.
-    max_context_tokens: int | None = None
-    #: Contexts that advance in one step.
-    max_batch_size: int = 8
-    #: Tokens computed per step.
-    max_batch_tokens: int = 512
-    #: Contexts that keep their past key values.
-    max_cached_contexts: int = 64
     #: Contexts at most; further ones fail as `overloaded`.
     max_contexts: int = 4096
-    #: CPU threads.
-    num_threads: int = 1
+    #: All of them may wait.
+    max_waiting: int = 4096
+    #: Whether transformers' models can be captured depends on the model: on demand.
+    cuda_graphs: str = "off"
+    #: Run models over paged keys and values where they can be; else one context at a time.
+    paged_attention: bool = True
+    #: Contexts that keep their past key values, in a model that runs one context at a time.
+    max_cached_contexts: int = 64
     #: Run Python code that comes with the checkpoint.
     trust_remote_code: bool = False
-    #: Seeds generations that give no seed of their own; None: from the system.
-    seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(
-            self, "max_batch_size", "max_batch_tokens", "max_cached_contexts", "max_contexts",
-            "num_threads", "max_context_tokens",
-        )  # fmt: skip
+        BuiltinSettings.__post_init__(self)
+        _check_positive(self, "max_cached_contexts")
 
 
-def _check_positive(settings: BuiltinSettings | HuggingFaceSettings, *names: str) -> None:
+def _check_positive(settings: BuiltinSettings, *names: str) -> None:
     """Refuse numbers below one; None, where it is allowed, is none."""
     for name in names:
         value = getattr(settings, name)

@@ -1,11 +1,10 @@
-"""The huggingface engine: the builtin engine's step loop over a runner of transformers.
+"""The huggingface engine: the builtin engine's step loop over a model of transformers.
 
 For models that the builtin engine does not know. Contexts, queues, priorities, failures, sampling
-and grammars are those of the builtin engine. The past key values of one context are one block of
-its pool, as long as the longest context: a fork copies them when either side goes on, and idle
-contexts give theirs up when there are too many and compute them again when needed. Slow beside the
-builtin engine: no shared prefixes, and a forward pass is of one context. So the result never
-depends on what else is in the batch.
+and grammars are those of the builtin engine. Where the model lets its attention be replaced
+(`probe.py`), so are batches, prefix caching, forks and speculation: `packed_model.py`.
+
+Other models run one context at a time (`ContextEngine`).
 """
 
 from __future__ import annotations
@@ -13,50 +12,32 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from parrot_engine.batch import Runner
 from parrot_engine.engine.builtin_engine import BuiltinEngine, load_grammars
 from parrot_engine.engine.grammar import GrammarCompiler
-from parrot_engine.huggingface.runner import HuggingFaceRunner, load_huggingface_runner
+from parrot_engine.huggingface.context_runner import ContextRunner
+from parrot_engine.huggingface.loading import load_huggingface_runner
+from parrot_engine.kv_cache.host_copies import BlockCopies
+from parrot_engine.kv_cache.host_rates import load_copies
 from parrot_engine.protocol import EngineStats, StepResult
 from parrot_engine.settings import BuiltinSettings, HuggingFaceSettings
 
 
 class HuggingFaceEngine(BuiltinEngine):
-    """Contexts as past key values; implements `parrot_engine.protocol.Engine`."""
+    """A transformers model over paged KV; implements `parrot_engine.protocol.Engine`."""
 
     def __init__(
         self,
-        runner: HuggingFaceRunner,
-        settings: HuggingFaceSettings,
+        runner: Runner,
+        settings: BuiltinSettings,
         *,
         model: str,
         grammars: GrammarCompiler | None = None,
+        copies: BlockCopies | None = None,
     ) -> None:
-        """Take a loaded runner.
-
-        Args:
-            runner: with `settings.max_cached_contexts` blocks.
-            settings: limits.
-            model: name under which the model is served.
-            grammars: for its vocabulary; without them generations with a grammar are refused.
-        """
-        super().__init__(
-            runner,
-            BuiltinSettings(
-                block_size=runner.block_size,
-                max_batch_size=settings.max_batch_size,
-                max_batch_tokens=settings.max_batch_tokens,
-                max_waiting=settings.max_contexts,
-                max_contexts=settings.max_contexts,
-                prefix_caching=False,
-                overlap="off",
-                seed=settings.seed,
-            ),
-            model=model,
-            grammars=grammars,
-        )
-        self._past = runner
-        # Its blocks are nothing that a scheduler could count with.
-        self._info = replace(self._info, kind="huggingface", num_blocks=0, block_size=0)
+        """As `BuiltinEngine`."""
+        super().__init__(runner, settings, model=model, grammars=grammars, copies=copies)
+        self._info = replace(self._info, kind="huggingface")
 
     @classmethod
     def load(  # type: ignore[override]
@@ -71,11 +52,52 @@ class HuggingFaceEngine(BuiltinEngine):
 
         Raises:
             CheckpointError: transformers cannot load it.
-            SettingsError: device or dtype cannot be had.
+            SettingsError: device, dtype or cache size cannot be had.
         """
         runner = load_huggingface_runner(folder, settings)
         grammars = None if tokenizer_json is None else load_grammars(tokenizer_json, runner)
-        return cls(runner, settings, model=model, grammars=grammars)
+        if isinstance(runner, ContextRunner):
+            return ContextEngine(runner, settings, model=model, grammars=grammars)
+        copies, paged = load_copies(runner, settings)
+        return HuggingFaceEngine(runner, paged, model=model, grammars=grammars, copies=copies)
+
+
+class ContextEngine(HuggingFaceEngine):
+    """A transformers model, one context at a time, with transformers' own caches.
+
+    The past key values of one context are one block of the pool, as long as the longest context: a
+    fork copies them when either side goes on, and idle contexts give theirs up when there are too
+    many and compute them again when needed. No shared prefixes, and a forward pass is of one
+    context: the result never depends on what else is in the batch.
+    """
+
+    def __init__(
+        self,
+        runner: ContextRunner,
+        settings: BuiltinSettings,
+        *,
+        model: str,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Take a loaded runner; of the settings those count that are not about paged KV."""
+        super().__init__(
+            runner,
+            BuiltinSettings(
+                block_size=runner.block_size,
+                max_batch_size=settings.max_batch_size,
+                max_batch_tokens=settings.max_batch_tokens,
+                max_waiting=settings.max_waiting,
+                max_contexts=settings.max_contexts,
+                prefix_caching=False,
+                overlap="off",
+                seed=settings.seed,
+            ),
+            model=model,
+            grammars=grammars,
+        )
+        self._past = runner
+        # Its blocks are nothing that a scheduler could count with.
+        self._info = replace(self._info, num_blocks=0, block_size=0)
 
     def step(self) -> StepResult:
         """As the builtin engine's; past key values that no context holds any more are dropped."""

@@ -77,6 +77,8 @@ class EngineOptions:
     long_prompt_tokens: int | None = None
     max_context_tokens: int | None = None
     max_logprob_tokens: int | None = None
+    #: Over paged KV where the model can be (huggingface engine only).
+    paged_attention: bool | None = None
     max_cached_contexts: int | None = None
     max_waiting: int | None = None
     max_contexts: int | None = None
@@ -359,7 +361,13 @@ def _load_huggingface(
         raise SettingsError(
             "kind", f"the huggingface engine needs the transformers package ({error})"
         ) from error
-    settings = HuggingFaceSettings(**_chosen(options, fields(HuggingFaceSettings)))
+    from parrot_engine.models.loader import resolve_device
+
+    device = resolve_device(options.device)
+    chosen = _chosen(options, fields(HuggingFaceSettings))
+    # The builtin engine's alone.
+    chosen.pop("tensor_parallel", None)
+    settings = HuggingFaceSettings.for_device(device.type, **chosen)
     return HuggingFaceEngine.load(folder, settings, model=name, tokenizer_json=tokenizer_json)
 
 

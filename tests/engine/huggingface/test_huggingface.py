@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
+from checkpoints import CONFIGS, load_reference, make_checkpoint
 from harness.engine_checks import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
+from parrot_engine.huggingface.engine import ContextEngine
 from parrot_engine.loading.factory import EngineOptions, load_engine
 from parrot_engine.protocol import (
     Failed,
@@ -27,8 +28,9 @@ from parrot_engine.text import Tokenizer
 
 SETTINGS = HuggingFaceSettings(device="cpu", dtype="float32", max_batch_tokens=64)
 
-#: Families with full attention, with windows, and one that the builtin engine does not know.
-FAMILIES = ("llama", "mistral-window", "qwen2-windows", "gpt2")
+#: Families with full attention, with windows, and two that the builtin engine does not know: one
+#: that runs over paged KV, and one whose attention cannot be replaced.
+FAMILIES = ("llama", "qwen2-windows", "gpt2", "falcon")
 
 
 def gpt2_config() -> Any:
@@ -40,9 +42,18 @@ def gpt2_config() -> Any:
     )  # fmt: skip
 
 
+def falcon_config() -> Any:
+    from transformers import FalconConfig
+
+    return FalconConfig(
+        vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512, bos_token_id=None, eos_token_id=256, pad_token_id=None,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    configs = {**CONFIGS, "gpt2": gpt2_config()}
+    configs = {**CONFIGS, "gpt2": gpt2_config(), "falcon": falcon_config()}
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: make_checkpoint(root / name, configs[name]) for name in FAMILIES}
 
@@ -57,7 +68,7 @@ def load(folder: Path, settings: HuggingFaceSettings = SETTINGS) -> HuggingFaceE
 
 
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["gpt2", "falcon"])
 def test_follows_the_protocol(check: Any, family: str, folders: dict[str, Path]) -> None:
     engine = load(folders[family])
     check(engine)
@@ -106,75 +117,6 @@ def test_prompt_logprobs_equal_one_forward_pass(folder: Path) -> None:
     assert all(len(item.top) == 2 for item in found if item is not None)
 
 
-def count_computed(engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of tokens of each forward pass."""
-    model, counts = engine._past.model, list[int]()
-    forward = model.forward
-
-    def counted(input_ids: Any, **options: Any) -> Any:
-        counts.append(input_ids.numel())
-        return forward(input_ids=input_ids, **options)
-
-    monkeypatch.setattr(model, "forward", counted)
-    return counts
-
-
-def test_few_caches_change_no_token(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    primitives: list[Any] = [Fill(0, list(range(50)))]
-    for number in range(1, 7):
-        primitives += [Fill(number, [number], parent_context_id=0), Generate(number, greedy(6))]
-    engine = load(folders["llama"])
-    once = count_computed(engine, monkeypatch)
-    plenty = run_until_idle(engine, *primitives)
-    engine = load(folders["llama"], replace(SETTINGS, max_cached_contexts=1, max_batch_size=2))
-    again = count_computed(engine, monkeypatch)
-    few = run_until_idle(engine, *primitives)
-    assert sum(once) == 50 + 6 * 6
-    # Of the forks one takes over what was computed, and five compute it again.
-    assert sum(again) == sum(once) + 5 * 50
-    for number in range(1, 7):
-        assert tokens_of(few, number) == tokens_of(plenty, number)
-
-
-def test_few_caches_change_no_prompt_logprob(folders: dict[str, Path]) -> None:
-    """A Fill whose past key values are dropped between its chunks scores no token twice."""
-    primitives = [
-        Fill(number, list(range(number, 150)), prompt_logprobs=0, priority=1)
-        for number in range(1, 5)
-    ]
-    plenty = run_until_idle(load(folders["llama"]), *primitives)
-    engine = load(folders["llama"], replace(SETTINGS, max_cached_contexts=1))
-    engine.submit(primitives)
-    few = engine.step().events
-    # More urgent than the fill whose first chunk has been computed.
-    few += run_until_idle(engine, Fill(9, [5]))
-    assert engine.stats().preemptions > 0
-    scores = [
-        {e.context_id: e.prompt_logprobs for e in events if isinstance(e, Filled)}
-        for events in (plenty, few)
-    ]
-    for number in range(1, 5):
-        expected, found = scores[0][number], scores[1][number]
-        assert expected is not None
-        assert found is not None
-        assert [item and item.token_id for item in found] == [None, *range(number + 1, 150)]
-        for one, other in zip(found[1:], expected[1:], strict=True):
-            assert one is not None
-            assert other is not None
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-
-
-def test_caches_go_with_their_contexts(folders: dict[str, Path]) -> None:
-    engine = load(folders["llama"])
-    run_until_idle(engine, Fill(1, [1, 2]), Fill(2, [3], parent_context_id=1))
-    assert engine.stats().contexts == 2
-    run_until_idle(engine, FreeContext(1), FreeContext(2))
-    assert engine.stats().contexts == 0
-    assert engine._past.num_cached == 0
-
-
 def test_a_freed_parent_still_forks(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
     whole = run_until_idle(engine, Fill(9, [1, 2, 3, 4]), Generate(9, greedy(3)))
@@ -198,13 +140,6 @@ def test_forks_of_a_failed_context_fail(folders: dict[str, Path]) -> None:
     assert codes == {1: "context_too_long", 2: "context_too_long"}
 
 
-def test_a_fork_that_is_freed_before_it_happens_keeps_nothing(folders: dict[str, Path]) -> None:
-    engine = load(folders["llama"])
-    run_until_idle(engine, Fill(1, [1, 2]), Fill(2, [3], parent_context_id=1), FreeContext(2))
-    assert engine._past.num_cached == 1
-    assert engine.stats().contexts == 1
-
-
 def test_a_failed_fork_that_was_freed_is_not_failed_again(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
     events = run_until_idle(
@@ -222,8 +157,6 @@ def test_limits_are_those_of_model_and_settings(folders: dict[str, Path]) -> Non
     for given, expected in ((64, 64), (10**6, longest)):
         engine = load(folders["llama"], replace(SETTINGS, max_context_tokens=given))
         assert engine.info.max_context_tokens == expected
-        # It does not page its KV.
-        assert (engine.info.num_blocks, engine.stats().free_blocks) == (0, 0)
 
 
 def test_as_many_contexts_may_wait_as_exist(folders: dict[str, Path]) -> None:
@@ -239,10 +172,16 @@ def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
     assert [(e.context_id, e.code) for e in events if isinstance(e, Failed)] == [(3, "overloaded")]
 
 
-def test_broken_numbers_fail_their_context(folders: dict[str, Path]) -> None:
-    engine = load(folders["llama"])
+@pytest.mark.parametrize("paged", [True, False])
+def test_broken_numbers_fail_their_context(
+    paged: bool, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    model = load_reference(folders["llama"], torch.float32)
     with torch.no_grad():
-        engine._past.model.get_input_embeddings().weight[9] = float("nan")
+        model.get_input_embeddings().weight[9] = float("nan")
+    model.save_pretrained(tmp_path)
+    engine = load(tmp_path, replace(SETTINGS, paged_attention=paged))
+    assert isinstance(engine, ContextEngine) is not paged
     events = run_until_idle(
         engine,
         Fill(1, [9]), Generate(1, greedy(3)),
@@ -252,29 +191,6 @@ def test_broken_numbers_fail_their_context(folders: dict[str, Path]) -> None:
     failed = {e.context_id: e.code for e in events if isinstance(e, Failed)}
     assert failed == {1: "numerical_error", 3: "numerical_error"}
     assert len(tokens_of(events, 2)) == 3
-
-
-def test_a_failing_forward_pass_fails_its_context_only(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = load(folders["llama"])
-    model = engine._past.model
-
-    forward = model.forward
-
-    def out_of_memory(input_ids: Any, **options: Any) -> Any:
-        if 9 in input_ids:
-            raise RuntimeError("out of memory")
-        return forward(input_ids=input_ids, **options)
-
-    monkeypatch.setattr(model, "forward", out_of_memory)
-    events = run_until_idle(
-        engine, Fill(1, [9]), Fill(2, [8]), Generate(2, greedy(2, logit_bias={9: -100.0}))
-    )
-    failed = [e for e in events if isinstance(e, Failed)]
-    assert [(e.context_id, e.code) for e in failed] == [(1, "engine_error")]
-    assert "memory" not in failed[0].message
-    assert len(tokens_of(events, 2)) == 2
 
 
 def test_outputs_follow_a_grammar() -> None:

@@ -10,54 +10,17 @@ import copy
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from parrot_engine.batch import BatchRow, RowOutcome, Runner, StepBatch
-from parrot_engine.exceptions import CheckpointError
-from parrot_engine.models.checkpoint import read_optional_json
-from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
-from parrot_engine.models.loader import resolve_device, resolve_dtype
+from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.runner.model_runner import InFlightStep
 from parrot_engine.runner.sampler import StepLogits
-from parrot_engine.settings import HuggingFaceSettings
 
 _log = logging.getLogger(__name__)
-
-#: Taken when neither settings nor configuration name a length.
-_FALLBACK_CONTEXT_TOKENS = 2048
-
-
-def load_huggingface_runner(folder: Path, settings: HuggingFaceSettings) -> HuggingFaceRunner:
-    """A runner for the checkpoint in `folder`; reads safetensors only.
-
-    Raises:
-        CheckpointError: transformers cannot load it.
-        SettingsError: device or dtype cannot be had.
-    """
-    device = resolve_device(settings.device)
-    if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads)
-    config = read_optional_json(folder / "config.json") or {}
-    defaults = read_generation_defaults(
-        config, read_optional_json(folder / "generation_config.json")
-    )
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=resolve_dtype(settings.dtype, stored, device),
-            trust_remote_code=settings.trust_remote_code,
-            use_safetensors=True,
-            local_files_only=True,
-        )
-    except Exception as error:
-        # transformers raises nearly everything here: OSError, ValueError, KeyError, …
-        raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
-    return HuggingFaceRunner(model.to(device).eval(), defaults, settings)
 
 
 @dataclass(slots=True)
@@ -68,31 +31,28 @@ class _Past:
     logits: Tensor | None = None
 
 
-class HuggingFaceRunner(Runner):
-    """Executes steps with a transformers model."""
+class ContextRunner(Runner):
+    """Executes steps with a transformers model, row by row."""
 
     def __init__(
-        self, model: PreTrainedModel, defaults: GenerationDefaults, settings: HuggingFaceSettings
+        self, model: PreTrainedModel, defaults: GenerationDefaults, *, longest: int, num_blocks: int
     ) -> None:
         """Take a loaded model.
 
         Args:
             model: in evaluation mode, on its device.
             defaults: the checkpoint's rules for ending and sampling.
-            settings: limits.
+            longest: the longest context in tokens.
+            num_blocks: contexts that keep their past key values.
         """
-        config = model.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None) or _FALLBACK_CONTEXT_TOKENS
-        if settings.max_context_tokens is not None:
-            longest = min(longest, settings.max_context_tokens)
         self.model = model
-        self.vocab_size = int(config.vocab_size)
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.eos_token_ids = defaults.eos_token_ids
         self.max_position = self.block_size = longest
         self.architecture = type(model).__name__
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(model.device)
-        self.num_blocks = settings.max_cached_contexts
+        self.num_blocks = num_blocks
         self.default_sampling = defaults.sampling
         self._past: dict[int, _Past] = {}
 
@@ -102,7 +62,7 @@ class HuggingFaceRunner(Runner):
         return len(self._past)
 
     @torch.inference_mode()
-    def launch(self, batch: StepBatch) -> HuggingFaceStep:
+    def launch(self, batch: StepBatch) -> ContextStep:
         """Compute a step; a row that fails leaves the others as they are."""
         for source, target in batch.copies:
             self._past[target] = copy.deepcopy(self._past[source])
@@ -119,7 +79,7 @@ class HuggingFaceRunner(Runner):
                 failed.add(index)
                 computed = torch.zeros(num_logits, self.vocab_size, device=self.model.device)
             logits.append(computed[len(computed) - num_logits :])
-        return HuggingFaceStep(batch, torch.cat(logits), failed)
+        return ContextStep(batch, torch.cat(logits), failed)
 
     def _compute(self, row: BatchRow, block: int) -> Tensor:
         """The logits of a row's tokens, float32; of the last one alone where no others matter."""
@@ -153,7 +113,7 @@ class HuggingFaceRunner(Runner):
         self._past.clear()
 
 
-class HuggingFaceStep(InFlightStep):
+class ContextStep(InFlightStep):
     """A computed step, of which single rows may have failed."""
 
     def __init__(self, batch: StepBatch, logits: Tensor, failed: Collection[int]) -> None:
