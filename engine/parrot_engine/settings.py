@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from parrot_engine.exceptions import SettingsError
 
@@ -216,7 +216,7 @@ class BuiltinSettings:
         return self.max_background_tokens or max(1, self.max_batch_tokens // 4)
 
     @classmethod
-    def for_device(cls, device_type: str, **given: Any) -> BuiltinSettings:
+    def for_device(cls, device_type: str, **given: Any) -> Self:
         """Settings with the defaults of a kind of device, `cpu` or `cuda`.
 
         Raises:

@@ -49,7 +49,7 @@ def _keep_rule(
     """A function of masks as transformers calls it; the mask is nothing but its rule."""
     del options
     mask = torch.zeros(batch_size, 1, q_length, kv_length)
-    mask.parrot_rule = mask_function  # type: ignore[attr-defined]
+    mask.parrot_rule = mask_function
     return mask
 
 
