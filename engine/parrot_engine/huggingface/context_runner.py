@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Past:
     cache: DynamicCache
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     #: The model's prediction behind the last of them, float32 `[1, vocab_size]`.
     logits: Tensor | None = None
 
@@ -35,7 +35,13 @@ class ContextRunner(Runner):
     """Executes steps with a transformers model, row by row."""
 
     def __init__(
-        self, model: PreTrainedModel, defaults: GenerationDefaults, *, longest: int, num_blocks: int
+        self,
+        model: PreTrainedModel,
+        defaults: GenerationDefaults,
+        *,
+        longest: int,
+        num_blocks: int,
+        takes_chunks: bool = True,
     ) -> None:
         """Take a loaded model.
 
@@ -44,6 +50,8 @@ class ContextRunner(Runner):
             defaults: the checkpoint's rules for ending and sampling.
             longest: the longest context in tokens.
             num_blocks: contexts that keep their past key values.
+            takes_chunks: whether the model goes on from past key values with several tokens;
+                otherwise all tokens are computed again where that is needed.
         """
         self.model = model
         self.vocab_size = int(model.config.get_text_config().vocab_size)
@@ -54,6 +62,7 @@ class ContextRunner(Runner):
         self.device = str(model.device)
         self.num_blocks = num_blocks
         self.default_sampling = defaults.sampling
+        self._takes_chunks = takes_chunks
         self._past: dict[int, _Past] = {}
 
     @property
@@ -72,7 +81,7 @@ class ContextRunner(Runner):
             block = int(row.block_table[0])
             num_logits = {"none": 0, "last": 1, "all": len(row.token_ids)}[row.logits]
             try:
-                computed = self._compute(row, block)
+                computed = self.compute(row)
             except Exception:
                 _log.exception("a forward pass of %d tokens failed", len(row.token_ids))
                 self._past.pop(block, None)
@@ -81,28 +90,38 @@ class ContextRunner(Runner):
             logits.append(computed[len(computed) - num_logits :])
         return ContextStep(batch, torch.cat(logits), failed)
 
-    def _compute(self, row: BatchRow, block: int) -> Tensor:
+    @torch.inference_mode()
+    def compute(self, row: BatchRow) -> Tensor:
         """The logits of a row's tokens, float32; of the last one alone where no others matter."""
+        block = int(row.block_table[0])
         if row.start == 0:
-            self._past[block] = _Past(DynamicCache(config=self.model.config))
+            self._past[block] = self._empty_past()
         past = self._past[block]
         # A row may begin with the last token computed, whose logits are needed once more.
-        num_known = past.num_tokens - row.start
+        num_known = len(past.token_ids) - row.start
         token_ids = row.token_ids[num_known:]
         known = [past.logits] if num_known and past.logits is not None else []
         if not token_ids:
             return torch.cat(known)
+        num_new = len(token_ids)
+        if num_new > 1 and past.token_ids and not self._takes_chunks:
+            token_ids = [*past.token_ids, *token_ids]
+            past = self._past[block] = self._empty_past()
+        num_needed = num_new if row.logits == "all" else 1
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.model.device),
             past_key_values=past.cache,
             use_cache=True,
-            logits_to_keep=0 if row.logits == "all" else 1,
+            logits_to_keep=num_needed,
         )
-        logits: Tensor = output.logits[0].float()
+        logits: Tensor = output.logits[0, -num_needed:].float()
         past.cache = output.past_key_values
-        past.num_tokens += len(token_ids)
+        past.token_ids += token_ids
         past.logits = logits[-1:].clone()
         return torch.cat([*known, logits])
+
+    def _empty_past(self) -> _Past:
+        return _Past(DynamicCache(config=self.model.config))
 
     def retain(self, references: Callable[[int], int]) -> None:
         """Drop the past key values of blocks that nothing refers to."""

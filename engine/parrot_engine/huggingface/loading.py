@@ -13,7 +13,7 @@ from parrot_engine.exceptions import CheckpointError
 from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError
-from parrot_engine.huggingface.self_check import pack_checked
+from parrot_engine.huggingface.self_check import check_alone, pack_checked
 from parrot_engine.models.checkpoint import read_optional_json
 from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.loader import resolve_dtype
@@ -41,7 +41,7 @@ def load_huggingface_runner(
     device when it is a GPU.
 
     Raises:
-        CheckpointError: transformers cannot load it.
+        CheckpointError: transformers cannot load it, or not run it in steps.
         SettingsError: device, dtype or cache size cannot be had.
     """
     device, kernels = prepare_device(settings)
@@ -72,7 +72,17 @@ def load_huggingface_runner(
             return runner_of(packed, defaults, settings, device, model.dtype, kernels)
     if settings.max_context_tokens is not None:
         longest = min(longest, settings.max_context_tokens)
-    return ContextRunner(model, defaults, longest=longest, num_blocks=settings.max_cached_contexts)
+
+    def context_runner(takes_chunks: bool) -> ContextRunner:
+        return ContextRunner(
+            model,
+            defaults,
+            longest=longest,
+            num_blocks=settings.max_cached_contexts,
+            takes_chunks=takes_chunks,
+        )
+
+    return check_alone(model, longest, context_runner)
 
 
 def _load(folder: Path, settings: HuggingFaceSettings, device: torch.device) -> _Loaded:

@@ -1,8 +1,9 @@
-"""A few tokens through the paged path and through transformers' own: the same logits, or no paging.
+"""A few tokens in steps, and in one pass of transformers: a way whose logits differ is not taken.
 
-Two contexts of random tokens are computed in each way that steps differ: a chunk of a prompt, one
-behind it, single tokens, both contexts side by side, in blocks out of order. Whatever a model does
-across tokens other than by attention shows here.
+Over paged KV two contexts of random tokens are computed in each way that steps differ: a chunk of a
+prompt, one behind it, single tokens, both contexts side by side, in blocks out of order. Whatever a
+model does across tokens other than by attention shows here. One context at a time: chunks and a
+single token.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from parrot_engine.batch import BatchRow, StepBatch
+from parrot_engine.exceptions import CheckpointError
+from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PAGED, PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError, probe
 from parrot_engine.runner.model_runner import ModelRunner
 
 #: Tokens of the shorter context, and tokens behind the first block of the longer one.
 _SHORT, _BEHIND = 7, 9
+#: Tokens of a context alone.
+_ALONE = 29
 #: Ids of the tokens are smaller: those with a meaning of their own are the last of a vocabulary.
 _MAX_TOKEN_ID = 1000
 #: The largest distance of a token's logits from the expected ones, relative to the norm of these.
@@ -57,11 +62,8 @@ def pack_checked(
     # Downwards, the longer context's behind the other's.
     blocks = list(reversed(range(sum(counts))))
     at, of = blocks[: counts[0]], blocks[counts[0] :]
-    generator = torch.Generator().manual_seed(0)
-    limit = min(packed.config.vocab_size, _MAX_TOKEN_ID)
-    long, short = (
-        torch.randint(1, limit, (count,), generator=generator).tolist() for count in (size, _SHORT)
-    )
+    drawn = _draw(size + _SHORT, packed.config.vocab_size)
+    long, short = drawn[:size], drawn[size:]
     expected = [_expected(model, tokens) for tokens in (long, short)]
     cut = size // 2
     steps = [
@@ -76,13 +78,64 @@ def pack_checked(
             for rows in steps
         )
         found = [torch.cat((a, c, e)), torch.cat((b, d, f))]
-        _compare(torch.cat(found), torch.cat(expected), is_exact=_is_exact(runner))
+        difference = _difference(torch.cat(found), torch.cat(expected))
+        rounds = runner.kv_cache.dtype is not torch.float32
+        if not difference <= (_ROUNDED_TOLERANCE if rounds else _TOLERANCE):
+            raise UnpagedModelError(
+                f"its logits over paged KV differ from its own by {difference:.2g}"
+            )
     except Exception as error:
         model.set_attn_implementation(own_attention)
         if isinstance(error, UnpagedModelError):
             raise
         raise UnpagedModelError(f"a first step fails: {error!r}") from error
     return packed
+
+
+def check_alone(
+    model: PreTrainedModel, longest: int, make_runner: Callable[[bool], ContextRunner]
+) -> ContextRunner:
+    """The runner of `model` that computes what it does in one pass.
+
+    Args:
+        model: in evaluation mode, on its device.
+        longest: the longest context in tokens.
+        make_runner: makes a runner, which takes chunks or does not.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    name = type(model).__name__
+    tokens = _draw(min(_ALONE, longest), model.config.get_text_config().vocab_size)
+    first, second = len(tokens) * 2 // 3, len(tokens) - 1
+    cuts = [(0, first), (first, second), (second, len(tokens))]
+    differences = []
+    try:
+        with torch.inference_mode():
+            expected = _expected(model, tokens)
+        for takes_chunks in (True, False):
+            runner = make_runner(takes_chunks)
+            rows = [_row(tokens, start, end, [0]) for start, end in cuts if end > start]
+            difference = _difference(torch.cat([runner.compute(row) for row in rows]), expected)
+            runner.retain(lambda _: 0)
+            if difference <= (_TOLERANCE if model.dtype is torch.float32 else _ROUNDED_TOLERANCE):
+                return runner
+            differences.append(difference)
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} does not run with transformers' caches: {error!r}"
+        ) from error
+    raise CheckpointError(
+        f"{name} computes something else in steps than at once: its logits differ by "
+        f"{min(differences):.2g}"
+    )
+
+
+def _draw(count: int, vocab_size: int) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    limit = min(vocab_size, _MAX_TOKEN_ID)
+    token_ids: list[int] = torch.randint(1, limit, (count,), generator=generator).tolist()
+    return token_ids
 
 
 def _row(tokens: list[int], start: int, end: int, blocks: list[int]) -> BatchRow:
@@ -95,14 +148,6 @@ def _expected(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return logits.float()
 
 
-def _is_exact(runner: ModelRunner) -> bool:
-    return runner.dtype == "float32" and runner.kv_cache.dtype is torch.float32
-
-
-def _compare(found: Tensor, expected: Tensor, *, is_exact: bool) -> None:
-    difference = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
-    # NOTE: a NaN fails as well.
-    if not difference <= (_TOLERANCE if is_exact else _ROUNDED_TOLERANCE):
-        raise UnpagedModelError(
-            f"its logits over paged keys and values differ from its own by {difference:.2g}"
-        )
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The largest distance of a row, relative to its norm; NaN where one holds a NaN."""
+    return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())

@@ -1,6 +1,7 @@
-"""What the builtin engine loads, from its tables: `python -m parrot_engine.models.supported`.
+"""What the engines load: `python -m parrot_engine.models.supported`.
 
-Prints Markdown; `docs/models.md` holds it. Descriptions are the first lines of the modules.
+Prints Markdown; `docs/models.md` holds it. What the builtin engine loads is read off its tables;
+descriptions are the first lines of the modules.
 """
 
 from __future__ import annotations
@@ -14,15 +15,29 @@ from typing import Any
 from parrot_engine.models.families.registry import ENCODERS, FAMILIES
 from parrot_engine.quantization.registry import METHODS
 
+#: By how they run there, models that the huggingface engine loads; it finds out while loading.
+_OF_TRANSFORMERS = {
+    "batched": "decoders whose attention transformers lets others do, over all keys or a window: "
+    "GPT-2, GPT-BigCode (StarCoder), GPT-NeoX (Pythia), StarCoder2, OPT, Phi-1 and 2, Gemma, "
+    "Cohere (Command R), Nemotron, EXAONE 4, Seed-OSS, ERNIE 4.5, OLMo 3, Granite MoE, Qwen2-MoE, "
+    "DeepSeek-V2 and V3, …",
+    "one context at a time": "other attention (Falcon, StableLM, BLOOM, MPT, GPT-J, GPT-Neo); "
+    "chunked or sparse attention (Llama 4, DeepSeek-V3.2); some layers without attention (LFM2, "
+    "Jamba, Qwen3-Next); angles that depend on the length (dynamic scaling, LongRoPE); …",
+    "refused": "models without the usual caches of transformers (Mamba, RWKV, RecurrentGemma), and "
+    "those that transformers does not load",
+}
+
 
 def describe() -> dict[str, dict[str, str]]:
-    """By name, what the families of models, the encoders and the formats of weights are."""
+    """By name, what families, encoders, formats of weights and models of transformers are."""
     return {
         "architectures": {
             name: _summary(family.read_config) for name, family in sorted(FAMILIES.items())
         },
         "encoders": {name: _summary(read) for name, read in sorted(ENCODERS.items())},
         "quantization": {name: _summary(read) for name, read in sorted(METHODS.items())},
+        "huggingface": dict(_OF_TRANSFORMERS),
     }
 
 
@@ -37,12 +52,14 @@ def as_markdown() -> str:
         "architectures": ("Families", "`architectures` of `config.json`", "models"),
         "encoders": ("Encoders", "`architectures` of `config.json`", "models"),
         "quantization": ("Formats", "`quant_method`", "weights"),
+        "huggingface": ("On the huggingface engine", "runs", "models"),
     }
     parts = []
     for key, rows in describe().items():
         title, name, what = titles[key]
         lines = [f"## {title}", "", f"| {name} | {what} |", "|---|---|"]
-        lines += [f"| `{row}` | {text} |" for row, text in rows.items()]
+        mark = "" if key == "huggingface" else "`"
+        lines += [f"| {mark}{row}{mark} | {text} |" for row, text in rows.items()]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -51,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="parrot-gateway models supported",
-        description="Families of models and formats of weights that the builtin engine loads.",
+        description="Families of models and formats of weights that the engines load.",
     )
     parser.add_argument("--json", action="store_true", help="as a JSON object")
     options = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ import torch
 import transformers
 from checkpoints import CONFIGS, load_reference, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
+from parrot_engine.exceptions import CheckpointError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
 from parrot_engine.huggingface.engine import ContextEngine
 from parrot_engine.loading.factory import EngineOptions, load_engine
@@ -75,6 +76,14 @@ UNPAGED: dict[str, tuple[Any, str]] = {
     "lfm2": (
         transformers.Lfm2Config(**_GROUPED, layer_types=["conv", "full_attention"]),
         "of 2 layers 1 attend",
+    ),
+    # It goes on from its states with single tokens alone.
+    "jamba": (
+        transformers.JambaConfig(
+            **_GROUPED, num_experts=2, mamba_d_state=8, use_mamba_kernels=False,
+            attn_layer_period=2, attn_layer_offset=1,
+        ),
+        "cannot be replaced",
     ),
     "dynamic": (CONFIGS["llama-dynamic"], "dynamic"),
     # Its chunks of attention are shorter than its contexts.
@@ -165,14 +174,23 @@ def test_other_models_run_one_context_at_a_time(
     lines = [line for line in caplog.messages if "one context at a time" in line]
     assert len(lines) == 1
     assert reason in lines[0]
-    prompts = {1: PROMPTS[3], 2: BASE}
-    primitives: list[Any] = []
-    for number, prompt in prompts.items():
-        primitives += [Fill(number, prompt), Generate(number, greedy(5))]
-    events = run_until_idle(engine, *primitives)
-    for number, prompt in prompts.items():
+    events = run_until_idle(
+        engine,
+        Fill(1, PROMPTS[3]), Generate(1, greedy(5)),
+        Fill(2, BASE[:20]),
+        Fill(3, BASE[20:], parent_context_id=2), Generate(3, greedy(5)),
+    )  # fmt: skip
+    for number, prompt in ((1, PROMPTS[3]), (3, BASE)):
         model.check_greedy(prompt, tokens_of(events, number))
     engine.close()
+
+
+def test_a_model_without_such_caches_is_refused(tmp_path: Path) -> None:
+    config = transformers.RwkvConfig(
+        hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, context_length=64, **_TOKENS
+    )
+    with pytest.raises(CheckpointError, match="RwkvForCausalLM does not run with the caches"):
+        HuggingFaceEngine.load(make_checkpoint(tmp_path, config), SETTINGS, model="m")
 
 
 @pytest.fixture(scope="module")
