@@ -30,7 +30,7 @@ from torch import Tensor
 
 from engine_studies.harness import emit
 from engine_studies.kernels import decode_load, prefill_load
-from engine_studies.steps import dummy_runner, time_device
+from engine_studies.steps import decoder_of, dummy_runner, time_device
 
 #: Experts of a token, experts, row and inner row.
 SHAPES = {
@@ -243,7 +243,7 @@ def sweep(layer: Layer, name: str, names: list[str]) -> None:
 def measure_steps(limits: Limits, batches: list[int]) -> None:
     """A line of JSON for each step, with the experts that its mixtures met."""
     runner = dummy_runner(_BLOCK_SIZE, 4096, shape="qwen3-30b-a3b")
-    config = runner._model.config
+    config = decoder_of(runner).config
     assert config.experts is not None
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, _BLOCK_SIZE)
     bounds = Bounds(config, torch.bfloat16, limits)

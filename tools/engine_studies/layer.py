@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine_studies.harness import emit
 from engine_studies.kernels import Load, decode_load
-from engine_studies.steps import SHAPES, dummy_runner
+from engine_studies.steps import SHAPES, decoder_of, dummy_runner
 
 _BLOCK_SIZE = 64
 _LAYERS = {"llama-8b": 8, "qwen-0.5b": 24}
@@ -40,14 +40,14 @@ class Layers:
         self._plan = runner._attention.plan(load.rows)
         self._hidden = torch.randn(count, config.hidden_size, device="cuda", dtype=torch.bfloat16)
         positions = torch.tensor([row.start for row in load.rows], device="cuda")
-        [rotary] = runner._model._rotaries
+        [rotary] = decoder_of(runner)._rotaries
         self._angles = rotary.angles(positions, torch.bfloat16)
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self._qkv = torch.randn(count, width, device="cuda", dtype=torch.bfloat16)
 
     def layers(self) -> Tensor:
         """Hidden states behind the last layer."""
-        model = self._runner._model
+        model = decoder_of(self._runner)
         step = LayerInputs((self._angles,), self._attention, self._plan)
         residual = Residual(self._hidden)
         for layer, layer_kv in zip(
@@ -58,7 +58,7 @@ class Layers:
 
     def attention(self) -> Tensor:
         """What the heads of the last layer attend to; all layers are computed."""
-        model = self._runner._model
+        model = decoder_of(self._runner)
         out = self._qkv
         for layer, layer_kv in zip(
             model.model.layers, self._runner.kv_cache.unbind(0), strict=True

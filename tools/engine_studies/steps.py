@@ -33,6 +33,7 @@ from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.checkpoint import read_json
 from parrot_engine.models.config import GenerationDefaults
+from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families.registry import family_of
 from parrot_engine.models.parts import TensorSpec
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
@@ -96,6 +97,12 @@ class Bench(NamedTuple):
     settings: BuiltinSettings
     graphs: StepGraphs
     limits: Limits
+
+
+def decoder_of(runner: ModelRunner) -> Decoder:
+    """The model of a runner of the builtin engine."""
+    assert isinstance(runner._model, Decoder)
+    return runner._model
 
 
 def dummy_runner(
@@ -233,7 +240,7 @@ def _run(engine: BuiltinEngine, over: Any, seen: set[int] | None = None) -> None
 
 
 def _bound_ms(bench: Bench, load: Load) -> float:
-    model, limits = bench.runner._model, bench.limits
+    model, limits = decoder_of(bench.runner), bench.limits
     config = model.config
     weights = sum(parameter.nbytes for parameter in model.parameters())
     if model.lm_head is not None:
