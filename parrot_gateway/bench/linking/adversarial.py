@@ -493,6 +493,83 @@ def group_chats(script: Script, number: int) -> None:
                 member.hear(user(said), call)
 
 
+def chosen_speakers(script: Script, number: int) -> None:
+    """A group chat whose next speaker a model chooses: it reads the transcript between two copies
+    of one instruction, and answers with a name that stands in them."""
+    text = Text(f"speakers {number}")
+    names = ["PlanningAgent", "WebSearchAgent", "DataAnalystAgent"]
+    task = text.prose(150)
+    members = {
+        name: Chain(script, [system(f"You are {name}, one of a team."), user(task)])
+        for name in names
+    }
+    choose = f"Then name the next one of {names} to speak. Only return the name."
+    transcript, heard, chooser = [f"user: {task}"], list[str](), ""
+    for turn in range(6):
+        name = names[turn % 3]
+        lines = "\n\n".join(transcript)
+        prompt = f"Read the following conversation. {choose}\n\n{lines}\n\nRead the above. {choose}"
+        edges: dict[str, Kinds] = {chooser: ("continues",)} if chooser else {}
+        edges |= dict.fromkeys(heard[-1:], ("output",))
+        chooser = script.chat([user(prompt)], name, edges=edges, neutral=heard)
+        said = text.answer(text.draw.choice((80, 400)))
+        call = members[name].call(said, after=[chooser])
+        for other in names:
+            if other != name:
+                members[other].hear(user(said), call)
+        transcript.append(f"{name}: {said}")
+        heard.append(call)
+
+
+def parts(script: Script, number: int) -> None:
+    """One part of an answer is what the next call is about: a string of JSON, an item of a list,
+    what stands between tags; or some sentences, beside a document that both have and both quote."""
+    text = Text(f"parts {number}")
+    part, others = text.prose(80), [text.prose(80) for _ in range(4)]
+    if number % 4 == 3:
+        document = Text(f"parts document {number % 9}").prose(2500)
+        quote = document[200:450]
+        answer = f'{others[0]} {others[1]} It says "{quote}". {others[2]} {others[3]}'
+        prompt = f"Use the context.\n{document}\n\nQuestion: {text.sentence()}"
+        source = script.ask(prompt, answer)
+        claim = f'"{quote}". {others[2]} {others[3]}'
+        script.ask(f"Source:\n{document}\n\nClaim: {claim}\n\nYes or no?", "yes", reads=[source])
+        return
+    listed = [*others[:2], part, *others[2:]]
+    answer = (
+        json.dumps({"steps": listed, "tone": "formal"}, indent=2),
+        "\n".join(f"{place}. {each}" for place, each in enumerate(listed, 1)),
+        "\n".join(f"<note>{each}</note>" for each in listed),
+    )[number % 4]
+    source = script.ask(f"Plan an article about {text.name()}.", answer)
+    script.ask(f"Do this in a formal tone, in a few words.\n{part}", text.answer(), reads=[source])
+
+
+def supervisors(script: Script, number: int) -> None:
+    """A supervisor hands over by a tool call; the agent gets the history under instructions of its
+    own, and its answer comes back before messages that no model has written."""
+    text = Text(f"supervisor {number}")
+    chain = Chain(script, [system("You are the supervisor of a team."), user(text.prose(100))])
+    for name in ("researcher", "coder", "researcher"):
+        handover, back = text.identifier(), text.identifier()
+        call = chain.call(tool_call(handover, f"transfer_to_{name}", "{}"))
+        chain.hear(tool_result(handover, f"Successfully transferred to {name}"))
+        agent = Chain(script, [system(f"You are a {name}."), *chain.messages[1:]], call)
+        agent.kinds = ("continues", "tool")
+        earlier = [each for each in script.calls if each != call]
+        for _ in range(text.draw.randint(0, 2)):
+            found = text.identifier()
+            agent.call(tool_call(found, "search", "{}"), neutral=earlier, pause_s=TOOL_S)
+            agent.hear(tool_result(found, text.prose(300)))
+        answer = text.answer()
+        end = agent.call(answer, neutral=earlier)
+        chain.hear(assistant(answer), end)
+        chain.hear(tool_call(back, "transfer_back", "{}", "Transferring back to supervisor"))
+        chain.hear(tool_result(back, "Successfully transferred back"))
+        chain.kinds = ("continues", "tool")
+    chain.call(text.answer())
+
+
 ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -522,6 +599,9 @@ ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
         echoed_otherwise,
         scratchpads,
         group_chats,
+        chosen_speakers,
+        parts,
+        supervisors,
     )
 }
 #: Those in which nothing tells which of several sources is the true one.

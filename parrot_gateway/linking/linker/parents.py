@@ -66,6 +66,18 @@ def find_parent(
         previous: id of a response that the request names.
         peer: address of the client.
     """
+    parent = _find_parent(store, ends, prompt, previous, peer, now)
+    if parent is None or parent.by_tool:
+        return parent
+    new = prompt.messages[parent.depth :]
+    ids = {each.tool_call_id for each in new if each.tool_call_id}
+    is_echoed = any(parent.call in store.find(store.tool_ids, id_) for id_ in ids)
+    return parent._replace(by_tool=is_echoed)
+
+
+def _find_parent(
+    store: CallStore, ends: PromptEnds, prompt: Prompt, previous: str, peer: str, now: float
+) -> Parent | None:
     messages, last = prompt.messages, prompt.last_answer
     for call in store.find(store.responses, previous) if previous else ():
         return Parent(call, 0, 1.0, call in _by_tool_ids(store, messages, -1))
@@ -275,7 +287,9 @@ def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent
         if is_edited:
             return Parent(chooser.choose(found), depth + 1, 0.9 if len(found) == 1 else 0.8)
         is_enough = size >= _LONG_PROMPT and messages[depth - 1].role != "system"
-        if len(found) == 1 and is_enough and not chooser.is_elsewhere(found[0].session.current):
-            return Parent(found[0], depth, 0.8)
+        if len(found) == 1 and is_enough:
+            is_only = len(store.prompts[states[depth]]) == 1
+            if is_only or not chooser.is_elsewhere(found[0].session.current):
+                return Parent(found[0], depth, 0.8)
         return None
     return None

@@ -30,6 +30,7 @@ from parrot_gateway.linking.linker.fingerprints import (
     Hashes,
     NormalisedText,
     PassageCounts,
+    normalise,
 )
 from parrot_gateway.linking.linker.links import Evidence
 from parrot_gateway.linking.linker.overlap import (
@@ -60,6 +61,17 @@ _MAX_NEAR = 4
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
 _WORD = re.compile(r"[^\W\d_]{3,}")
+#: Parts of an answer that others may take by themselves, as groups: strings of JSON, quotations,
+#: what stands between tags or marks, items of a list. A line of prose may be a stock phrase.
+_PARTS = tuple(
+    re.compile(each)
+    for each in (
+        r'(?<!\\)"(?=((?:[^"\\]|\\.){40,})")',
+        r"(?<!\w)['“«](?=((?:[^'”»]|(?<=\w)'(?=\w)){40,})['”»](?!\w))",
+        r"[>\]}|`](?=([^<>\[\]{}|`]{40,})[<\[{|`])",
+        r"(?:^|\n|\\n)[ \t]*(?:\d+[.)]|[-*•])[ \t]+(?=([^\n]{40,}?)(?:\n|\\n|$))",
+    )
+)
 #: Where writing has no spaces each sign counts.
 _WORDS_AND_SIGNS = re.compile(r"[^\W\d_\u3000-\U0010ffff]{3,}|[\u3000-\U0010ffff]")
 #: A text that is a whole answer is found by equality: its least length where one session wrote it.
@@ -199,6 +211,10 @@ class _Matcher:
             others = (self._output(each) for each in left if self._is_whole[each])
             confidence = self._judge(candidate, spans, others)
             if confidence:
+                place = best if is_whole else self._repeated(best, candidate, rejected + left)
+                if place != best:
+                    candidate = self._candidate(place)
+                    call, spans = candidate.output.call, self._spans(candidate)
                 evidence = self._evidence(candidate.output, spans)
                 producers.append(Producer(candidate.output, confidence, evidence))
                 is_home = reader.is_home(call)
@@ -237,6 +253,12 @@ class _Matcher:
         own = np.bincount(owners[is_own], minlength=num)
         share = np.where(rows >= self._most, _OWN_OF_ALL, _OWN)
         can_join = own >= np.maximum(1, share * rows)
+        for each in np.flatnonzero((own > 0) & ~can_join).tolist():
+            # What stood in its own prompt does not count.
+            output = self._output(each)
+            if output.copied:
+                written = self._not_copied(output, self._candidate(each).rows)
+                can_join[each] = own[each] >= share[each] * len(written)
         home = self._reader.home()
         self._is_home = [each in home for each in self._sessions]
         if home:
@@ -396,7 +418,8 @@ class _Matcher:
         if is_home:
             return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
         is_all = len(spans) == 1 and share >= _VERBATIM and credited >= _MERGE
-        if not minted or len(own) < (_OWN_OF_ALL if is_all else _OWN) * len(rows):
+        written = self._not_copied(output, rows)
+        if not minted or len(own) < (_OWN_OF_ALL if is_all else _OWN) * len(written):
             return 0.0
         if share >= _VERBATIM and credited >= _JOIN and not is_merge:
             return 0.9
@@ -412,10 +435,47 @@ class _Matcher:
                     part += (span.end - span.start) * len(set(own) & set(within)) / len(within)
             proof = max(proof, part)
         is_merge = is_merge or (is_strange and share < _MOST)
-        needed = _MERGE if is_merge else _JOIN if share >= _MOST else _JOIN_PART
+        needed = _JOIN_PART
+        if is_merge:
+            needed = _MERGE
+        elif share >= _MOST or (_JOIN <= proof < _JOIN_PART and self._has_part(output, spans)):
+            needed = _JOIN
         if proof < needed or (is_merge and share < 0.5) or self._num_words(spans) < _MIN_WORDS:
             return 0.0
         return 0.85 if is_merge else 0.9
+
+    def _has_part(self, output: Output, spans: list[Span]) -> bool:
+        """Whether one of the stretches shows a whole part of an output."""
+        source, text = self._source(output), output.text
+        shown = [
+            source.character_span(each.source_start, each.source_start + each.end - each.start)
+            for each in spans
+        ]
+        for part in _PARTS:
+            for start, end in (found.span(1) for found in part.finditer(text)):
+                size = len(normalise(text[start:end]).content)
+                if size >= _JOIN and any(
+                    size == len(normalise(text[max(start, first) : min(end, last)]).content)
+                    for first, last in shown
+                ):
+                    return True
+        return False
+
+    def _repeated(self, best: int, candidate: _Candidate, others: list[int]) -> int:
+        """The last call of its session that has repeated what a text shares with an output, and
+        little else: who reads a revised text reads the reviser."""
+        rows = set(candidate.rows)
+        hashes = frozenset(self._text.hashes[candidate.rows].tolist())
+        for each in sorted(others):
+            if (
+                each > best
+                and self._sessions[each] == self._sessions[best]
+                and self._counts[each] >= max(len(rows), self._most[each])
+                and len(hashes & self._output(each).copied) >= _MOST * len(hashes)
+                and rows.issubset(self._candidate(each).rows)
+            ):
+                best = each
+        return best
 
     def _not_copied(self, output: Output, rows: list[int]) -> list[int]:
         """Rows that an output shares and that its own prompt did not hold."""

@@ -30,6 +30,9 @@ _MAX_TAIL = 16
 _MIN_TAIL = 3
 _MOST_OF_TAIL = 0.6
 _BEHIND = 512
+#: Normalised bytes that are kept of an end. Its last run may reach into what all prompts of a
+#: program end with, so that it is looked for without it too.
+_ENDING = 3 * RUN
 _MAX_PLACES = 8
 #: Fingerprints of a prompt by which it is compared with others.
 _MAX_SKETCH = 32
@@ -41,11 +44,13 @@ class _Tail(NamedTuple):
     Attributes:
         hashes: its fingerprints, each once, 4 bytes each.
         ending: its last normalised bytes.
+        earlier: where the prompt holds them for the first time, if it does so before.
     """
 
     call: StoredCall
     hashes: bytes
     ending: bytes
+    earlier: int
 
     @property
     def beginning(self) -> int:
@@ -107,18 +112,17 @@ class PromptEnds:
         hashes, positions = prompt.fingerprints(index)
         if len(hashes) < _MIN_TAIL:
             return
-        content = prompt.normalised(index).content
+        content = prompt.normalised(index).content.tobytes()
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
         call.sketch = _least(hashes)
-        self._add(call, hashes[-_MAX_TAIL:], content[-2 * RUN :].tobytes())
+        self._add(call, hashes[-_MAX_TAIL:], content, len(content))
         if (counts.of(hashes[-_MIN_TAIL:]) < COMMON).any():
             return
         # What all prompts of a program end with says nothing.
         is_rare = counts.of(hashes) < COMMON
         if np.count_nonzero(is_rare) >= _MIN_TAIL:
             end = int(positions[is_rare][-1]) + RUN
-            ending = content[end - 2 * RUN : end].tobytes()
-            self._add(call, hashes[is_rare][-_MAX_TAIL:], ending)
+            self._add(call, hashes[is_rare][-_MAX_TAIL:], content, end)
 
     def find(self, prompt: Prompt) -> Iterator[FoundEnd]:
         """The calls whose prompt begins like the last message of this one, which holds that
@@ -156,10 +160,12 @@ class PromptEnds:
                 places = np.minimum(np.searchsorted(known, sketch), len(known) - 1)
                 yield FoundEnd(tail.call, end, float((known[places] == sketch).mean()))
 
-    def _add(self, call: StoredCall, hashes: Hashes, ending: bytes) -> None:
+    def _add(self, call: StoredCall, hashes: Hashes, content: bytes, end: int) -> None:
+        ending = content[max(0, end - _ENDING) : end]
+        earlier = content.find(ending[-2 * RUN :], 0, end - 1) + 2 * RUN
         self._numbers += 1
         number, hashes = self._numbers, distinct(hashes)
-        tail = self._tails[number] = _Tail(call, hashes.tobytes(), ending)
+        tail = self._tails[number] = _Tail(call, hashes.tobytes(), ending, earlier)
         self._sizes[number % self._max_ends] = len(hashes)
         beginning = tail.beginning
         if beginning in self._indexed:
@@ -196,12 +202,14 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
         place = content.rfind(said, 0, place)
         if place < 0:
             return None
-        end = content.rfind(tail.ending, max(0, place - _BEHIND), place)
-        if end >= 0:
-            end += len(tail.ending)
-            first, last = np.searchsorted(shared, (end - RUN * _MAX_TAIL, end)).tolist()
-            if last - first >= _MOST_OF_TAIL * tail.size:
-                return end
+        for ending in (tail.ending[-2 * RUN :], tail.ending[:-RUN]):
+            end = content.rfind(ending, max(0, place - _BEHIND), place) if ending else -1
+            end += len(ending)
+            # An instruction may stand before and behind a text.
+            if end >= len(ending) and tail.earlier not in (end, end + RUN):
+                first, last = np.searchsorted(shared, (end - RUN * _MAX_TAIL, end)).tolist()
+                if last - first >= _MOST_OF_TAIL * tail.size:
+                    return end
         place += len(said) - 1
     return None
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from itertools import count
 
+import pytest
+
 from parrot_gateway.linking.linker.conversation import (
     Answer,
     Choice,
@@ -111,6 +113,94 @@ def test_an_answer_within_another_prompt_is_an_output() -> None:
     assert quoted[evidence.start : evidence.end].startswith("The heron waited")
     source = f"Here it is:\n\n  - {STORY}\n"[evidence.source_start : evidence.source_end]
     assert source.startswith("The heron waited")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{{"title": "An article", "steps": ["{}", "{}", "{}"]}}',
+        "The plan:\n1. {}\n2. {}\n3. {}\nThat is all.",
+        "<note>{}</note><note>{}</note><note>{}</note>",
+        "He asked first: “{}”, then “{}”, and at last “{}”.",
+    ],
+)
+def test_one_part_of_an_answer_is_an_output(answer: str) -> None:
+    play = Play()
+    steps = (
+        "Write down which barges came in, and what each of them had carried.",
+        "Ask the harbour master how often he counts before the ferry goes.",
+        "Compare both lists and name whoever signed for the missing slate.",
+    )
+    first, _ = play.run(user("Plan it."), text=answer.format(*steps))
+    play.run(user("Plan something else."), text=STORY)
+    _, linked = play.start(user(f"Do this step, in a few words.\n{steps[1]}"))
+    assert edges(linked) == {(first, "output")}
+
+
+def test_a_line_of_prose_that_stands_in_a_prompt_proves_nothing() -> None:
+    play = Play()
+    line = "Please let me know whether the list above is what you wanted to have."
+    play.run(user("Plan it."), text=f"{STORY}\n{OTHER}\n{line}")
+    _, linked = play.start(user(f"Is this sentence polite?\n{line}"))
+    assert not linked.links
+
+
+def test_sentences_beside_a_quoted_document_are_an_output() -> None:
+    play = Play()
+    quote = "Each barge that lies at the quay pays by its length, and twice that on a Sunday."
+    document = f"{OTHER} {quote} {STORY}"
+    own = "So two of the seven would have paid for nothing, if the count of the master was right."
+    answer = f'I looked at the rules. They say: "{quote}" {own} That is no small sum for slate.'
+    first, _ = play.run(user(f"Read this.\n{document}\n\nWho paid?"), text=answer)
+    _, linked = play.start(user(f'Source:\n{document}\n\nIs it true? "{quote}" {own}'))
+    assert edges(linked) == {(first, "output")}
+
+
+def test_who_repeated_an_answer_is_read() -> None:
+    play = Play()
+    first, _ = play.run(user("Who counted?"), text=STORY)
+    second, linked = play.run(user(f"Refine, or repeat:\n{STORY}\nNew: {OTHER}"), text=STORY)
+    assert edges(linked) == {(first, "output")}
+    _, linked = play.start(user(f"Refine, or repeat:\n{STORY}\nNew: nothing at all."))
+    assert edges(linked) == {(second, "output")}
+
+
+def test_a_tool_id_is_echoed_before_messages_that_nobody_wrote() -> None:
+    play = Play()
+    call = ToolCall("call_91", "transfer_to_coder", "{}")
+    begin = (SYSTEM, user("Count the barges."))
+    first, _ = play.start(*begin)
+    play.end(first, "", [call])
+    _, linked = play.start(
+        *begin,
+        said("", call),
+        Message("tool", "Transferred.", tool_call_id="call_91"),
+        said("Transferring back", ToolCall("call_92", "transfer_back", "{}")),
+        Message("tool", "Transferred back.", tool_call_id="call_92"),
+    )
+    assert edges(linked) == {(first, "continues"), (first, "tool")}
+
+
+def test_a_transcript_between_two_instructions_continues() -> None:
+    play = Play()
+    choose = "Choose who of the planner, the expert and the critic is to speak next in this group."
+    head, lines = f"Read this conversation. {choose}", [f"user: {STORY}"]
+    chooser = ""
+    for number in range(6):
+        text = "\n\n".join(lines)
+        call, linked = play.run(user(f"{head}\n\n{text}\n\n{choose}"), text="the expert")
+        # How all of these prompts end is learned from the first ones.
+        if number > 3:
+            assert (chooser, "continues") in edges(linked)
+        assert all(link.source in {chooser} for link in linked.links)
+        chooser = call
+        lines.append(
+            f"the expert: {number * 37} barges, {number * 53} of them with {OTHER[number * 9 :]}"
+        )
+    other = Play()
+    other.run(user(f"{head}\n\nuser: {STORY}\n\n{choose}"), text="the expert")
+    _, linked = other.start(user(f"{head}\n\nuser: {OTHER}\n\n{choose}"))
+    assert not linked.links
 
 
 def test_a_join_reads_all_of_its_parts() -> None:
