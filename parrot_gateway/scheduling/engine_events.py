@@ -16,7 +16,7 @@ from parrot_gateway.scheduling.step_times import Scale, StepTimes
 #: processor time of one thread with 1 to 16 contexts of 64 to 1,500 tokens. A row of a step costs
 #: there what it never does on a GPU.
 CPU_STEP_MODEL = StepModel(
-    weights_s=4e-3, context_token_s=2e-6, prefill_token_s=2e-4, overhead_s=1e-3
+    weights_s=4e-3, context_token_s=2e-6, prefill_token_s=2e-4, overhead_s=1e-3, sequence_s=3.6e-4
 )
 
 #: Kinds of engines whose step times are remembered.

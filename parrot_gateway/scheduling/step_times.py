@@ -1,13 +1,14 @@
 """How long an engine's steps take, learned from its counters.
 
-A heartbeat reports how many steps were run, how many tokens filled, how much KV is in use, and how
-many seconds the engine was busy. Between two of them, for a step on average,
+A heartbeat reports how many steps were run, how many tokens filled and generated, how much KV is in
+use, and how many seconds the engine was busy. Between two of them, for a step on average,
 
-    busy = a + b x filled tokens + c x tokens in use
+    busy = a + b x filled tokens + c x tokens in use + d x generated tokens
 
 holds roughly: `a` is what a step costs whatever is in it, `b` what a prefilled token adds, `c` what
-a token of a running context adds to each step. Readings are few, noisy and much alike, so each
-engine is fitted by what it differs from a first guess, in two parts: one factor for all three,
+a token of a running context adds to each step, `d` what a sequence does. Readings are few, noisy
+and much alike, so each engine is fitted by what it differs from a first guess, in two parts: one
+factor for all four,
 which engines of one kind share (a slow machine, or a busy one), and least squares that forget for
 the rest, drawn to that factor by as much as a few readings weigh.
 """
@@ -75,10 +76,15 @@ class StepTimes:
         self._reported_factor = 1.0
         #: What a unit of each term takes, as guessed: the fit is in multiples of these.
         self._units = np.array(
-            [guess.weights_s + guess.overhead_s, guess.prefill_token_s, guess.context_token_s]
+            [
+                guess.weights_s + guess.overhead_s,
+                guess.prefill_token_s,
+                guess.context_token_s,
+                guess.sequence_s,
+            ]
         )
-        self._squares = np.zeros((3, 3))
-        self._products = np.zeros(3)
+        self._squares = np.zeros((4, 4))
+        self._products = np.zeros(4)
 
     def note(self, stats: EngineStats) -> StepModel | None:
         """Take in a heartbeat; returns a new model if it changes something."""
@@ -90,9 +96,13 @@ class StepTimes:
         filled = (stats.filled_tokens - stats.cached_tokens) - (
             before.filled_tokens - before.cached_tokens
         )
-        return self.add(steps, filled, (self._used(before) + self._used(stats)) / 2, busy_s)
+        used = (self._used(before) + self._used(stats)) / 2
+        generated = max(0, stats.generated_tokens - before.generated_tokens)
+        return self.add(steps, filled, used, busy_s, generated)
 
-    def add(self, steps: int, filled: float, used: float, busy_s: float) -> StepModel | None:
+    def add(
+        self, steps: int, filled: float, used: float, busy_s: float, generated: float = 0.0
+    ) -> StepModel | None:
         """Take in a reading; returns a new model if it changes something.
 
         Args:
@@ -100,10 +110,11 @@ class StepTimes:
             filled: tokens of prompts computed in all of them.
             used: tokens that contexts held, on average.
             busy_s: that they took together.
+            generated: tokens in all of them; 0 where it is not known.
         """
         is_reading = steps > 0 and busy_s > 0.0 and filled >= 0
         if is_reading:
-            terms = np.array([1.0, filled / steps, used]) * self._units
+            terms = np.array([1.0, filled / steps, used, generated / steps]) * self._units
             guessed_s = float(terms.sum())
             # Each reading counts alike: by how far off it is, not by how long its steps were.
             row = terms / guessed_s
@@ -124,21 +135,22 @@ class StepTimes:
 
     def _fit(self) -> StepModel:
         # Drawn to the common factor, in all directions alike.
-        squares = self._squares + np.eye(3) * _PRIOR / 3
+        squares = self._squares + np.eye(4) * _PRIOR / 3
         products = self._products + self._scale.factor * _PRIOR / 3
-        step_s, token_s, context_s = _solve(squares, products) * self._units
+        step_s, token_s, context_s, sequence_s = _solve(squares, products) * self._units
         return StepModel(
             weights_s=float(step_s),
             context_token_s=float(context_s),
             prefill_token_s=float(token_s),
             overhead_s=0.0,
+            sequence_s=float(sequence_s),
         )
 
 
 def _solve(
     squares: npt.NDArray[np.float64], products: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The least squares, none of the three below its least."""
+    """The least squares, none of the four below its least."""
     found = np.full(len(products), _LEAST)
     free = np.ones(len(products), dtype=bool)
     while free.any():

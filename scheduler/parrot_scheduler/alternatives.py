@@ -10,6 +10,7 @@ import numpy as np
 
 from parrot_scheduler.actions import Alternative
 from parrot_scheduler.engines.pool import EnginePool, block_keys
+from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.prefix_index.holders import PrefixHolders, depth_of, rows_of
 from parrot_scheduler.task_state import TaskState
 
@@ -71,19 +72,11 @@ def _on(
     if block:
         depth = depth_of(_holders(state, pool, block, by_block), row)
         cached = max(0, min(depth * block, task.prompt_tokens - 1))
-    fill_s = (scalars.pending_prefill[row] + task.prompt_tokens - cached) * (
-        scalars.prefill_token_s[row]
-    )
-    step_s = (
-        scalars.weights_s[row]
-        + scalars.overhead_s[row]
-        + (scalars.working_set[row] + state.working_set) * scalars.context_token_s[row]
-    )
-    steps = max(state.expected_output / max(task.num_sequences, 1), 1.0)
+    prefill = scalars.pending_prefill[row] + task.prompt_tokens - cached
     return Alternative(
         pool.table.ids[row],
         cached,
         int(scalars.batch[row]),
-        fill_s + step_s * steps,
+        predict_row(state, prefill, scalars, row).finish_s,
         pool.has_room(state, row),
     )

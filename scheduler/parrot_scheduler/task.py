@@ -166,8 +166,9 @@ class Task:
 class StepModel:
     """How long one step of an engine takes, all in seconds.
 
-    `step = max(weights_s, prefill_tokens x prefill_token_s) + context_tokens x context_token_s +
-    overhead_s`, where `context_tokens` are all keys that the step's decodes read.
+    `step = weights_s + prefill_tokens x prefill_token_s + context_tokens x context_token_s +
+    sequences x sequence_s + overhead_s`, where `context_tokens` are all keys that the step's
+    decodes read. Up to the whole of the shorter of the first two may be hidden behind the other.
     """
 
     #: Reading the weights once.
@@ -178,12 +179,18 @@ class StepModel:
     prefill_token_s: float
     #: What a step costs besides.
     overhead_s: float = 0.0
+    #: Each sequence that decodes, besides reading its keys.
+    sequence_s: float = 0.0
 
 
 #: An 8B model in bf16 on one H200, fitted to measured steps; the tests of
 #: `parrot_simulator.profiles` hold it to them.
 DEFAULT_STEP_MODEL = StepModel(
-    weights_s=3.75e-3, context_token_s=3.25e-8, prefill_token_s=2.68e-5, overhead_s=0.5e-3
+    weights_s=3.75e-3,
+    context_token_s=3.25e-8,
+    prefill_token_s=2.68e-5,
+    overhead_s=0.5e-3,
+    sequence_s=13.5e-6,
 )
 
 

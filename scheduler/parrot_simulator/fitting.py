@@ -108,7 +108,11 @@ def read_profile(text: str) -> EngineProfile:
     """
     try:
         content = dict(json.loads(text)["profile"])
-        return EngineProfile(**{**content, "step_model": StepModel(**content["step_model"])})
+        steps = dict(content["step_model"])
+        # Where profiles had it before `StepModel` did.
+        if "sequence_s" in content:
+            steps["sequence_s"] = content.pop("sequence_s")
+        return EngineProfile(**{**content, "step_model": StepModel(**steps)})
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"no fitted profile: {error}") from None
 
@@ -158,9 +162,9 @@ def fit_log(lines: Iterable[str], name: str = "fitted", model: str = "") -> Fit:
             context_token_s=float(context_s),
             prefill_token_s=float(fill_s),
             overhead_s=float(constant_s - weights_s),
+            sequence_s=float(sequence_s),
         ),
         capacity_tokens=described.capacity_tokens,
-        sequence_s=float(sequence_s),
         max_batch=described.max_batch,
         max_batch_tokens=described.max_batch_tokens,
         block_tokens=described.block_tokens or 16,

@@ -4,7 +4,7 @@ A step takes the time of its products (reading the weights and the arithmetic of
 fills, one beside the other or not), of reading keys and values, something for each sequence that
 decodes, and a constant. The arithmetic of attention in prefill, which grows with the context, is
 not in it: prompts far above 10,000 tokens are filled slower in reality. The scheduler knows the
-four terms of its own `StepModel`, and neither what a sequence adds nor what a prefix saves.
+terms of its own `StepModel`, and not what a prefix saves.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ class EngineProfile:
     step_model: StepModel
     #: Tokens of KV that fit.
     capacity_tokens: int
-    #: Seconds that each sequence which decodes adds to a step, besides reading its keys.
-    sequence_s: float = 0.0
     #: Share of the shorter of the two, reading weights and filling prompts, that goes on beside the
     #: other in the same step.
     hidden: float = 1.0
@@ -93,7 +91,7 @@ class EngineProfile:
             + model.weights_s
             - self.hidden * min(fill_s, model.weights_s)
             + (context_tokens + repeated * repeated_tokens) * model.context_token_s
-            + sequences * self.sequence_s
+            + sequences * model.sequence_s
             + model.overhead_s
         )
 
@@ -107,8 +105,8 @@ class EngineProfile:
                 context_token_s=times * model.context_token_s,
                 prefill_token_s=times * model.prefill_token_s,
                 overhead_s=times * model.overhead_s,
+                sequence_s=times * model.sequence_s,
             ),
-            sequence_s=times * self.sequence_s,
         )
 
     def description(self, engine_id: EngineId) -> EngineDescription:
@@ -192,7 +190,6 @@ PROFILES: dict[str, EngineProfile] = {
         EngineProfile(
             name="H200-8B",
             step_model=DEFAULT_STEP_MODEL,
-            sequence_s=13.5e-6,
             hidden=0.0,
             # (139 GiB x 0.9 - 16 GB of weights) / 131,072 bytes per token, rounded down.
             capacity_tokens=900_000,
@@ -211,9 +208,12 @@ PROFILES: dict[str, EngineProfile] = {
             name="cpu-demo",
             # The products of a few tokens are no longer hidden behind reading the weights.
             step_model=StepModel(
-                weights_s=1.8e-4, context_token_s=1.7e-6, prefill_token_s=1.8e-4, overhead_s=4.8e-3
+                weights_s=1.8e-4,
+                context_token_s=1.7e-6,
+                prefill_token_s=1.8e-4,
+                overhead_s=4.8e-3,
+                sequence_s=3.6e-4,
             ),
-            sequence_s=3.6e-4,
             capacity_tokens=32_768,
             max_batch=64,
             max_batch_tokens=512,

@@ -41,7 +41,7 @@ def test_finds_the_terms_of_the_engines_that_ran(fit: Fit) -> None:
     found, true = fit.profile.step_model, H200.step_model
     assert found.prefill_token_s == pytest.approx(true.prefill_token_s, rel=0.1)
     assert found.context_token_s == pytest.approx(true.context_token_s, rel=0.1)
-    assert fit.profile.sequence_s == pytest.approx(H200.sequence_s, rel=0.15)
+    assert fit.profile.step_model.sequence_s == pytest.approx(H200.step_model.sequence_s, rel=0.15)
     constant_s = found.weights_s + found.overhead_s
     assert constant_s == pytest.approx(true.weights_s + true.overhead_s, rel=0.03)
     assert fit.median_error < 0.01

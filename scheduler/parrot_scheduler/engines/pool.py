@@ -352,5 +352,11 @@ def _step_limit(objective: Objective) -> float:
 
 
 def _is_sane(model: StepModel) -> bool:
-    terms = (model.weights_s, model.context_token_s, model.prefill_token_s, model.overhead_s)
+    terms = (
+        model.weights_s,
+        model.context_token_s,
+        model.prefill_token_s,
+        model.overhead_s,
+        model.sequence_s,
+    )
     return bool(np.isfinite(terms).all()) and min(terms) >= 0 and max(terms) > 0

@@ -19,7 +19,7 @@ _FIRST_ROWS = 8
 _COLUMNS = (
     "capacity", "max_batch", "max_batch_tokens", "block_tokens", "batch", "latency_batch",
     "pending_prefill", "working_set", "retained", "step_limit_s", "weights_s", "context_token_s",
-    "prefill_token_s", "overhead_s",
+    "prefill_token_s", "overhead_s", "sequence_s", "decode_work",
 )  # fmt: skip
 
 
@@ -45,6 +45,8 @@ class TableScalars:
     context_token_s: array[float]
     prefill_token_s: array[float]
     overhead_s: array[float]
+    sequence_s: array[float]
+    decode_work: array[float]
 
 
 class EngineTable:
@@ -60,7 +62,9 @@ class EngineTable:
       blocks that several of them share count once as far as the scheduler knows.
     - `retained`: tokens of KV that paused applications left there and will want again.
     - `step_limit_s`: the tightest time per token promised to a task there; inf without one.
-    - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`: its step model.
+    - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`, `sequence_s`: its step model.
+    - `decode_work`: prompt tokens that take as long to compute as a token that is generated costs
+      with each sequence beside it: that one waits for the token's, and the token for that one's.
     - `accepts` (bool): takes new work.
     """
 
@@ -78,6 +82,8 @@ class EngineTable:
     context_token_s: Column
     prefill_token_s: Column
     overhead_s: Column
+    sequence_s: Column
+    decode_work: Column
 
     def __init__(self) -> None:
         self.ids: list[EngineId] = [""] * _FIRST_ROWS
@@ -132,6 +138,9 @@ class EngineTable:
         self.context_token_s[row] = model.context_token_s
         self.prefill_token_s[row] = model.prefill_token_s
         self.overhead_s[row] = model.overhead_s
+        self.sequence_s[row] = model.sequence_s
+        fill_s = model.prefill_token_s
+        self.decode_work[row] = 2.0 * model.sequence_s / fill_s if fill_s > 0.0 else 0.0
 
     def _grow(self) -> None:
         old = len(self.ids)

@@ -31,10 +31,12 @@ class CandidateColumns(NamedTuple):
     cached: Column
     #: Queued tokens, those of the task's own prefix left out, and new ones.
     prefill: Column
+    #: The same, and as many as the tokens that it generates are worth (`EngineTable.decode_work`).
+    work: Column
 
 
 class CheapestRow(NamedTuple):
-    """The row of the smallest `prefill x (sequences + 1)`; see `CandidateColumns`."""
+    """The row of the smallest `work x (sequences + 1)`; see `CandidateColumns`."""
 
     row: int
     cached: float
@@ -50,10 +52,10 @@ class CheapestRow(NamedTuple):
         """The cheapest of some columns, at least one of them a candidate; or the row that is
         given, whose cost is inf where it is none.
         """
-        mask, cached, prefill = columns
+        mask, cached, prefill, work = columns
         batch = pool.table.batch
         cost = batch + 1.0
-        cost *= prefill
+        cost *= work
         np.putmask(cost, ~mask, np.inf)
         if row < 0:
             row = int(cost.argmin())
@@ -118,14 +120,17 @@ def candidate_columns(
         queued = queued - np.minimum(awaited, queued)
     prefill = queued + task.prompt_tokens
     prefill -= cached
-    return CandidateColumns(mask, cached, prefill)
+    work = table.decode_work * float(state.expected_output)
+    work += prefill
+    return CandidateColumns(mask, cached, prefill, work)
 
 
 def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow | None:
     task, scalars, prefixes = state.task, pool.table.scalars, pool.prefixes
     block = pool.common_block
     prompt, sequences = task.prompt_tokens, task.num_sequences
-    need = prompt + state.expected_output
+    output = float(state.expected_output)
+    need = prompt + output
     # Where no engine could hold it, all that take work are candidates.
     least = need if pool.largest_accepting >= need else 0.0
     most_cached = max(prompt - 1, 0)
@@ -151,7 +156,7 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
             if awaited > 0:
                 queued -= min(float(awaited * block), queued)
         prefill = queued + prompt - hit
-        cost = prefill * (batch + 1.0)
+        cost = (scalars.decode_work[row] * output + prefill) * (batch + 1.0)
         if cost < best_cost or (cost == best_cost and batch < best_batch):
             best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
     if best < 0:

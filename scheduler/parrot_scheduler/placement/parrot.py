@@ -1,10 +1,13 @@
 """The default placement: each task where it takes least, from itself and from all who run there.
 
-    argmin  (queued + new tokens) x (sequences + 1)        ties: the fewest sequences
+    argmin  (queued + new + decode work) x (sequences + 1)        ties: the fewest sequences
 
 `new` are prompt tokens that the engine neither caches nor is about to. `queued` are prompt tokens
-that wait there to be computed. This is LMetric (arXiv 2603.15202) but for one
-thing: queued tokens of the task's own prefix are no queue to it, they are work that it is spared.
+that wait there to be computed; those of the task's own prefix are no queue to it, they are work
+that it is spared. `decode work` is what its own tokens and those of one sequence beside them cost
+each other, as prompt tokens: `expected output x 2 x sequence_s / prefill_token_s` of the engine's
+learned `StepModel`. Where a sequence costs next to nothing, as on a GPU, all this is LMetric (arXiv
+2603.15202); where it costs much, as on a CPU, sequences are spread like on the least loaded engine.
 Rules, each with what it gives in `simulate policies` and on recorded programs (docs/scheduling.md):
 
 1. A task waits in the scheduler only while all engines are full: of sequences, or as soon as what
@@ -14,10 +17,12 @@ Rules, each with what it gives in `simulate policies` and on recorded programs (
    map-reduce 0.56 times as fast on small engines beyond their load).
 2. Its own prefix is no queue: agents that begin together behind one long prompt come together
    while it is computed. Multi-agent programs 1.08 times (CPU) and 1.17 times (H200) as fast.
-3. Objectives with a time: a throughput task goes to no engine where a decode step would then take
+3. Decode work: on CPU engines GPTs 1.1 to 1.4 times, agents 1.04 to 1.18 times as fast; on an H200
+   nothing changes.
+4. Objectives with a time: a throughput task goes to no engine where a decode step would then take
    longer than was promised to others there, for `starvation_s` at most; a task with a time of its
    own goes to engines that should meet it, if any does.
-4. `Task.prefers`: the engine that has something of the task already may cost a quarter more.
+5. `Task.prefers`: the engine that has something of the task already may cost a quarter more.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ def predict_all(state: TaskState, prefill_tokens: Column, table: EngineTable) ->
     """For every row, where `prefill_tokens` are computed before the task has its first token."""
     fixed_s = table.weights_s + table.overhead_s
     step_s = fixed_s + (table.working_set + float(state.working_set)) * table.context_token_s
+    step_s += (table.batch + float(state.task.num_sequences)) * table.sequence_s
     ttft_s = prefill_tokens * table.prefill_token_s + step_s
     return Predictions(ttft_s, step_s, ttft_s + step_s * _further_steps(state))
 
@@ -42,6 +43,7 @@ def predict_row(
     fixed_s = scalars.weights_s[row] + scalars.overhead_s[row]
     context = scalars.working_set[row] + state.working_set
     step_s = fixed_s + context * scalars.context_token_s[row]
+    step_s += (scalars.batch[row] + state.task.num_sequences) * scalars.sequence_s[row]
     ttft_s = prefill_tokens * scalars.prefill_token_s[row] + step_s
     return Prediction(ttft_s, step_s, ttft_s + step_s * _further_steps(state))
 

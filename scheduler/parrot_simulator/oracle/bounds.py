@@ -237,7 +237,7 @@ def _call_s(call: CallPlan, filled: int, profile: EngineProfile) -> float:
     seconds = fill_s + read_s - profile.hidden * min(fill_s, read_s) + steps * model.overhead_s
     decodes = max(0, call.output_tokens - 1)
     keys = decodes * _prompt_tokens(call) + decodes * (decodes + 1) / 2
-    step_s = model.weights_s + model.overhead_s + profile.sequence_s
+    step_s = model.weights_s + model.overhead_s + model.sequence_s
     return seconds + decodes * step_s + keys * model.context_token_s
 
 
@@ -258,7 +258,7 @@ def _work_s(
         alone = prefixes.alone(plan, call)
         keys = alone + repeated * (_prompt_tokens(call) - alone)
         read = decodes * keys + decodes * (decodes + 1) / 2
-        seconds += decodes * (part_s + profile.sequence_s) + read * model.context_token_s
+        seconds += decodes * (part_s + model.sequence_s) + read * model.context_token_s
     return seconds
 
 

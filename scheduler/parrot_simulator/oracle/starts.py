@@ -84,7 +84,7 @@ def _cost_of(profile: EngineProfile) -> Callable[[CallPlan], float]:
 
     def cost(call: CallPlan) -> float:
         tokens = sum(segment.tokens for segment in call.prompt)
-        read_s = (tokens + call.output_tokens / 2) * model.context_token_s + profile.sequence_s
+        read_s = (tokens + call.output_tokens / 2) * model.context_token_s + model.sequence_s
         return tokens * model.prefill_token_s + call.output_tokens * read_s
 
     return cost

@@ -170,11 +170,11 @@ def goodput_table(case: GoodputCase, found: Sequence[GoodputResult]) -> str:
 
 def fit_table(fit: Fit) -> str:
     """What adds how much to a step, and steps as measured beside the fit."""
-    profile, step = fit.profile, fit.profile.step_model
+    step = fit.profile.step_model
     terms: list[Sequence[str]] = [
         ("adds to a step", "us"),
         ("every step", number(1e6 * (step.weights_s + step.overhead_s))),
-        ("each sequence that decodes", number(1e6 * profile.sequence_s)),
+        ("each sequence that decodes", number(1e6 * step.sequence_s)),
         ("each token of their contexts", number(1e6 * step.context_token_s)),
         ("each token of prompts filled", number(1e6 * step.prefill_token_s)),
     ]

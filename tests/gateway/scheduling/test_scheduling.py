@@ -301,6 +301,18 @@ def test_step_times_are_learned() -> None:
     assert model.context_token_s == pytest.approx(1e-6, rel=0.25)
 
 
+def test_what_a_sequence_adds_to_a_step_is_learned() -> None:
+    """Steps of 5 ms, 1 us a token in use, and 0.3 ms for each of 1 to 12 sequences."""
+    times, model = StepTimes(replace(GUESS, sequence_s=2e-3)), None
+    for index in range(200):
+        sequences, filled, used = 1 + index * 5 % 12, 1000 * (index % 4), 300 * (index % 7)
+        busy_s = 10 * (5e-3 + 3e-4 * sequences + 1e-6 * used) + filled * 2e-5
+        model = times.add(10, filled, used, busy_s, 10 * sequences)
+    assert model is not None
+    assert model.weights_s == pytest.approx(5e-3, rel=0.25)
+    assert model.sequence_s == pytest.approx(3e-4, rel=0.25)
+
+
 def test_what_the_readings_cannot_tell_changes_like_the_rest() -> None:
     """Decodes alone are slower than guessed: so, it is taken, are prompts."""
     model = run(StepTimes(GUESS), lambda index: (10, 0), 60)
@@ -344,6 +356,7 @@ def test_no_reading_makes_a_step_free(readings: list[tuple[int, int, float, int]
         model = times.note(stats)
         if model is not None:
             terms = (model.weights_s, model.prefill_token_s, model.context_token_s)
+            assert model.sequence_s == 0, "as guessed"
             assert all(0 < term < float("inf") for term in terms)
 
 

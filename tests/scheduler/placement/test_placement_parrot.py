@@ -9,7 +9,7 @@ from harness.engine_pools import BLOCK, CONFIG, Engines, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.policy import EngineChoice
-from parrot_scheduler.task import GroupRef, Objective
+from parrot_scheduler.task import GroupRef, Objective, StepModel
 from parrot_scheduler.task_state import TaskState
 
 LONG = 400  # blocks: 6400 tokens, 0.15 s to compute
@@ -287,6 +287,22 @@ def test_whatever_is_believed_of_a_session_a_call_gets_an_engine_with_room(
     assert loads[choice.row] < 64
 
 
+@pytest.mark.parametrize(("sequence_s", "row"), [(0.0, 0), (3.6e-4, 1)])
+def test_where_a_sequence_is_dear_a_long_output_leaves_its_prefix(
+    sequence_s: float, row: int
+) -> None:
+    engines = Engines("parrot", 2)
+    for each in engines.rows:
+        engines.pool.table.set_step_model(
+            each, StepModel(1.8e-4, 1.7e-6, 1.8e-4, 4.8e-3, sequence_s)
+        )
+    engines.load(0, 8)
+    engines.load(1, 1)
+    engines.pool.prefixes.stored(0, chain(1, 20))
+    assert placed(engines, engines.state(330, 5, chain(1, 20))).row == 0, "little to decode"
+    assert placed(engines, engines.state(330, 100, chain(1, 20))).row == row
+
+
 def test_a_choice_explains_itself() -> None:
     engines = Engines("parrot", 3)
     engines.load(1, 2)
@@ -294,7 +310,8 @@ def test_a_choice_explains_itself() -> None:
     choice = placed(engines, engines.state(1700, 100, chain(1, 100)))
     assert choice.decided_by == "prefix"
     assert choice.candidates == 3
-    assert choice.cost == 100 * 3
+    # A generated token is worth about one of a prompt by the default step model.
+    assert choice.cost == pytest.approx((100 + 100 * 1.0075) * 3, rel=1e-3)
     assert choice.details["prefill_tokens"] == 100
     assert choice.details["batch"] == 2
     assert choice.details["best_cached_tokens"] == 1600
