@@ -335,6 +335,9 @@ class Runner(ABC):
     default_sampling: dict[str, float]
     #: None: rows have no adapters.
     adapters: AdapterMemory | None = None
+    #: Memory of the weights and of one block; 0 where it is not known.
+    weight_bytes: int = 0
+    kv_bytes_per_block: int = 0
 
     @abstractmethod
     def launch(self, batch: StepBatch) -> Launch:

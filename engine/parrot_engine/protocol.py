@@ -302,6 +302,9 @@ class EngineInfo:
     pooling: PoolingInfo | None = None
     #: Adapters of one step; 0 where it takes none.
     max_loras: int = 0
+    #: Memory on its devices: of the weights, and of the whole KV cache; 0 where it is not known.
+    weight_bytes: int = 0
+    kv_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,9 @@ class BuiltinSettings:
     #: Share of a GPU's memory that may be used: for weights, the largest step, graphs, and what
     #: then remains for the KV cache.
     gpu_memory_utilization: float = 0.9
+    #: In its place the share of the device's memory, on a CPU of the host's, that this engine may
+    #: use, whatever others on the device do; None: no such share.
+    memory_share: float | None = None
     #: Contexts that compute in the same step.
     max_batch_size: int = 64
     #: Tokens computed per step, decodes and chunks of prefill together.
@@ -158,11 +161,10 @@ class BuiltinSettings:
                 raise SettingsError(
                     name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}"
                 )
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise SettingsError(
-                "gpu_memory_utilization",
-                f"must be above 0 and at most 1, not {self.gpu_memory_utilization}",
-            )
+        for name in ("gpu_memory_utilization", "memory_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise SettingsError(name, f"must be above 0 and at most 1, not {value}")
         self._check_host_tier()
         if not 0 <= self.max_loras <= MAX_LORAS:
             raise SettingsError("max_loras", f"must be from 0 to {MAX_LORAS}, not {self.max_loras}")

@@ -186,6 +186,8 @@ class BuiltinEngine:
             supports_grammars=grammars is not None,
             host_blocks=0 if copies is None else copies.num_slots,
             max_loras=0 if runner.adapters is None else settings.max_loras,
+            weight_bytes=runner.weight_bytes,
+            kv_cache_bytes=runner.num_blocks * runner.kv_bytes_per_block,
         )
 
     @classmethod

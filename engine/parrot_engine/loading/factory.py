@@ -63,6 +63,7 @@ class EngineOptions:
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float | None = None
+    memory_share: float | None = None
     cuda_graphs: str | None = None
     #: How keys and values are stored (builtin engine only).
     kv_cache_dtype: str | None = None

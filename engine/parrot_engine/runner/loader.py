@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,12 @@ from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.loader import Progress, load_model, resolve_device
 from parrot_engine.models.sharding import Collective
 from parrot_engine.progress import ProgressLines
-from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks, staging_blocks
+from parrot_engine.runner.memory import (
+    free_memory_bytes,
+    gpu_cache_blocks,
+    share_left_bytes,
+    staging_blocks,
+)
 from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
 from parrot_engine.runner.paged_model import ModelShape, PagedModel
 from parrot_engine.runner.profiling import step_bytes
@@ -147,20 +152,25 @@ def runner_of(
             # Copies go through two buffers on the device.
             in_step += 2 * staging_blocks(per_block) * per_block
         free, total = torch.cuda.mem_get_info(device)
+        utilization, setting = settings.gpu_memory_utilization, "gpu_memory_utilization"
+        if settings.memory_share is not None:
+            free, utilization = share_left_bytes(device, settings.memory_share), 1.0
+            setting = "memory_share"
         num_blocks = gpu_cache_blocks(
             bytes_per_block=per_block,
             total_bytes=total,
             free_bytes=free,
             step_bytes=in_step,
             graph_bytes=_graph_bytes(config, settings, in_step) if with_graphs else 0,
-            utilization=settings.gpu_memory_utilization,
+            utilization=utilization,
+            setting=setting,
         )
     else:
         num_blocks = kv_blocks(
             settings,
             bytes_per_block=per_block,
             max_position=config.max_position,
-            free_bytes=free_memory_bytes(device),
+            **_free_share(device, settings),
         )
     if collective is not None:
         num_blocks = collective.least(num_blocks)
@@ -197,6 +207,14 @@ def adapter_slots(
             f"{settings.max_loras} adapters of rank {settings.max_lora_rank} do not fit into the "
             f"memory of {device} beside the weights: {error}",
         ) from error
+
+
+def _free_share(device: torch.device, settings: BuiltinSettings) -> dict[str, Any]:
+    """What of a device's memory a cache without a size may take, as `kv_blocks` has it."""
+    if settings.memory_share is None:
+        return {"free_bytes": free_memory_bytes(device)}
+    # A tenth is left for what steps take.
+    return {"free_bytes": share_left_bytes(device, settings.memory_share), "memory_share": 0.9}
 
 
 def _graph_bytes(config: ModelShape, settings: BuiltinSettings, in_step: int) -> int:

@@ -1,8 +1,9 @@
-"""Free memory of a device, and the share of it that the KV cache gets on a GPU."""
+"""Memory of a device: what is free, what is left of a share, what the KV cache gets on a GPU."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -12,6 +13,10 @@ from parrot_engine.exceptions import SettingsError
 #: Size of each of the two buffers on the device through which blocks go to and from host memory,
 #: unless a single block is larger.
 STAGING_BYTES = 64 << 20
+
+
+#: What CUDA's context and libraries take of a GPU beside what torch allocates.
+_CONTEXT_BYTES = 768 << 20
 
 
 def staging_blocks(bytes_per_block: int) -> int:
@@ -31,6 +36,21 @@ def free_memory_bytes(device: torch.device) -> int:
     return min(limit for limit in limits if limit is not None)
 
 
+def share_left_bytes(device: torch.device, share: float) -> int:
+    """What this process may still take of its share of a device's memory, and can.
+
+    What others on the device take does not count, unless they take more than is left beside this
+    share. On a CPU the device is the host, within the limit of the container.
+    """
+    if device.type == "cuda":
+        free, total = map(int, torch.cuda.mem_get_info(device))
+        used = int(torch.cuda.memory_reserved(device)) + _CONTEXT_BYTES
+    else:
+        free, total = free_memory_bytes(device), _host_total()
+        used = _resident_bytes()
+    return max(0, min(free, int(share * total) - used))
+
+
 def gpu_cache_blocks(
     *,
     bytes_per_block: int,
@@ -39,6 +59,7 @@ def gpu_cache_blocks(
     step_bytes: int,
     graph_bytes: int,
     utilization: float,
+    setting: str = "gpu_memory_utilization",
 ) -> int:
     """Blocks of the KV cache on a GPU: what is left of the share that may be used.
 
@@ -49,6 +70,7 @@ def gpu_cache_blocks(
         step_bytes: what the largest step takes besides weights and cache.
         graph_bytes: to be set aside for CUDA graphs.
         utilization: share of the GPU's memory that may be used in all.
+        setting: to be named where there is no room.
 
     Raises:
         SettingsError: there is no room for a single block.
@@ -57,8 +79,8 @@ def gpu_cache_blocks(
     blocks = usable // bytes_per_block
     if blocks < 1:
         raise SettingsError(
-            "gpu_memory_utilization",
-            f"{utilization} leaves nothing for the KV cache: of {total_bytes} bytes {free_bytes} "
+            setting,
+            f"it leaves nothing for the KV cache: of {total_bytes} bytes {free_bytes} "
             f"are free beside the weights, the largest step takes {step_bytes}, CUDA graphs "
             f"{graph_bytes}, and one block {bytes_per_block}; raise it, lower max_batch_tokens, "
             "or take a smaller model",
@@ -84,3 +106,21 @@ def _container_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _host_total(root: Path = Path("/sys/fs/cgroup")) -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+    except OSError:
+        return total
+    return total if limit == "max" else min(total, int(limit))
+
+
+def _resident_bytes() -> int:
+    """Memory that this process has on the host."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")

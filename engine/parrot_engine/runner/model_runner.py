@@ -290,6 +290,8 @@ class ModelRunner(Runner):
         self.architecture = config.architecture
         self.dtype = str(dtype).removeprefix("torch.")
         self.device = str(device)
+        if isinstance(model, torch.nn.Module):
+            self.weight_bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         self.num_blocks = num_blocks
         self.block_size = block_size
         quantized = is_quantized(kv_cache_dtype, config.head_dim)
