@@ -6,8 +6,12 @@ served is downloaded: no pickled weights, and code only on request.
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from parrot_engine.exceptions import ModelError
 from parrot_engine.progress import download_bar
@@ -20,15 +24,31 @@ _DEMO_FOLDER = _ASSETS / "demo"
 #: Configurations without weights, by name.
 _SHAPES_FOLDER = _ASSETS / "shapes"
 
-#: Weights first.
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
+#: Files that are downloaded; weights first.
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
 
 #: `name` or `owner/name`, as the hub allows them.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
 
 
+#: What keeps a repository from being downloaded.
+HubFailure: TypeAlias = Literal[
+    "model_not_found",
+    "model_gated",
+    "hub_unreachable",
+    "disk_full",
+    "download_too_large",
+    "no_safetensors",
+    "download_failed",
+]
+
+
 class ModelNotFoundError(ModelError):
     """A name that is neither a model folder nor a repository that is available now."""
+
+    def __init__(self, message: str, failure: HubFailure = "model_not_found") -> None:
+        super().__init__(message)
+        self.failure: HubFailure = failure
 
 
 def shape_names() -> list[str]:
@@ -65,8 +85,20 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
             f"There is no folder {name_or_path}, and it is not the name of a hub repository "
             "(OWNER/NAME)."
         )
-    patterns = _PATTERNS if with_weights else _PATTERNS[1:]
-    return _checked(_download(name_or_path, [*patterns, *(["*.py"] if with_code else [])]))
+    patterns = PATTERNS if with_weights else PATTERNS[1:]
+    with hub_failures(name_or_path):
+        from huggingface_hub import snapshot_download
+
+        patterns = (*patterns, *(["*.py"] if with_code else []))
+        folder = snapshot_download(
+            name_or_path, allow_patterns=list(patterns), tqdm_class=download_bar()
+        )
+    return _checked(Path(folder))
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a repository's."""
+    return _HUB_ID.match(name) is not None
 
 
 def served_name(name_or_path: str) -> str:
@@ -95,9 +127,11 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _download(repository: str, patterns: list[str]) -> Path:
+@contextmanager
+def hub_failures(repository: str) -> Iterator[None]:
+    """Turns what goes wrong with a repository within the block into `ModelNotFoundError`."""
     try:
-        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub import constants
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
@@ -107,15 +141,16 @@ def _download(repository: str, patterns: list[str]) -> Path:
     except ImportError as error:
         raise ModelNotFoundError(
             f"Downloading {repository} needs the huggingface_hub package; install it, or give a "
-            "folder."
+            "folder.",
+            "download_failed",
         ) from error
     try:
-        folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=download_bar())
-        return Path(folder)
+        yield
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"The hub repository {repository} is gated: accept its terms on huggingface.co and "
-            "set HF_TOKEN."
+            "set HF_TOKEN.",
+            "model_gated",
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(
@@ -123,10 +158,19 @@ def _download(repository: str, patterns: list[str]) -> Path:
             "one, set HF_TOKEN."
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ModelNotFoundError(
+                f"The disk is full: {repository} does not fit into {constants.HF_HUB_CACHE}. Make "
+                "room, or set HF_HOME to a folder on another disk; what is there is kept.",
+                "disk_full",
+            ) from error
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         raise ModelNotFoundError(
             f"{repository} is not on this machine, and the Hugging Face hub cannot be "
-            f"reached{offline}. Give a folder, or '{DEMO_MODEL}', which needs no download."
+            f"reached{offline}. Give a folder, or '{DEMO_MODEL}', which needs no download.",
+            "hub_unreachable",
         ) from error
     except ValueError as error:
-        raise ModelNotFoundError(f"{repository} cannot be downloaded: {error}") from error
+        raise ModelNotFoundError(
+            f"{repository} cannot be downloaded: {error}", "download_failed"
+        ) from error
