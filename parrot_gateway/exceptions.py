@@ -23,6 +23,7 @@
     ├── ValueTooLargeError             413 value_too_large
     ├── ContextTooLargeError           413 context_too_large
     ├── UnsupportedMediaTypeError      415 unsupported_media_type
+    ├── ModelLoadError                 422 model_load_failed
     ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
@@ -31,6 +32,8 @@
     │   ├── EngineLostError            503 engine_lost
     │   └── LinkingBehindError         503 linking_behind
     ├── DeadlineError                  504 timeout
+    ├── HubError                       502 hub_unreachable
+    ├── DiskFullError                  507 disk_full
     └── UpstreamError                  502 upstream_error
         ├── AnswerError                502 answer_unusable
         └── UpstreamTimeoutError       504 upstream_timeout
@@ -287,6 +290,10 @@ class ContextTooLargeError(GatewayError, status=413, code="context_too_large"):
         )
 
 
+class ModelLoadError(GatewayError, status=422, code="model_load_failed", should_retry=False):
+    """A model that was to be loaded cannot be served; the reason is the engine's."""
+
+
 class TransformError(GatewayError, status=422, code="transform_failed", should_retry=False):
     """A transform could not be applied to its text; the same again would fail again.
 
@@ -352,6 +359,14 @@ class LinkingBehindError(OverloadedError, code="linking_behind"):
 
 class DeadlineError(GatewayError, status=504, code="timeout", should_retry=False):
     """A wait came to the end of its time."""
+
+
+class HubError(GatewayError, status=502, code="hub_unreachable", should_retry=False):
+    """The hub could not be reached, or a download from it broke off."""
+
+
+class DiskFullError(GatewayError, status=507, code="disk_full", should_retry=False):
+    """What was to be downloaded does not fit on the disk."""
 
 
 # The gateway has already retried: the client must not do the work three times over.
@@ -428,3 +443,19 @@ def mutually_exclusive(first: str, second: str) -> InvalidRequestError:
 def unsupported_value(name: str, reason: str) -> UnsupportedError:
     """A value that this model cannot honour; `reason` is the message behind the colon."""
     return UnsupportedError(f"Unsupported value: {reason}", param=name, code="unsupported_value")
+
+
+#: Classes of errors of downloads by their codes; `HubError` for others.
+_DOWNLOAD_ERRORS: dict[str, type[GatewayError]] = {
+    "model_not_found": ModelNotFoundError,
+    "model_gated": ForbiddenError,
+    "no_safetensors": ModelLoadError,
+    "download_too_large": RequestTooLargeError,
+    "download_cancelled": ConflictError,
+    "disk_full": DiskFullError,
+}
+
+
+def download_error(code: str, reason: str) -> GatewayError:
+    """The error of a download that failed with a code of `parrot_engine.loading.hub`."""
+    return _DOWNLOAD_ERRORS.get(code, HubError)(reason, param="model", code=code)

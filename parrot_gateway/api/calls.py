@@ -135,7 +135,7 @@ class CallRoutes:
         from parrot_gateway.api.openai.tokenize import handle_tokenize
 
         body = await exchange.body(self._server.max_body_bytes)
-        engine = self._own_engine(CallRequest("completions", body).head.model)
+        engine = await self._own_engine(CallRequest("completions", body).head.model)
         await handle_tokenize(exchange, engine, body)
 
     async def detokenize(self, exchange: Exchange) -> None:
@@ -143,7 +143,7 @@ class CallRoutes:
         from parrot_gateway.api.openai.tokenize import handle_detokenize
 
         body = await exchange.body(self._server.max_body_bytes)
-        engine = self._own_engine(CallRequest("completions", body).head.model)
+        engine = await self._own_engine(CallRequest("completions", body).head.model)
         await handle_detokenize(exchange, engine, body)
 
     async def passthrough(self, exchange: Exchange, body: bytes | None = None) -> None:
@@ -314,7 +314,7 @@ class CallRoutes:
         written."""
         served = None
         if isinstance(target, EngineTarget):
-            served = self._models.engine_of(target.model)
+            served = await self._models.loaded_engine(target.model)
         call = await in_thread_if_large(lambda: messages_request(request, served), request.size)
         name_ignored(exchange, call.ignored)
         return call.chat, AnthropicShape(call.display)
@@ -333,7 +333,7 @@ class CallRoutes:
         chat = await in_thread_if_large(read, request.size)
         name_ignored(exchange, chat.ignored)
         if isinstance(target, EngineTarget):
-            call = prepare(chat.chat, self._models.engine_of(target.model))
+            call = prepare(chat.chat, await self._models.loaded_engine(target.model))
             assert isinstance(call, ChatCall)
             count = await call.count_tokens()
         else:
@@ -489,6 +489,7 @@ class CallRoutes:
             GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
         """
         exchange.cancel_on_disconnect()
+        await self._models.loaded(model)
         metadata = context.metadata
         if metadata is ORDINARY_CALL and self._linking.is_running:
             metadata = await self._inferred.of(exchange, request.body)
@@ -515,13 +516,13 @@ class CallRoutes:
             observers=context.observers,
         )
 
-    def _own_engine(self, name: str | None) -> RemoteEngine:
+    async def _own_engine(self, name: str | None) -> RemoteEngine:
         """The engine of a model; of the only one there is where none is named."""
         if name is None:
             models = self._models.engine_models()
             if len(models) != 1:
                 raise missing_parameter("model")
-            return self._models.engine_of(models[0])
+            return await self._models.loaded_engine(models[0])
         target = self._models.resolve(name)
         if not isinstance(target, EngineTarget):
             raise UnsupportedError(
@@ -529,7 +530,7 @@ class CallRoutes:
                 "this gateway does not have.",
                 param="model",
             )
-        return self._models.engine_of(target.model)
+        return await self._models.loaded_engine(target.model)
 
 
 def _read_large(headers: Headers, request: CallRequest) -> bool:

@@ -87,6 +87,11 @@ class EventStream:
         self.quiet_until = time.perf_counter() + keep_alive_s
         exchange.on_failure(self.fail)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether a comment is due."""
+        return time.perf_counter() >= self.quiet_until
+
     def send(self, events: bytes) -> Awaitable[None]:
         """The sending of events, to be awaited."""
         if self._opening:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from parrot_gateway.api.admin.bodies import MODEL_BODIES, STREAMED_PATHS
 from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
@@ -93,6 +94,7 @@ _READY_PATHS = frozenset({"/health", "/health/readiness"})
 _JSON_OBJECT = {"application/json": {"schema": {"type": "object"}}}
 #: Bodies and answers of our own routes, where they are not just any JSON object.
 _OWN_BODIES: dict[str, dict[str, Any]] = {
+    **MODEL_BODIES,
     "/v1/files": {
         "multipart/form-data": {
             "schema": {
@@ -128,6 +130,7 @@ _OWN_ANSWERS: dict[str, dict[str, Any]] = {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
     }
 }
+_OWN_ANSWERS |= {path: {**_JSON_OBJECT, "text/event-stream": {}} for path in STREAMED_PATHS}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 

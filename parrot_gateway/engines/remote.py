@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -213,6 +214,11 @@ class RemoteEngine:
             finally:
                 del self._idle_waiters[waiter]
         self._check_open()
+
+    async def finish(self) -> None:
+        """Return once nothing runs, for an engine that takes nothing new; at once if it is lost."""
+        with suppress(EngineLostError, OverloadedError):
+            await self.wait_idle(idle=True)
 
     def describe(self) -> dict[str, Any]:
         return {

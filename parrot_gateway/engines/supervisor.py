@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 import secrets
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from parrot_gateway.engines.child_process import end, engine_environment, send_signal
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
@@ -27,7 +28,9 @@ logger = logging.getLogger(__name__)
 #: What engine processes write, line by line.
 engine_logger = logging.getLogger("parrot_engine")
 
-State: TypeAlias = Literal["loading", "ready", "failed"]
+#: `unloading`: it is being ended for good. `idle`: it was ended for want of calls, and is started
+#: again for the next one.
+State: TypeAlias = Literal["loading", "ready", "failed", "unloading", "idle"]
 
 #: Environment variable with the join key; the engine's worker reads it.
 JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
@@ -53,24 +56,6 @@ _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) +")
 _ERROR = "error: "
 
 
-# NOTE: an engine may run code that came with a checkpoint: of the environment it gets what finds
-# Python, devices, caches and the hub, and none of the gateway's or the operator's keys.
-#: Variables that are passed on.
-_NAMES = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
-     "LD_LIBRARY_PATH", "LD_PRELOAD", "XDG_CACHE_HOME", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
-)  # fmt: skip
-
-#: Families of variables that are passed on.
-_PREFIXES = (
-    "LC_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "TRITON_",
-    "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "SSL_", "PYTHON",
-)  # fmt: skip
-
-#: Proxies, in either case.
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-
-
 @dataclass(slots=True)
 class EngineProcess:
     """One engine process and what became of it, over all its restarts."""
@@ -92,6 +77,24 @@ class EngineProcess:
     unlinked: asyncio.Event = field(default_factory=asyncio.Event)
     #: When it became ready, by the event loop's clock.
     ready_at: float | None = None
+    #: Unix time since which it has been in its state.
+    since: float = field(default_factory=time.time)
+    #: Keeps it running; None while it does not run.
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def loads_first(self) -> bool:
+        """Whether it loads its model and has not failed to do so, unlike after a crash."""
+        return (
+            self.state == "loading"
+            and self.task is not None
+            and self.ready_at is None
+            and not self.deaths
+        )
+
+    def enter(self, state: State) -> None:
+        if state != self.state:
+            self.state, self.since = state, time.time()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -101,12 +104,15 @@ class EngineProcess:
             "pid": self.pid,
             "restarts": self.restarts,
             "reason": self.reason,
+            "since": int(self.since),
         }
 
 
 def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
     """The command line of an engine process; holds no secret."""
-    options = model.model_dump(mode="json", exclude={"name", "engines", "reasoning_parser"})
+    options = model.model_dump(
+        mode="json", exclude={"name", "engines", "reasoning_parser", "idle_unload_s"}
+    )
     options["name"] = model.served_name
     return [
         sys.executable,
@@ -119,16 +125,6 @@ def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
         *("--log-level", "warning"),
         "--with-parent",
     ]
-
-
-def _engine_environment() -> dict[str, str]:
-    """The variables of this process that an engine process gets."""
-    return {
-        name: text
-        for name, text in os.environ.items()
-        if not name.upper().endswith("_API_KEY")
-        and (name in _NAMES or name.lower() in _PROXIES or name.startswith(_PREFIXES))
-    }
 
 
 class EngineSupervisor:
@@ -152,33 +148,92 @@ class EngineSupervisor:
         self._registry = registry
         self._load_timeout_s = load_timeout_s
         self._command = command
-        #: In the order of the settings.
-        self.processes = [
-            EngineProcess(
-                model.on_device(index), f"{model.served_name}-{index}-{secrets.token_hex(4)}"
-            )
-            for model in models
-            for index in range(model.engines)
-        ]
-        self._tasks: list[asyncio.Task[None]] = []
+        #: In the order of the settings, then of loading.
+        self.processes: list[EngineProcess] = []
+        #: Models that are served, or will be once loaded; not those that are being unloaded.
+        self.served: list[str] = []
+        for model in models:
+            self.add(model)
+        #: Where processes join, and with which key, once they may be started.
+        self._join: tuple[str, str] | None = None
         #: The start is over: failures until then are reported by whoever waits for it.
         self._started = False
         self._unsubscribe: Callable[[], None] | None = None
 
     def models(self) -> list[str]:
-        return list(dict.fromkeys(process.model.served_name for process in self.processes))
+        """See `served`."""
+        return self.served
+
+    @property
+    def is_running(self) -> bool:
+        """Whether processes may be started."""
+        return self._join is not None
+
+    def settings_of_models(self) -> dict[str, ModelSettings]:
+        """Of those, by name, as their first process has them."""
+        found: dict[str, ModelSettings] = {}
+        for process in self.processes:
+            if process.state != "unloading":
+                found.setdefault(process.model.served_name, process.model)
+        return found
+
+    def processes_of(self, model: str) -> list[EngineProcess]:
+        return [process for process in self.processes if process.model.served_name == model]
+
+    def add(self, model: ModelSettings) -> None:
+        """Add the processes of a model, which `start_model` starts."""
+        self.processes += [
+            EngineProcess(
+                model.on_device(index), f"{model.served_name}-{index}-{secrets.token_hex(4)}"
+            )
+            for index in range(model.engines)
+        ]
+        self._list_models()
+
+    def start_model(self, model: str) -> None:
+        """Start the processes of a model that do not run, unless this gateway starts none."""
+        for process in self.processes_of(model):
+            if self._join is not None and process.task is None:
+                process.enter("loading")
+                process.ready_at, process.deaths = None, 0
+                process.settled.clear()
+                process.task = asyncio.create_task(
+                    self._keep(process, *self._join), name=process.name
+                )
+
+    def retire(self, model: str, state: Literal["unloading", "idle"]) -> None:
+        """Begin to end the processes of a model: it is `unloading` or `idle` from now on, whatever
+        they do; `stop_model` ends them."""
+        for process in self.processes_of(model):
+            process.enter(state)
+            process.settled.set()
+        self._list_models()
+
+    async def stop_model(self, model: str) -> None:
+        """Stop the processes of a model: SIGTERM, and SIGKILL for those that do not end."""
+        await _end_tasks(self.processes_of(model))
+
+    def remove(self, model: str) -> None:
+        """Forget a model whose processes have ended."""
+        gone = self.processes_of(model)
+        self.processes = [process for process in self.processes if process not in gone]
+        self._list_models()
+
+    def _list_models(self) -> None:
+        served = [p.model.served_name for p in self.processes if p.state != "unloading"]
+        self.served = list(dict.fromkeys(served))
 
     def state(self, model: str) -> State | None:
         """The best state among a model's processes; None for a model that is not configured."""
-        states = {p.state for p in self.processes if p.model.served_name == model}
-        order: tuple[State, ...] = ("ready", "loading", "failed")
+        states = {process.state for process in self.processes_of(model)}
+        order: tuple[State, ...] = ("ready", "loading", "idle", "unloading", "failed")
         return next((state for state in order if state in states), None)
 
     def failure(self, model: str) -> str | None:
         """Why a model cannot be served; None while any of its processes may still come up."""
         if self.state(model) != "failed":
             return None
-        reasons = [p.reason for p in self.processes if p.model.served_name == model]
+        reasons = [process.reason for process in self.processes_of(model)]
         return next((reason for reason in reasons if reason), None)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -187,41 +242,38 @@ class EngineSupervisor:
     async def start(self, join_url: str, join_key: str) -> None:
         """Start every process; returns before any of them is ready."""
         self._unsubscribe = self._registry.subscribe(self._on_change)
-        self._tasks = [
-            asyncio.create_task(self._keep(process, join_url, join_key), name=process.name)
-            for process in self.processes
-        ]
+        self._join = (join_url, join_key)
+        for model in self.served:
+            self.start_model(model)
 
     async def wait_ready(self) -> None:
-        for process in self.processes:
+        for process in list(self.processes):
             await process.settled.wait()
         self._started = True
 
     async def close(self) -> None:
         """Stop every process: SIGTERM, and SIGKILL for those that do not end."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        self._join = None
+        await _end_tasks(self.processes)
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
 
     def _on_change(self, change: Change, engine: RemoteEngine) -> None:
         for process in self.processes:
-            if process.name != engine.name or process.state == "failed":
+            if process.name != engine.name or process.state not in ("loading", "ready"):
                 continue
             if change != "joined" and self._has_other_link(process, engine):
                 # An old link, noticed only after the process was back.
                 continue
             if change == "joined":
-                process.state = "ready"
+                process.enter("ready")
                 process.ready_at = asyncio.get_running_loop().time()
                 process.settled.set()
                 process.linked.set()
                 process.unlinked.clear()
             else:
-                process.state = "loading"
+                process.enter("loading")
             if change == "left":
                 process.linked.clear()
                 process.unlinked.set()
@@ -235,7 +287,7 @@ class EngineSupervisor:
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
         """Run one process again and again until it is given up or this is cancelled."""
         command = self._command(process.model, join_url, process.name)
-        environment = {**_engine_environment(), JOIN_KEY_VARIABLE: join_key}
+        environment = {**engine_environment(), JOIN_KEY_VARIABLE: join_key}
         while True:
             process.ready_at = None
             process.linked.clear()
@@ -246,9 +298,9 @@ class EngineSupervisor:
             except OSError as error:
                 self._give_up(process, f"it could not be started: {error}")
                 return
-            if process.state == "failed":
+            if process.state not in ("loading", "ready"):
                 return
-            process.state = "loading"
+            process.enter("loading")
             if status == EXIT_CONFIG:
                 self._give_up(process, _refusal(process.last_lines))
                 return
@@ -288,14 +340,14 @@ class EngineSupervisor:
             return await child.wait()
         finally:
             guard.cancel()
-            await _end(child)
+            await end(child, _STOP_TIMEOUT_S)
             # Its last output is still in the pipe. A grandchild may hold the pipe open.
             await asyncio.wait([pump], timeout=1.0)
             pump.cancel()
             process.pid = None
 
     def _give_up(self, process: EngineProcess, reason: str) -> None:
-        process.state = "failed"
+        process.enter("failed")
         process.reason = reason
         process.settled.set()
         level = logging.ERROR if self._started else logging.DEBUG
@@ -309,7 +361,7 @@ class EngineSupervisor:
                 f"it did not join within {self._load_timeout_s:g} s "
                 "(setting engines.load_timeout_s)",
             )
-            _signal(child, signal.SIGKILL)
+            send_signal(child, signal.SIGKILL)
             return
         while True:
             await process.unlinked.wait()
@@ -319,8 +371,19 @@ class EngineSupervisor:
                     process.name,
                     _REJOIN_TIMEOUT_S,
                 )
-                _signal(child, signal.SIGKILL)
+                send_signal(child, signal.SIGKILL)
                 return
+
+
+async def _end_tasks(processes: Sequence[EngineProcess]) -> None:
+    tasks = [process.task for process in processes if process.task is not None]
+    for task in tasks:
+        # A second cancellation would interrupt the end of its process.
+        if not task.cancelling():
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for process in processes:
+        process.task = None
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> bool:
@@ -381,23 +444,3 @@ async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess)
             else:
                 level = logging.INFO if process.ready_at is None else logging.WARNING
             engine_logger.log(level, "%s: %s", process.name, line)
-
-
-def _signal(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    try:
-        child.send_signal(number)
-    except ProcessLookupError:
-        logger.debug("process %d had ended already", child.pid)
-
-
-async def _end(child: asyncio.subprocess.Process) -> None:
-    """End a process if it still runs: politely, then not."""
-    if child.returncode is not None:
-        return
-    _signal(child, signal.SIGTERM)
-    try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            await child.wait()
-    except TimeoutError:
-        _signal(child, signal.SIGKILL)
-        await child.wait()

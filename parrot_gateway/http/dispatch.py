@@ -181,6 +181,8 @@ class Dispatcher:
     Args:
         hot: handlers by exact path, all of them POST.
         parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
+        admin: the same, of admin routes: these check a key of their own, and are answered
+            however many calls are in work, and while the gateway drains.
         own: who answers a path of the gateway's own under `/v1/`, if it is one.
         forms: the same, of paths that take multipart forms.
         passthrough: takes paths under `/v1/` that nothing else knows.
@@ -199,6 +201,7 @@ class Dispatcher:
         *,
         hot: dict[str, Handler],
         parrot: Callable[[Exchange], Handler | None],
+        admin: Callable[[Exchange], Handler | None],
         own: Callable[[Exchange], Handler | None],
         forms: Callable[[Exchange], Handler | None],
         passthrough: Handler,
@@ -213,6 +216,7 @@ class Dispatcher:
         self._hot = hot
         self._shapes = shapes or {}
         self._parrot = parrot
+        self._admin = admin
         self._own = own
         self._forms = forms
         self._passthrough = passthrough
@@ -250,6 +254,8 @@ class Dispatcher:
             return self._call(exchange, handler, post_only=True)
         if (handler := self._parrot(exchange)) is not None:
             return self._call(exchange, handler, post_only=False, check_key=False)
+        if (handler := self._admin(exchange)) is not None:
+            return self._call(exchange, handler, post_only=False, check_key=False, is_counted=False)
         if (handler := self._own(exchange)) is not None:
             return self._call(exchange, handler, post_only=False)
         if (handler := self._forms(exchange)) is not None:
@@ -270,6 +276,7 @@ class Dispatcher:
         post_only: bool,
         check_key: bool = True,
         json_only: bool = True,
+        is_counted: bool = True,
     ) -> None:
         try:
             headers = exchange.headers
@@ -286,7 +293,8 @@ class Dispatcher:
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
             task = asyncio.current_task()
-            self._gate.enter(task)
+            if is_counted:
+                self._gate.enter(task)
         except GatewayError as error:
             await exchange.respond_error(error)
             return
@@ -309,7 +317,8 @@ class Dispatcher:
             await self._answer_error(exchange, internal_error(exchange.request_id))
         finally:
             exchange.finish()
-            self._gate.leave(task)
+            if is_counted:
+                self._gate.leave(task)
 
     def _tenant_of(self, exchange: Exchange) -> str:
         headers = exchange.headers

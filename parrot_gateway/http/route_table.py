@@ -1,4 +1,4 @@
-"""The gateway's own routes under `/v1/` that wait or stream: a table, on the thin HTTP layer.
+"""The gateway's own routes that wait or stream: a table, on the thin HTTP layer.
 
 They go before the pass-through to upstreams. Segments of a path are matched one by one and decoded
 afterwards, so that a name may hold a slash written as `%2F`.
@@ -44,8 +44,8 @@ class RouteTable:
         self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
         #: Method, pattern and summary of each route, for the description of the API.
         self.described: list[tuple[str, str, str]] = []
-        #: First segments after `/v1/`: one look-up rules other paths out.
-        self._firsts: set[str] = set()
+        #: First two segments of the paths, as in `/v1/files`: one look-up rules others out.
+        self._beginnings: set[str] = set()
         for each in objects:
             for name, member in vars(type(each)).items():
                 marked: tuple[str, str] | None = getattr(member, "route", None)
@@ -57,18 +57,15 @@ class RouteTable:
             None if part.startswith("{") else part for part in pattern.strip("/").split("/")
         )
         self._routes.append((method, segments, handler))
-        self._firsts.add(segments[1] or "")
+        self._beginnings.add(f"/{segments[0]}/{segments[1]}")
         summary = (handler.__doc__ or "").split("\n\n")[0].strip().rstrip(".")
         self.described.append((method, pattern, summary))
 
     def find(self, exchange: Exchange) -> Handler | None:
         """Who answers, if the path is one of these; a wrong method is answered too."""
         path = exchange.path
-        end = path.find("/", 4)
-        if (
-            not path.startswith("/v1/")
-            or (path[4:] if end < 0 else path[4:end]) not in self._firsts
-        ):
+        end = path.find("/", path.find("/", 1) + 1)
+        if (path if end < 0 else path[:end]) not in self._beginnings:
             return None
         raw = exchange.scope.get("raw_path") or path.encode()
         segments = [unquote(part) for part in raw.decode("latin-1").strip("/").split("/")]

@@ -14,10 +14,12 @@ Keeps no state: the registry of engines and the upstreams have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
 
+from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
@@ -172,6 +174,8 @@ class ModelDirectory(Catalog):
     Args:
         registry: the engines that joined.
         supervisor: the engine processes of this gateway, which may still be loading.
+        manager: loads models that were unloaded while they were idle.
+        last_used: gets `time.monotonic()` of each call by its model, for the manager.
         upstreams: by name, in the order of the settings.
         aliases: from the settings.
         scheduler: places calls.
@@ -183,6 +187,8 @@ class ModelDirectory(Catalog):
         self,
         registry: EngineRegistry,
         supervisor: EngineSupervisor,
+        manager: ModelManager,
+        last_used: MutableMapping[str, float],
         upstreams: Mapping[str, Upstream | UpstreamFleet],
         aliases: Mapping[str, str],
         scheduler: SchedulerRunner,
@@ -193,7 +199,8 @@ class ModelDirectory(Catalog):
         self.upstreams = upstreams
         self._registry = registry
         self._supervisor = supervisor
-        self._configured = supervisor.models()
+        self._manager = manager
+        self._last_used = last_used
         self._scheduler = scheduler
         self._updater = updater
         self._keeps_reasoning = frozenset(keeps_reasoning)
@@ -212,7 +219,7 @@ class ModelDirectory(Catalog):
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
-        return list(dict.fromkeys((*self._registry.serving, *self._configured)))
+        return list(dict.fromkeys((*self._registry.serving, *self._supervisor.served)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
         """The engines of a model that have joined."""
@@ -229,6 +236,21 @@ class ModelDirectory(Catalog):
             return None
         engines = self._registry.serving.get(target.model, ())
         return min(engines, key=lambda each: (each.queued_tokens, each.running), default=None)
+
+    async def loaded(self, model: str) -> None:
+        """Wait for a model of own engines that is being loaded, or is to be for this call.
+
+        Raises:
+            ModelLoadingError: it takes longer than a call may wait.
+            OverloadedError: too many calls wait already.
+        """
+        if model not in self._registry.serving:
+            await self._manager.wait_loaded(model)
+
+    async def loaded_engine(self, model: str) -> RemoteEngine:
+        """Any engine of a model, once it is loaded; see `loaded` and `engine_of`."""
+        await self.loaded(model)
+        return self.engine_of(model)
 
     def engine_of(self, model: str) -> RemoteEngine:
         """Any engine of a model, for what all of them have in common.
@@ -248,6 +270,7 @@ class ModelDirectory(Catalog):
                     retry_after_s=30.0,
                 )
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
+        self._last_used[model] = time.monotonic()
         return engines[0]
 
     def upstream(self, name: str, metadata: Callable[[], CallMetadata]) -> UpstreamClient:

@@ -332,6 +332,24 @@ class SchedulerRunner:
             request._state = "ended"
             self._forget(request)
 
+    def waiting(self, model: str) -> int:
+        """How many calls wait for an engine of a model."""
+        return len(self._waiting(model))
+
+    def refuse_waiting(self, model: str, error: GatewayError) -> None:
+        """Refuse the calls that wait for an engine of a model."""
+        waiting = self._waiting(model)
+        for request in waiting:
+            self._refuse(request, error)
+        self.notify(*(TaskCancelled(request._task.id) for request in waiting if request._task))
+
+    def _waiting(self, model: str) -> list[SubmittedCall]:
+        return [
+            request
+            for request in self._requests.values()
+            if request._state == "waiting" and request._task and request._task.model == model
+        ]
+
     def describe(self) -> dict[str, Any]:
         """Queues, held applications, engines as accounted for, and counters; plain types."""
         return {

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
+from parrot_gateway.api.admin.models import ModelRoutes
 from parrot_gateway.api.anthropic.errors import use_anthropic_shape
 from parrot_gateway.api.batches.batches import BatchRoutes
 from parrot_gateway.api.batches.files import FileRoutes
@@ -18,12 +19,13 @@ from parrot_gateway.api.openapi import describe_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
+from parrot_gateway.http.admin import AdminRoutes
 from parrot_gateway.http.dispatch import ASGIApp, Dispatcher, KeyCheck
 from parrot_gateway.http.route_table import RouteTable
 from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.management import create_management_app, knows_path
-from parrot_gateway.settings.model import api_key_of
+from parrot_gateway.settings.model import admin_key_of, api_key_of
 
 
 def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
@@ -74,10 +76,14 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         max_body_bytes=settings.server.max_body_bytes,
         keys=keys,
     )
+    admin = AdminRoutes(
+        admin_key_of(settings), ModelRoutes(gateway.model_manager, settings.engines, server)
+    )
     routes_by_tag = {
         "sessions": own.described,
         "batches": [*files.described, *batches.described],
         "Parrot's own API": parrot.described,
+        "admin": admin.described,
     }
     describe_routes(management, routes_by_tag)
     app: ASGIApp = Dispatcher(
@@ -91,6 +97,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         },
         shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,
+        admin=admin.find,
         own=lambda exchange: own.find(exchange) or batches.find(exchange),
         forms=files.find,
         passthrough=routes.passthrough,

@@ -16,6 +16,8 @@ from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
 from parrot_gateway.batches.service import BatchService
+from parrot_gateway.engines.downloads import Downloads
+from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
@@ -76,9 +78,26 @@ class Gateway:
             else UpstreamFleet(item, self.scheduling, self.task_updater, gateway_has_key=has_key)
             for item in settings.upstreams
         }
+        reserved = [name for name in settings.aliases if "*" not in name]
+        for item in settings.upstreams:
+            reserved += [item.name, *item.servers]
+        last_used: dict[str, float] = {}
+        self.model_manager = ModelManager(
+            settings.models,
+            link,
+            self.registry,
+            self.supervisor,
+            Downloads(link.max_downloads, link.max_download_bytes),
+            last_used=last_used,
+            reserved=reserved,
+            waiting=self.scheduling.waiting,
+            refuse_waiting=self.scheduling.refuse_waiting,
+        )
         self.models = ModelDirectory(
             self.registry,
             self.supervisor,
+            self.model_manager,
+            last_used,
             self.upstreams,
             settings.aliases,
             self.scheduling,
@@ -123,6 +142,7 @@ class Gateway:
             await upstream.start()
         if join_url is not None:
             await self.supervisor.start(join_url, self.own_join_key)
+            self.model_manager.start()
 
     async def wait_ready(self) -> None:
         """Return once each configured model is served or has failed, and each upstream has
@@ -151,12 +171,16 @@ class Gateway:
         """Whether calls can be answered: some model is there and the gateway is not closing."""
         if self.gate.draining:
             return False
-        return bool(self.registry.serving) or any(
-            upstream.ready for upstream in self.upstreams.values()
+        return (
+            bool(self.registry.serving)
+            # Loaded with the next call.
+            or any(self.supervisor.state(name) == "idle" for name in self.supervisor.models())
+            or any(upstream.ready for upstream in self.upstreams.values())
         )
 
     async def stop_engines(self) -> None:
-        """Stop engine processes of our own."""
+        """Stop engine processes of our own, and downloads."""
+        await self.model_manager.close()
         await self.supervisor.close()
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from parrot_scheduler.config import PRESETS, SchedulerConfig
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from parrot_gateway.settings.memory_shares import share_conflict
 from parrot_gateway.settings.secret_reference import SecretReference, read_secret
 
 Seconds: TypeAlias = Annotated[float, Field(gt=0)]
@@ -33,6 +34,9 @@ class ServerSettings(_Section):
     #: Key that clients must send as `Authorization: Bearer …`. Without one, only loopback
     #: addresses are served. `PARROT_API_KEY` is used when it is set and this is not.
     api_key: SecretReference | None = None
+    #: Key of the admin routes, another than that of calls. Without one they answer with a 403.
+    #: `PARROT_ADMIN_KEY` is used when it is set and this is not.
+    admin_key: SecretReference | None = None
     #: Names by which a gateway without a key may be called, beside loopback's, its own address and
     #: names that only a private network has; `*`: any.
     allowed_hosts: list[str] = []
@@ -90,6 +94,9 @@ class ModelSettings(_Section):
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] | None = None
     #: Share of a GPU's memory that may be used where neither is given.
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    #: In its place the share of a device's memory that each engine of this model may use, whatever
+    #: others on the device do; those of all models on one device must not exceed 1.
+    memory_share: float | None = Field(default=None, gt=0, le=1)
     #: GPUs of this host that hold the model together, `device` and those behind it; the builtin
     #: engine only.
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
@@ -130,6 +137,9 @@ class ModelSettings(_Section):
     #: Whether reasoning between `<think>` and `</think>` is parted from the content of chats: where
     #: the chat template knows the markers, or never.
     reasoning_parser: Literal["auto", "off"] = "auto"
+    #: After so long without a call the engines end, and the next call starts them again; never when
+    #: neither this nor `engines.idle_unload_s` is given.
+    idle_unload_s: Seconds | None = None
 
     def on_device(self, index: int) -> ModelSettings:
         """For the engine process with this number: with its own device."""
@@ -242,6 +252,23 @@ class EngineLinkSettings(_Section):
     heartbeat_s: Seconds = 2.0
     #: Joined engines at most.
     max_engines: int = Field(default=1024, gt=0)
+    #: For models that give no `idle_unload_s` of their own.
+    idle_unload_s: Seconds | None = None
+    #: How long a call waits for a model that is being loaded, and how many calls do at once;
+    #: further ones get a 503, as do those whose wait ends.
+    load_wait_s: Seconds = 60.0
+    max_load_waiters: int = Field(default=1024, ge=0)
+    #: How long running calls may take to finish when their model is unloaded.
+    unload_timeout_s: Seconds = 30.0
+    #: What may be loaded by the admin routes beside the models of these settings: folders below
+    #: these, and hub ids that match one of these patterns (`*` stands for any characters).
+    model_folders: list[Path] = []
+    hub_models: tuple[str, ...] = ("*",)
+    #: Models that are served by own engines at once.
+    max_models: int = Field(default=64, gt=0)
+    #: Downloads at once, and what the files of one model may come to.
+    max_downloads: int = Field(default=2, gt=0)
+    max_download_bytes: int = Field(default=1_000_000_000_000, gt=0)
     #: A model that takes longer to load counts as failed.
     load_timeout_s: Seconds = 1800.0
 
@@ -502,6 +529,9 @@ class Settings(BaseSettings):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"these names are given twice: {', '.join(doubles)}")
+        conflict = share_conflict(self.models)
+        if conflict is not None:
+            raise ValueError(f"models: {conflict}")
         return self
 
     @classmethod
@@ -522,3 +552,10 @@ def api_key_of(settings: Settings) -> str | None:
     if settings.server.api_key is not None:
         return read_secret(settings.server.api_key)
     return os.environ.get("PARROT_API_KEY") or None
+
+
+def admin_key_of(settings: Settings) -> str | None:
+    """The key of the admin routes, or None where they are off."""
+    if settings.server.admin_key is not None:
+        return read_secret(settings.server.admin_key)
+    return os.environ.get("PARROT_ADMIN_KEY") or None

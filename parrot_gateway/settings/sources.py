@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
-from parrot_gateway.settings.model import Settings, api_key_of
+from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 
 
 def load_settings(flags: dict[str, Any] | None = None, config: Path | None = None) -> Settings:
@@ -52,6 +52,12 @@ def _check_exposure(settings: Settings) -> None:
         raise ConfigError(
             f"Refusing to listen on {settings.server.host} without a key: anybody on the network "
             "could use it. Set PARROT_API_KEY, or name the variable: --api-key env:NAME."
+        )
+    admin_key = admin_key_of(settings)
+    if admin_key is not None and admin_key == api_key_of(settings):
+        raise ConfigError(
+            "server.admin_key is the key of calls too, so that every client could load and unload "
+            "models: give it a value of its own."
         )
 
 

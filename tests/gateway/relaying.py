@@ -195,6 +195,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
 
     dispatcher = Dispatcher(
         hot={"/v1/chat/completions": call, "/v1/completions": call},
+        admin=lambda exchange: None,
         own=lambda exchange: None,
         forms=lambda exchange: None,
         parrot=lambda exchange: None,

@@ -145,6 +145,7 @@ class ResponseRoutes:
             metadata = recording.call.metadata
         if metadata is ORDINARY_CALL and path == RESPONSES:
             metadata = await self.inferred.of(exchange, body)
+        await self.models.loaded(model)
         placer = self.models.placer(model, explained(exchange, metadata))
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, self.store)

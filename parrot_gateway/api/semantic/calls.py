@@ -175,10 +175,13 @@ class SemanticCalls:
             _check_one_text(head.n, request)
         if fields.defer:
             _check_no_tools(request)
+        if fields.transform is not None and isinstance(target, EngineTarget):
+            # Its tokenizer may be needed.
+            await self.models.loaded(target.model)
         if not fields.defer or not isinstance(target, EngineTarget):
             return None
         await in_thread_if_large(lambda: request.typed, request.size)
-        checked = prepare(request, self.models.engine_of(target.model))
+        checked = prepare(request, await self.models.loaded_engine(target.model))
         if not fields.inputs and not has_reference(request.body):
             await checked.check_fits()
         return checked

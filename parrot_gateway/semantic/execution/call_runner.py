@@ -124,6 +124,7 @@ class ModelRunner:
         model: str,
         observer: JobObserver,
     ) -> None:
+        await self.models.loaded(model)
         placer = self.models.placer(model, metadata)
         call = prepare(request, placer, job.spec.checked)
         if call.uses_tools:
