@@ -48,8 +48,9 @@ _SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
 _MAX_WAITING_BYTES = 8 * 1024 * 1024
 #: What a message takes beside its body, about.
 _MESSAGE_BYTES = 256
-#: How long messages are gathered before they are written.
+#: How long messages are gathered before they are written, and how many bytes of them.
 _GATHER_S = 0.02
+_GATHER_BYTES = 128 * 1024
 #: How often forecasts are asked for, while there are calls.
 _FORECASTS_EVERY_S = 1.0
 #: How long a question waits for its answer.
@@ -362,13 +363,13 @@ class LinkingService:
         self._gathered.append(message)
         self._gathered_bytes += size
         self._sent += 1
-        if not is_bounded:
+        if is_bounded and self._forecasts_timer is None:
+            loop = asyncio.get_running_loop()
+            self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
+        if not is_bounded or self._gathered_bytes > _GATHER_BYTES:
             self._flush()
         elif self._flusher is None:
-            loop = asyncio.get_running_loop()
-            self._flusher = loop.call_later(_GATHER_S, self._flush)
-            if self._forecasts_timer is None:
-                self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
+            self._flusher = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         return True
 
     def _want_forecasts(self) -> None:

@@ -385,10 +385,10 @@ class CallStore:
         for table, key in call.keys:
             found = table.get(key)
             if found is not None:
-                found = [each for each in found if each > number]
-                if found:
-                    table[key] = found
-                else:
+                # Those of calls that ended out of order go with the next one.
+                gone = next((i for i, each in enumerate(found) if each > number), len(found))
+                del found[:gone]
+                if not found:
                     del table[key]
         call.keys.clear()
         for output in call.outputs:

@@ -22,25 +22,7 @@ from parrot_gateway.linking.linker.parents import Parent, find_parent
 from parrot_gateway.linking.linker.passages import Producer, find_producers
 from parrot_gateway.linking.linker.prompt import Prompt
 from parrot_gateway.linking.linker.prompt_ends import PromptEnds
-from parrot_gateway.linking.tenants import Tenants
-
-
-class LinkerLimits(NamedTuple):
-    """Bounds for one tenant.
-
-    Attributes:
-        calls: that can be linked to; older ones are forgotten.
-        text: characters of their answers.
-        fingerprints: of their answers, a power of two, 8 bytes each.
-        prompt_text: characters of a prompt that are looked at, the newest ones.
-        horizon_s: an answer older than this is linked to by whole conversations only.
-    """
-
-    calls: int
-    text: int
-    fingerprints: int
-    prompt_text: int
-    horizon_s: float
+from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 
 class LinkedCall(NamedTuple):

@@ -17,12 +17,12 @@ from parrot_gateway.linking.linker.conversation import (
     answer_of,
     conversation_of,
 )
-from parrot_gateway.linking.linker.linker import Linker, LinkerLimits
+from parrot_gateway.linking.linker.linker import Linker
 from parrot_gateway.linking.linker.links import Link, LinkedSession
 from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen, session_id_of
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
 from parrot_gateway.linking.profiles.profiles import Profile, output_tokens
-from parrot_gateway.linking.tenants import Tenants
+from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 #: Sessions that one list holds, last used first.
 MAX_LISTED = 1000
@@ -117,9 +117,10 @@ class LinkJournal:
         """Take the request of a call; one that cannot be read has no links."""
         path, body, conversation = self._last
         if body != seen.body or path != seen.path:
-            conversation = conversation_of(seen.path, seen.body)
-            if len(seen.body) <= _MAX_LAST:
-                self._last = seen.path, seen.body, conversation
+            path, body = seen.path, seen.body
+            conversation = conversation_of(path, body)
+            if len(body) <= _MAX_LAST:
+                self._last = path, body, conversation
         if conversation is None:
             # A text that the gateway has left out is counted there.
             self._unreadable += bool(seen.body)
@@ -139,7 +140,7 @@ class LinkJournal:
             sorted(linked.links, key=lambda each: -each.confidence)[:_MAX_LINKS],
         )
         self.profiles.tenant(seen.tenant).request(
-            seen.call, seen.body, linked.links, session, seen.now, is_new=not linked.is_flooded
+            seen.call, body, linked.links, session, seen.now, is_new=not linked.is_flooded
         )
         self._linked += 1
         self._edges += len(record.links)

@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from parrot_gateway.linking.linker.linker import LinkerLimits
 from parrot_gateway.linking.process.inbox import Inbox
 from parrot_gateway.linking.process.journal import LinkJournal
 from parrot_gateway.linking.process.wire import (
@@ -28,6 +27,7 @@ from parrot_gateway.linking.process.wire import (
     encode,
 )
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
+from parrot_gateway.linking.tenants import LinkerLimits
 
 #: How much less urgent than the gateway.
 _NICENESS = 15

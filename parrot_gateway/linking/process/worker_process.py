@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.linking.linker.linker import LinkerLimits
+from parrot_gateway.linking.tenants import LinkerLimits
 from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)

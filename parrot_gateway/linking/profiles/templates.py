@@ -119,6 +119,8 @@ class TemplateTable:
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._templates: dict[str, Template] = {}
+        #: The last prompt and what it begins with: equal ones come in a row.
+        self._last: tuple[bytes, list[Template]] | None = None
 
     def __len__(self) -> int:
         return len(self._templates)
@@ -145,6 +147,7 @@ class TemplateTable:
             insort(bucket.lengths, template.length)
         bucket.templates[template.length, template.hash] = template
         self._templates[template.key] = template
+        self._last = None
         return True
 
     def remove(self, key: str) -> None:
@@ -152,6 +155,7 @@ class TemplateTable:
         template = self._templates.pop(key, None)
         if template is None:
             return
+        self._last = None
         name = step_of(template.length), template.head
         bucket = self._buckets[name]
         bucket.templates.pop((template.length, template.hash), None)
@@ -162,6 +166,9 @@ class TemplateTable:
 
     def find(self, prompt: bytes) -> list[Template]:
         """The templates with which a prompt begins, shortest first."""
+        last = self._last
+        if last is not None and last[0] == prompt:
+            return last[1]
         found: list[Template] = []
         view, size, head, at = memoryview(prompt), len(prompt), 0, 0
         for step in _STEPS:
@@ -179,6 +186,7 @@ class TemplateTable:
                 template = bucket.templates.get((length, hashed))
                 if template is not None:
                     found.append(template)
+        self._last = prompt, found
         return found
 
 
