@@ -95,7 +95,8 @@ def _measure(parsed: argparse.Namespace) -> None:
         report, results = _measure_own(parsed)
         for peer in parsed.peers:
             results += _run_peer(parsed, peer, report["model"]["dtype"])
-        print(summary(report, parsed.peers), table(results), sep="\n\n")
+        packages = list(dict.fromkeys(PEERS[peer] for peer in parsed.peers))
+        print(summary(report, packages), table(results), sep="\n\n")
     else:
         report, results = _measure_peer(parsed)
     report["cases"] = [result.to_dict() for result in results]

@@ -139,14 +139,14 @@ def memory(device: torch.device) -> dict[str, int]:
     return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def summary(report: Mapping[str, Any], peers: Sequence[str] = ()) -> str:
-    """What was measured on what, and the versions of `peers`, in a few lines."""
+def summary(report: Mapping[str, Any], packages: Sequence[str] = ()) -> str:
+    """What was measured on what, and the versions of these packages too, in a few lines."""
     where, model, engine = report["machine"], report["model"], report["engine"]
     versions = where["packages"]
     weights = "random weights" if model["dummy_weights"] else "the checkpoint's weights"
     lines = [
         f"{model['name']}, {model['dtype']}, {weights}, on {where['device']} ({where['cpu']}); "
-        + ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", *peers)),
+        + ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", *packages)),
         f"ready after {report['ready_s']:.1f} s; blocks of {engine['block_size']} tokens, "
         f"{engine['num_blocks']} of them; up to {engine['max_batch_size']} contexts and "
         f"{engine['max_batch_tokens']} tokens a step",

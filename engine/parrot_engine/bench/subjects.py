@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from parrot_engine.bench.prompts import Prompts
@@ -18,8 +19,9 @@ from parrot_engine.bench.report import BenchError
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import SamplingParams
 
-#: By their names on the command line; each is also the package that must be there.
-PEERS = ("transformers", "vllm")
+#: By their names on the command line the packages that must be there; `huggingface` is this
+#: engine's own over the models of transformers.
+PEERS = {"transformers": "transformers", "huggingface": "transformers", "vllm": "vllm"}
 
 #: The share of a device that vLLM takes: the process that starts it holds a context there.
 _VLLM_MEMORY = 0.85
@@ -61,12 +63,12 @@ def sampling_of(prompts: Prompts) -> list[SamplingParams]:
 class ParrotSubject:
     """This engine; implements `Subject`."""
 
-    name = "parrot"
     draws = True
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, name: str = "parrot") -> None:
         """Take an LLM, which it uses alone."""
         self.llm = llm
+        self.name = name
         info = llm.info
         self.vocab_size = info.vocab_size
         self.max_context_tokens: int | None = info.max_context_tokens
@@ -95,7 +97,7 @@ class ParrotSubject:
 
 
 def is_installed(peer: str) -> bool:
-    return find_spec(peer) is not None
+    return find_spec(PEERS[peer]) is not None
 
 
 def open_peer(
@@ -126,7 +128,34 @@ def open_peer(
         return VllmSubject(folder, dtype, max_batch_size, batch_tokens, devices)
     if devices > 1:
         raise BenchError(f"{name} runs on one device")
+    if name == "huggingface":
+        return open_huggingface(folder, device, dtype, max_batch_size, batch_tokens)
     return TransformersSubject(folder, device, dtype, max_batch_size, batch_tokens)
+
+
+def open_huggingface(
+    folder: Path, device: str, dtype: str, max_batch_size: int, batch_tokens: int
+) -> ParrotSubject:
+    """This engine over the class that transformers has for the shape in `folder`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with TemporaryDirectory() as checkpoint:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        model.save_pretrained(checkpoint)
+        del model
+        llm = LLM(
+            checkpoint,
+            kind="huggingface",
+            skip_tokenizer=True,
+            device=device,
+            dtype=dtype,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=batch_tokens,
+        )
+    return ParrotSubject(llm, "huggingface")
 
 
 class TransformersSubject:

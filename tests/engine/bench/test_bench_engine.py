@@ -17,7 +17,7 @@ from parrot_engine.bench.cases import GROUPS, Bench
 from parrot_engine.bench.device import Bounds, Limits, Segment, bounds_of
 from parrot_engine.bench.prompts import QUICK, Prompts, PromptSource, Sizes
 from parrot_engine.bench.report import BenchError, CaseResult, Figure, table
-from parrot_engine.bench.subjects import ParrotSubject
+from parrot_engine.bench.subjects import ParrotSubject, open_peer
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.loader import read_model_config
 
@@ -136,6 +136,15 @@ def test_peers_that_are_not_installed_are_named(
         *("--repetitions", "1", "--cases", "decode", "--peers", "vllm"),
     )
     assert "vllm all: skipped: not installed" in out
+
+
+def test_the_engine_over_transformers_is_a_peer(shape: Path) -> None:
+    peer = open_peer(
+        "huggingface", shape, device="cpu", dtype="float32", max_batch_size=4, batch_tokens=32
+    )
+    assert peer.name == "huggingface"
+    assert peer.generate(Prompts([[1, 2, 3], [4] * 40], [2, 3], [])) == [2, 3]
+    peer.close()
 
 
 def test_it_runs_without_the_gateways_packages(tmp_path: Path) -> None:
