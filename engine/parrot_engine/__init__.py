@@ -7,6 +7,7 @@ stay light. Imports point down this list:
     server llm         programs: a process on a link or on HTTP, a model in this process
     loading            from options to a loaded engine
     link huggingface   the WebSocket to a gateway; the other engine
+    pooling            the engine of vectors and scores
     engine             the step loop of the builtin engine
     distributed        leader and workers of a tensor-parallel engine
     kv_cache           blocks, prefix hashes, host tier

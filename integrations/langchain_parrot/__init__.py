@@ -1,7 +1,7 @@
 """LangChain on Parrot Gateway.
 
-`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's fields. Importing this loads neither
-`openai` nor the gateway.
+`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's fields, `ParrotEmbeddings` serves
+retrievers. Importing this loads neither `openai` nor the gateway.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ check_versions("langchain_parrot", "langchain", _RANGES)
 from langchain_parrot.chat import ChatParrot  # noqa: E402
 from langchain_parrot.composition import JoinTexts, asubmit, submit  # noqa: E402
 from langchain_parrot.deferred import DeferredText  # noqa: E402
+from langchain_parrot.embeddings import ParrotEmbeddings  # noqa: E402
 from langchain_parrot.exceptions import (  # noqa: E402
     DeferredCancelledError,
     DeferredError,
@@ -64,6 +65,7 @@ __all__ = [
     "ParrotConflictError",
     "ParrotConnectionError",
     "ParrotContextOverflowError",
+    "ParrotEmbeddings",
     "ParrotError",
     "ParrotFeatureError",
     "ParrotFieldError",

@@ -17,6 +17,8 @@ from parrot_gateway.api.anthropic.token_count import count_on_upstream
 from parrot_gateway.api.call_shape import CallShape
 from parrot_gateway.api.event_stream import answer_call
 from parrot_gateway.api.ignored_fields import name_ignored
+from parrot_gateway.api.openai.embeddings import handle_embeddings
+from parrot_gateway.api.openai.rerank import handle_rerank, handle_score
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import MARKER, PREFIX, may_be_semantic, read_fields
@@ -31,7 +33,7 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     missing_parameter,
 )
-from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata, Placer
 from parrot_gateway.generation.requests.call import (
     MAX_INLINE_BYTES,
     CallKind,
@@ -61,6 +63,16 @@ from parrot_gateway.settings.model import ServerSettings
 
 #: Other routes whose texts may hold references, and what kind of request they take.
 _REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
+
+#: By path, who answers for models of own engines that make vectors and scores.
+POOLING_ROUTES: dict[str, Callable[[Exchange, Placer, str, bytes, float], Awaitable[None]]] = {
+    "/v1/embeddings": handle_embeddings,
+    "/v1/rerank": handle_rerank,
+    "/v1/score": handle_score,
+    "/v2/rerank": handle_rerank,
+    "/rerank": handle_rerank,
+    "/score": handle_score,
+}
 
 #: Names of headers that are remembered as ordinary, and bytes of each.
 _MAX_ORDINARY_HEADERS = 256
@@ -155,7 +167,8 @@ class CallRoutes:
         """
         upstreams = self._models.upstreams
         is_stateful = exchange.path.startswith(("/v1/responses", "/v1/conversations"))
-        if not upstreams and not is_stateful:
+        is_pooled = exchange.method == "POST" and exchange.path in POOLING_ROUTES
+        if not (upstreams or is_stateful or is_pooled):
             raise _unknown_route(exchange)
         if body is None:
             body = await exchange.body(self._server.max_body_bytes)
@@ -166,9 +179,14 @@ class CallRoutes:
         body = await self._with_values(exchange, body)
         envelope = await in_thread_if_large(lambda: envelope_of(exchange, body), len(body))
         name = envelope.model
+        if name is None and is_pooled:
+            # As calls are read: whatever the content type says.
+            name = await in_thread_if_large(
+                lambda: _model_of(body, lenient=bool(upstreams)), len(body)
+            )
         if name is None:
             if not upstreams:
-                raise _unknown_route(exchange)
+                raise missing_parameter("model") if is_pooled else _unknown_route(exchange)
             first = self._upstream(next(iter(upstreams)), exchange, body)
             await forward_any(ForwardedCall(exchange, first, body, self._server.call_timeout_s))
             return
@@ -213,6 +231,9 @@ class CallRoutes:
         exchange.model = requested
         target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
+            if exchange.method == "POST" and exchange.path in POOLING_ROUTES:
+                await self._pool(exchange, target.model, requested, body)
+                return
             if await self._responses.generate(exchange, target.model, requested, body, recording):
                 return
             raise UnsupportedError(
@@ -240,6 +261,27 @@ class CallRoutes:
             requested_model=requested,
             on_first=None if recording is None else recording.read_first,
         )
+
+    async def pooling(self, exchange: Exchange) -> None:
+        """Embeddings, rerank and score under paths that other servers have for them, outside
+        `/v1/`: models of our own engines only."""
+        body = await exchange.body(self._server.max_body_bytes)
+        name = CallRequest("completions", body).head.model
+        engine = await self._own_engine(name, "which is asked at paths under /v1/")
+        model = engine.info.model
+        await self._pool(exchange, model, name or model, body)
+
+    async def _pool(self, exchange: Exchange, model: str, requested: str, body: bytes) -> None:
+        exchange.model = requested
+        exchange.cancel_on_disconnect()
+        await self._models.loaded(model)
+        metadata = exchange.metadata
+        if self._models.explains:
+            metadata = explained(exchange, metadata)
+        placer = self._models.placer(model, metadata)
+        deadline = exchange.started + self._server.call_timeout_s
+        handle = POOLING_ROUTES[exchange.path]
+        await handle(exchange, placer, requested, body, deadline)
 
     async def messages(self, exchange: Exchange) -> None:
         """`POST /v1/messages`: Anthropic's API, on any model."""
@@ -516,8 +558,14 @@ class CallRoutes:
             observers=context.observers,
         )
 
-    async def _own_engine(self, name: str | None) -> RemoteEngine:
-        """The engine of a model; of the only one there is where none is named."""
+    async def _own_engine(
+        self, name: str | None, why: str = "whose tokenizer this gateway does not have"
+    ) -> RemoteEngine:
+        """The engine of a model; of the only one there is where none is named.
+
+        Args:
+            why: an upstream's model will not do, behind its name.
+        """
         if name is None:
             models = self._models.engine_models()
             if len(models) != 1:
@@ -526,8 +574,7 @@ class CallRoutes:
         target = self._models.resolve(name)
         if not isinstance(target, EngineTarget):
             raise UnsupportedError(
-                f"The model '{name}' belongs to the upstream '{target.upstream}', whose tokenizer "
-                "this gateway does not have.",
+                f"The model '{name}' belongs to the upstream '{target.upstream}', {why}.",
                 param="model",
             )
         return await self._models.loaded_engine(target.model)
@@ -541,6 +588,16 @@ def _read_large(headers: Headers, request: CallRequest) -> bool:
     with suppress(InvalidRequestError):
         _ = request.known_fields, request.semantic_head
     return True
+
+
+def _model_of(body: bytes, *, lenient: bool) -> str | None:
+    """The model that a body names; `lenient`: none where it cannot be read."""
+    try:
+        return CallRequest("completions", body).head.model
+    except InvalidRequestError:
+        if lenient:
+            return None
+        raise
 
 
 def _unknown_route(exchange: Exchange) -> NotFoundError:

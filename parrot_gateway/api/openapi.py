@@ -14,6 +14,8 @@ from fastapi import FastAPI
 
 from parrot_gateway.api.admin.bodies import MODEL_BODIES, STREAMED_PATHS
 from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
+from parrot_gateway.api.openai.embeddings import EmbeddingBody
+from parrot_gateway.api.openai.rerank import RerankBody, ScoreBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
 from parrot_gateway.batches.batch import WINDOW
@@ -35,6 +37,9 @@ _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/v1/responses/input_tokens", "Count the input tokens of a response", InputFields, False),
     ("/v1/responses/compact", "Compact a history", InputFields, False),
     ("/v1/conversations", "Create a conversation", ConversationBody, False),
+    ("/v1/embeddings", "Create embeddings", EmbeddingBody, False),
+    ("/v1/rerank", "Order documents by how well they answer a query", RerankBody, False),
+    ("/v1/score", "Score pairs of texts", ScoreBody, False),
     ("/tokenize", "Tokenize a prompt or a chat", TokenizeBody, False),
     ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
 )
@@ -61,6 +66,9 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     MessagesBody: ("model", "messages", "max_tokens"),
     CountTokensBody: ("model", "messages"),
     ResponseBody: ("model",),
+    EmbeddingBody: ("model", "input"),
+    RerankBody: ("model", "query", "documents"),
+    ScoreBody: ("model", "text_1", "text_2"),
 }
 #: Words that decide which other fields a part of a body has: by type and field.
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {

@@ -203,6 +203,12 @@ def bench_engine(context: typer.Context) -> None:
     _become("parrot_engine.bench.engine", context)
 
 
+@bench.command("embeddings", **_PASS_ON)
+def bench_embeddings(context: typer.Context) -> None:
+    """Measure the engine of vectors and scores on random texts (see --help)."""
+    _become("parrot_engine.bench.embeddings", context)
+
+
 @models.command("supported", **_PASS_ON)
 def supported_models(context: typer.Context) -> None:
     """List families of models and formats of weights that the builtin engine loads."""

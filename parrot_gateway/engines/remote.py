@@ -27,6 +27,8 @@ from parrot_engine.protocol import (
     Filled,
     FreeContext,
     Generated,
+    Pool,
+    Pooled,
     Primitive,
     Retention,
 )
@@ -254,6 +256,9 @@ class RemoteEngine:
                 continue
             if not isinstance(event, Generated) or event.finish_reason is not None:
                 self._note_progress(event)
+                if isinstance(event, Pooled):
+                    del self._channels[event.context_id]
+                    channel._forget(event.context_id)
             channel._push(event)
         if self._idle_waiters:
             self._wake_idle_waiters()
@@ -311,7 +316,7 @@ class RemoteEngine:
             return
         for primitive in primitives:
             self._note_submitted(primitive)
-            size = len(primitive.token_ids) if isinstance(primitive, Fill) else 0
+            size = len(primitive.token_ids) if isinstance(primitive, Fill | Pool) else 0
             self._collected_bytes += size * _BYTES_PER_TOKEN + _BYTES_PER_PRIMITIVE
         self._collected += primitives
         if not self._flush_scheduled:
@@ -365,7 +370,7 @@ class RemoteEngine:
             load = self._loads[context_id] = _Load()
         self.running += load.unfinished == 0
         load.unfinished += 1
-        if isinstance(primitive, Fill):
+        if isinstance(primitive, Fill | Pool):
             load.tokens += len(primitive.token_ids)
             self.queued_tokens += len(primitive.token_ids)
 
@@ -492,6 +497,10 @@ class EngineChannel:
                 if timer is not None:
                     timer.cancel()
         return self._events.popleft()
+
+    def _forget(self, context_id: int) -> None:
+        """The engine has no such context any more: there is nothing to free."""
+        self._submitted.discard(context_id)
 
     def _push(self, event: Event) -> None:
         self._events.append(event)

@@ -37,6 +37,8 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     #: Prefixes are shared only under the same salt.
     salt: str = ""
+    #: Whether engines may find the beginning of a prompt in their caches.
+    is_cached: bool = True
     #: The field that the sampling's grammar comes from, for errors.
     grammar_param: str | None = None
     #: Text of each prompt that precedes its choices; None echoes nothing.

@@ -514,7 +514,7 @@ def in_words(task: Task, place: Place) -> str:
 
 async def prefix_of(request: GenerationRequest, info: EngineInfo) -> tuple[int, ...]:
     """Hashes of the blocks of a call's first prompt, under which engines know them."""
-    if not info.block_size:
+    if not info.block_size or not request.is_cached:
         return ()
     tokens = request.prompts[0].token_ids
     if len(tokens) <= _INLINE_TOKENS:

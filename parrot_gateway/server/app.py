@@ -94,6 +94,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
             "/v1/messages/count_tokens": routes.count_tokens,
             "/tokenize": routes.tokenize,
             "/detokenize": routes.detokenize,
+            **dict.fromkeys(("/rerank", "/v2/rerank", "/score"), routes.pooling),
         },
         shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,

@@ -105,8 +105,11 @@ def test_an_unknown_model_is_unknown_here(front: GatewayProcess) -> None:
 
 
 def test_other_routes_are_asked_behind(front: GatewayProcess, demo: GatewayProcess) -> None:
-    response = ask(front, {"model": DEMO_MODEL, "input": "x"}, "/v1/embeddings")
-    check_error(response, 404)
+    body = {"model": DEMO_MODEL, "input": "x"}
+    check_error(ask(front, body, "/v1/moderations"), 404)
+    direct, through = (ask(gateway, body, "/v1/embeddings") for gateway in (demo, front))
+    assert through.status == 200
+    assert through.json == direct.json
 
 
 def test_a_client_that_leaves_is_gone_behind_too(

@@ -29,7 +29,7 @@ def check_alive(gateway: GatewayProcess) -> None:
         ("GET", "/v1/nothing"),
         ("POST", "/v1/nothing"),
         ("DELETE", "/v1/nothing"),
-        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/moderations"),
         ("POST", "/v1/chat/completions/"),
         ("POST", "/v1//chat/completions"),
         ("POST", "/chat/completions"),
@@ -54,7 +54,7 @@ def test_a_forgotten_v1_is_explained(demo: GatewayProcess) -> None:
 
 def test_a_route_for_upstreams_without_any_is_explained(demo: GatewayProcess) -> None:
     with connect(demo) as connection:
-        error = check_error(connection.ask("POST", "/v1/embeddings", OK), 404, "unknown_route")
+        error = check_error(connection.ask("POST", "/v1/moderations", OK), 404, "unknown_route")
     assert "upstreams, of which it has none" in error["message"]
     assert "/docs" in error["message"]
 

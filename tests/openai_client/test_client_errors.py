@@ -119,5 +119,5 @@ async def test_too_long_for_the_context(
 
 async def test_a_route_that_is_not_there(api: Driver) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        await result(api.client.embeddings.create(model=DEMO_MODEL, input="x"))
+        await result(api.client.moderations.create(model=DEMO_MODEL, input="x"))
     assert caught.value.request_id

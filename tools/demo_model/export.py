@@ -28,6 +28,25 @@ GENERATION = {
 }
 
 
+#: Files of sentence-transformers, by which the model has vectors too: a toy.
+VECTORS: dict[str, object] = {
+    "modules.json": [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, kind in enumerate(("Transformer", "Pooling", "Normalize"))
+    ],
+    "config_sentence_transformers.json": {
+        "prompts": {},
+        "default_prompt_name": None,
+        "parrot": {"also_generates": True, "toy": True},
+    },
+}
+
+
 class Sample(NamedTuple):
     """A text the model made; ``request`` of ``kind`` ``text`` is a prefix, of ``chat`` a turn."""
 
@@ -48,10 +67,19 @@ def export(model: StoryModel, tokenizer: Tokenizer, folder: Path) -> int:
     _write_json(folder / "config.json", model.shape.to_config())
     _write_json(folder / "generation_config.json", GENERATION)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(context))
+    for name, value in VECTORS.items():
+        _write_json(folder / name, value)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {
+        "word_embedding_dimension": model.shape.hidden_size,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+    }
+    _write_json(folder / "1_Pooling" / "config.json", pooling)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     # One line: indented, the merges alone would take several times the room.
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def write_card(
@@ -116,6 +144,8 @@ storyteller and nothing else.
   names and sexes, and it likes to repeat itself, the more so the lower the temperature.
 - It takes over the manners, and the prejudices, of books of the nineteenth and early twentieth
   centuries, and may repeat short stretches of them word for word.
+- Its vectors of texts, the mean of its last hidden states, are a toy: it was not trained to have
+  any, and texts that mean the same need not be near each other.
 
 ## Architecture
 

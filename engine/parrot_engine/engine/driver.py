@@ -25,6 +25,7 @@ from parrot_engine.protocol import (
     Failed,
     FreeContext,
     LossReporting,
+    Pooled,
     Primitive,
 )
 
@@ -241,7 +242,7 @@ class EngineDriver:
             message = "The engine failed while working on this; its log has the details."
             events += [Failed(c, "engine_error", message) for c in sorted(self._contexts)]
         for event in events:
-            if isinstance(event, Failed):
+            if isinstance(event, Failed | Pooled):
                 self._contexts.discard(event.context_id)
         if crash is not None:
             with self._wake:

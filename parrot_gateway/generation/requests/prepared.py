@@ -17,7 +17,12 @@ from typing import Generic, Self, TypeVar
 from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, invalid_value
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    InvalidRequestError,
+    UnsupportedError,
+    invalid_value,
+)
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, SamplingFields
@@ -190,12 +195,24 @@ async def prompts_of_texts(
 # -- sampling -----------------------------------------------------------------------------------
 
 
+def _cannot_generate(info: EngineInfo) -> UnsupportedError:
+    scores = info.pooling is not None and info.pooling.task == "score"
+    return UnsupportedError(
+        f"The model '{info.model}' ({info.architecture}) generates no text; it is there for "
+        + ("/v1/rerank and /v1/score." if scores else "/v1/embeddings."),
+        param="model",
+        code="unsupported_route",
+    )
+
+
 def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
     """Check all that completions and chat have in common.
 
     Raises:
         InvalidRequestError: naming the first field at fault.
     """
+    if not info.generates:
+        raise _cannot_generate(info)
     if _extensions(body) != _no_extensions:
         refuse(body, _EXTENSIONS, "is not supported with this model")
     if body.stop_token_ids:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.pooling_checkpoints import VOCAB, change_config, write_json, write_model, write_modules
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import GenerationError
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
@@ -21,14 +22,6 @@ from parrot_engine.protocol import (
     Generated,
     Pool,
     Pooled,
-)
-
-from tests.engine.pooling_checkpoints import (
-    VOCAB,
-    change_config,
-    write_json,
-    write_model,
-    write_modules,
 )
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.pooling_checkpoints import VOCAB, change_config, write_model, write_modules
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
 from parrot_engine.protocol import Engine, Pool, Pooled
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
-
-from tests.engine.pooling_checkpoints import VOCAB, change_config, write_model, write_modules
 
 _RANDOM = random.Random(3)
 #: Token ids of texts, several of one length.

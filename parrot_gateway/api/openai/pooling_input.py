@@ -1,0 +1,109 @@
+"""What embeddings, rerank and score have in common: a model that can, and texts as tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+from parrot_engine.protocol import EngineInfo, PoolingInfo
+from parrot_engine.text.tokenizer import PoolingTokens
+
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.placement import Placer
+from parrot_gateway.generation.requests.prepared import (
+    INLINE_CHARACTERS,
+    check_context,
+    refuse_hopeless,
+)
+
+#: Tokens that a text is cut to, as in vLLM; -1: to the model's limit.
+Truncation: TypeAlias = Annotated[int, Meta(ge=-1)]
+
+_WANTED = {"embed": "vectors", "score": "scores of pairs"}
+_ROUTES = {"embed": "/v1/embeddings", "score": "/v1/rerank and /v1/score"}
+_WHAT_WOULD = {
+    "embed": "Load an embedder (a BERT, XLM-R or decoder checkpoint with modules.json)",
+    "score": "Load a cross-encoder (…ForSequenceClassification with one label)",
+}
+
+
+def pooling_of(info: EngineInfo, model: str, task: Literal["embed", "score"]) -> PoolingInfo:
+    """What a model makes of texts.
+
+    Raises:
+        UnsupportedError: something else than `task`, or nothing.
+    """
+    pooling = info.pooling
+    if pooling is not None and pooling.task == task:
+        return pooling
+    offered = [_ROUTES[pooling.task]] if pooling is not None else []
+    if info.generates:
+        offered.insert(0, "/v1/chat/completions")
+    raise UnsupportedError(
+        f"The model '{model}' ({info.architecture}) makes no {_WANTED[task]}; it is there for "
+        f"{' and '.join(offered)}. {_WHAT_WOULD[task]}, or name such a model of an upstream.",
+        param="model",
+        code="unsupported_route",
+    )
+
+
+async def encode_texts(
+    placer: Placer,
+    texts: Sequence[tuple[str, str | None]],
+    *,
+    name: str,
+    truncation: Truncation | None,
+) -> list[PoolingTokens]:
+    """Texts, or pairs, as the model reads them.
+
+    Args:
+        placer: of the model.
+        texts: first and second text of each.
+        name: the field that holds them.
+        truncation: cut them to so many tokens.
+
+    Raises:
+        ContextLengthError: one of them has too many tokens.
+    """
+    pooling, tokenizer = placer.info.pooling, placer.tokenizer
+    assert pooling is not None
+    if pooling.lowercase:
+        texts = [(a.lower(), None if b is None else b.lower()) for a, b in texts]
+    limit = pooling.max_tokens
+    cut = None if truncation is None else limit if truncation == -1 else min(truncation, limit)
+
+    def encode() -> list[PoolingTokens]:
+        return [tokenizer.encode_for_pooling(a, b, max_tokens=cut) for a, b in texts]
+
+    if sum(len(a) + len(b or "") for a, b in texts) <= INLINE_CHARACTERS:
+        sequences = encode()
+    else:
+        if cut is None:
+            parts = [part for pair in texts for part in pair if part is not None]
+            await refuse_hopeless(tokenizer, placer.info, parts, param=name, noun=name)
+        sequences = await asyncio.to_thread(encode)
+    for item in sequences:
+        check_context(limit, len(item.token_ids), 0, param=name, noun=name)
+        if not item.token_ids:
+            raise InvalidRequestError(
+                f"Invalid '{name}': a text without tokens has no vector.", param=name
+            )
+    return sequences
+
+
+def check_total(sequences: Sequence[PoolingTokens], limit: int, name: str) -> int:
+    """The tokens of a request.
+
+    Raises:
+        InvalidRequestError: there are more than `limit`.
+    """
+    tokens = sum(len(item.token_ids) for item in sequences)
+    if tokens > limit:
+        raise InvalidRequestError(
+            f"Requested {tokens} tokens, max {limit} tokens per request.",
+            param=name,
+            code="max_tokens_per_request",
+        )
+    return tokens
