@@ -45,12 +45,14 @@ class _Tail(NamedTuple):
         hashes: its fingerprints, each once, 4 bytes each.
         ending: its last normalised bytes.
         earlier: where the prompt holds them for the first time, if it does so before.
+        foot: the last normalised bytes of the prompt, where this is not its very end.
     """
 
     call: StoredCall
     hashes: bytes
     ending: bytes
     earlier: int
+    foot: bytes
 
     @property
     def beginning(self) -> int:
@@ -162,10 +164,11 @@ class PromptEnds:
 
     def _add(self, call: StoredCall, hashes: Hashes, content: bytes, end: int) -> None:
         ending = content[max(0, end - _ENDING) : end]
+        foot = content[max(end, len(content) - RUN) :]
         earlier = content.find(ending[-2 * RUN :], 0, end - 1) + 2 * RUN
         self._numbers += 1
         number, hashes = self._numbers, distinct(hashes)
-        tail = self._tails[number] = _Tail(call, hashes.tobytes(), ending, earlier)
+        tail = self._tails[number] = _Tail(call, hashes.tobytes(), ending, earlier, foot)
         self._sizes[number % self._max_ends] = len(hashes)
         beginning = tail.beginning
         if beginning in self._indexed:
@@ -197,13 +200,16 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
         shared: places of the fingerprints that the text shares with the prompt's end, ascending.
     """
     said = tail.call.said
+    endings = [tail.ending[-2 * RUN :]]
+    if tail.foot and content.endswith(tail.foot):
+        endings.append(tail.ending[:-RUN])
     place = len(content)
     for _ in range(_MAX_PLACES if said else 0):
         place = content.rfind(said, 0, place)
         if place < 0:
             return None
-        for ending in (tail.ending[-2 * RUN :], tail.ending[:-RUN]):
-            end = content.rfind(ending, max(0, place - _BEHIND), place) if ending else -1
+        for ending in endings:
+            end = content.rfind(ending, max(0, place - _BEHIND), place)
             end += len(ending)
             # An instruction may stand before and behind a text.
             if end >= len(ending) and tail.earlier not in (end, end + RUN):
