@@ -1,4 +1,4 @@
-"""A heap whose items can change their key or leave: O(log n) each, amortised."""
+"""Heaps whose items can change their key or leave: O(log n) each, amortised."""
 
 from __future__ import annotations
 
@@ -75,3 +75,61 @@ class LazyHeap(Generic[Item]):
     def first_key(self) -> Any:
         """The smallest key; None when there is none."""
         return None if self.first() is None else self._heap[0][0]
+
+
+class HeapItem:
+    """What an `ItemHeap` has; it is in one at most."""
+
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        #: Its key, a count and itself, as they are in the heap; None while it is in none.
+        self.place: tuple[Any, ...] | None = None
+
+
+Placed = TypeVar("Placed", bound=HeapItem)
+
+
+class ItemHeap(Generic[Placed]):
+    """As `LazyHeap`, of items that know their own place: nothing is looked up. Keys are tuples."""
+
+    __slots__ = ("_count", "_heap", "_size")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Any, ...]] = []
+        self._size = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, item: Placed, key: tuple[float, ...]) -> None:
+        """Add an item, or change its key."""
+        known = item.place
+        if known is None:
+            self._size += 1
+        elif known[:-2] == key:
+            return
+        self._count += 1
+        item.place = place = (*key, self._count, item)
+        heap = self._heap
+        heapq.heappush(heap, place)
+        if len(heap) > 2 * self._size + _FEW:
+            self._heap = [each for each in heap if each[-1].place is each]
+            heapq.heapify(self._heap)
+
+    def remove(self, item: Placed) -> None:
+        """It is here, and leaves."""
+        item.place = None
+        self._size -= 1
+
+    def first(self) -> Placed | None:
+        """The item with the smallest key, which stays; None when there is none."""
+        heap = self._heap
+        while heap:
+            place = heap[0]
+            item: Placed = place[-1]
+            if item.place is place:
+                return item
+            heapq.heappop(heap)
+        return None

@@ -25,10 +25,10 @@ plus what turns by age gave.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.lazy_heap import LazyHeap
+from parrot_scheduler.lazy_heap import HeapItem, ItemHeap
 from parrot_scheduler.order.demand import DemandPredictor, work_of
 from parrot_scheduler.order.ranked import Aging, RankedOrder
 from parrot_scheduler.policy import AdmissionRank
@@ -58,54 +58,83 @@ def _priority_of(state: TaskState) -> int:
     return max(-_MAX_PRIORITY, min(state.priority, _MAX_PRIORITY))
 
 
-@dataclass(slots=True, eq=False)
-class _GroupQueue:
-    """A task group's queued members, the longest path first; or a single task."""
+class _QueuedTask(HeapItem):
+    """A queued task. While it is blocked it is in none of the queues."""
 
-    key: str | TaskState
-    members: LazyHeap[TaskState] = field(default_factory=LazyHeap)
-    #: Seconds of the longest member's path.
-    longest_s: float = 0.0
+    __slots__ = ("group", "most", "queue", "state", "tasks", "tenant")
+
+    def __init__(self, state: TaskState, tenant: _Tenant, most: float) -> None:
+        super().__init__()
+        self.state = state
+        self.tenant = tenant
+        #: Its charge with nothing cached.
+        self.most = most
+        #: Where it is: among its tenant's tasks of one priority, None while blocked; there among
+        #: its application's, None for urgent ones; and there in its group, None without one.
+        self.queue: _PriorityQueue | None = None
+        self.tasks: _ApplicationQueue | None = None
+        self.group: _GroupQueue | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _ApplicationQueue:
+class _GroupQueue(HeapItem):
+    """A task group's queued members, the longest path first."""
+
+    __slots__ = ("longest_s", "members", "name")
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.members: ItemHeap[_QueuedTask] = ItemHeap()
+        #: Seconds of the longest member's path.
+        self.longest_s = 0.0
+
+
+class _ApplicationQueue(HeapItem):
     """An application's queued throughput tasks of one priority."""
 
-    groups: LazyHeap[_GroupQueue] = field(default_factory=LazyHeap)
-    by_key: dict[str | TaskState, _GroupQueue] = field(default_factory=dict)
+    __slots__ = ("application", "by_group", "longest")
+
+    def __init__(self, application: Application) -> None:
+        super().__init__()
+        self.application = application
+        #: Groups, and tasks without one.
+        self.longest: ItemHeap[HeapItem] = ItemHeap()
+        self.by_group: dict[str, _GroupQueue] = {}
 
 
-@dataclass(slots=True, eq=False)
 class _PriorityQueue:
     """A tenant's queued tasks of one priority."""
 
-    priority: int
-    #: Latency tasks and those with a deadline, by their latest start.
-    urgent: LazyHeap[TaskState] = field(default_factory=LazyHeap)
-    applications: LazyHeap[Application] = field(default_factory=LazyHeap)
-    by_application: dict[Application, _ApplicationQueue] = field(default_factory=dict)
+    __slots__ = ("applications", "by_application", "priority", "urgent")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        #: Latency tasks and those with a deadline, by their latest start.
+        self.urgent: ItemHeap[_QueuedTask] = ItemHeap()
+        self.applications: ItemHeap[_ApplicationQueue] = ItemHeap()
+        self.by_application: dict[Application, _ApplicationQueue] = {}
 
 
-@dataclass(slots=True, eq=False)
-class _Tenant:
-    id: TenantId
-    sequence: int
-    #: Charges so far, lifted when it comes back.
-    served: float = 0.0
-    #: Queued tasks, blocked ones included, and what they will be charged at most.
-    num_queued: int = 0
-    queued_charge: float = 0.0
-    #: Held applications.
-    num_held: int = 0
-    priorities: LazyHeap[_PriorityQueue] = field(default_factory=LazyHeap)
-    by_priority: dict[int, _PriorityQueue] = field(default_factory=dict)
-    #: Placements of urgent tasks since the last one of another task.
-    num_urgent: int = 0
+class _Tenant(HeapItem):
+    __slots__ = (
+        "by_priority", "id", "num_held", "num_queued", "num_urgent", "queued_charge", "sequence",
+        "served",
+    )  # fmt: skip
 
-    @property
-    def is_waiting(self) -> bool:
-        return self.num_queued + self.num_held > 0
+    def __init__(self, tenant_id: TenantId, sequence: int, served: float) -> None:
+        super().__init__()
+        self.id = tenant_id
+        self.sequence = sequence
+        #: Charges so far, lifted when it comes back.
+        self.served = served
+        #: Queued tasks, blocked ones included, and what they will be charged at most.
+        self.num_queued = 0
+        self.queued_charge = 0.0
+        #: Held applications.
+        self.num_held = 0
+        self.by_priority: dict[int, _PriorityQueue] = {}
+        #: Placements of urgent tasks since the last one of another task.
+        self.num_urgent = 0
 
 
 @dataclass(slots=True)
@@ -121,14 +150,6 @@ class _ApplicationRecord:
     paused_at: float = 0.0
 
 
-@dataclass(slots=True)
-class _QueuePosition:
-    """Where a queued task is; `group` None: among the urgent ones."""
-
-    queue: _PriorityQueue
-    group: _GroupQueue | None
-
-
 class Fair(RankedOrder):
     """The default order: see the module's text.
 
@@ -141,17 +162,15 @@ class Fair(RankedOrder):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(Aging(config.starvation_s))
-        self._tenants: LazyHeap[_Tenant] = LazyHeap()
+        self._tenants: ItemHeap[_Tenant] = ItemHeap()
         self._known: OrderedDict[TenantId, _Tenant] = OrderedDict()
         self._max_tenants = config.max_tenants
         self._count = 0
         #: Service of the tenant that is served now: a tenant that comes back starts no lower.
         self._floor = 0.0
-        #: Of queued tasks that are not blocked.
-        self._positions: dict[TaskState, _QueuePosition] = {}
+        self._queued: dict[TaskState, _QueuedTask] = {}
+        #: Of placed tasks.
         self._charged: dict[TaskState, float] = {}
-        #: What each queued task would be charged with nothing cached.
-        self._most: dict[TaskState, float] = {}
         self._records: dict[Application, _ApplicationRecord] = {}
         self._num_active = 0
         # Work done, shared equally between the applications active meanwhile.
@@ -204,93 +223,98 @@ class Fair(RankedOrder):
         tenant = self._waiting_tenant(application.tenant)
         tenant.num_queued += 1
         most = charge_of(state, 0.0, state.expected_output)
-        self._most[state] = most
         tenant.queued_charge += most
-        self._application_of[state] = application
-        self._offer(state, application)
+        self._queued[state] = _QueuedTask(state, tenant, most)
+        super().push(state, application, now)
 
     def _insert(self, state: TaskState, application: Application) -> None:
-        if state in self._positions:
+        queued = self._queued[state]
+        if queued.queue is not None:
             self._take_out(state, application)
-        tenant = self._known[application.tenant]
-        priority = _priority_of(state)
+        tenant, priority = queued.tenant, _priority_of(state)
         queue = tenant.by_priority.get(priority)
         if queue is None:
             queue = tenant.by_priority[priority] = _PriorityQueue(priority)
-            tenant.priorities.push(queue, priority)
-        group = None
-        start = self._latest_start(state, application)
-        if start is not None:
-            queue.urgent.push(state, (start, state.sequence))
+        queued.queue = queue
+        if state.objective.kind == "throughput":
+            self._insert_by_application(queued, application, queue)
         else:
-            group = self._insert_by_application(state, application, queue)
-        self._positions[state] = _QueuePosition(queue, group)
+            queue.urgent.push(queued, (self._latest_start(state, application), state.sequence))
         self._tenants.push(tenant, (tenant.served, tenant.sequence))
 
     def _insert_by_application(
-        self, state: TaskState, application: Application, queue: _PriorityQueue
-    ) -> _GroupQueue:
-        tasks = queue.by_application.get(application)
+        self, queued: _QueuedTask, application: Application, queue: _PriorityQueue
+    ) -> None:
+        state, tasks = queued.state, queue.by_application.get(application)
         if tasks is None:
-            tasks = queue.by_application[application] = _ApplicationQueue()
-            queue.applications.push(application, self._finish_tag(application))
-        key: str | TaskState = state.groups[0].id if state.groups else state
-        group = tasks.by_key.get(key)
-        if group is None:
-            group = tasks.by_key[key] = _GroupQueue(key)
+            tasks = queue.by_application[application] = _ApplicationQueue(application)
+            queue.applications.push(tasks, self._finish_tag(application))
+        queued.tasks = tasks
         path_s = self._demand.path_s(state)
+        if not state.groups:
+            tasks.longest.push(queued, (-path_s, state.sequence))
+            return
+        name = state.groups[0].id
+        group = queued.group = tasks.by_group.get(name)
+        if group is None:
+            group = queued.group = tasks.by_group[name] = _GroupQueue(name)
         if path_s > group.longest_s or not group.members:
             group.longest_s = max(path_s, group.longest_s)
-            tasks.groups.push(group, (-group.longest_s, state.sequence))
-        group.members.push(state, (-path_s, state.sequence))
-        return group
+            tasks.longest.push(group, (-group.longest_s, state.sequence))
+        group.members.push(queued, (-path_s, state.sequence))
 
     def _take_out(self, state: TaskState, application: Application) -> None:
-        position, tenant = self._positions.pop(state), self._known[application.tenant]
-        queue = position.queue
-        if position.group is None:
-            queue.urgent.remove(state)
+        queued = self._queued[state]
+        tenant, queue, tasks, group = queued.tenant, queued.queue, queued.tasks, queued.group
+        assert queue is not None, f"task {state.task.id} is blocked"
+        queued.queue = queued.tasks = queued.group = None
+        if tasks is None:
+            queue.urgent.remove(queued)
         else:
-            tasks = queue.by_application[application]
-            position.group.members.remove(state)
-            if not position.group.members:
-                tasks.groups.remove(position.group)
-                del tasks.by_key[position.group.key]
-            if not tasks.by_key:
-                queue.applications.remove(application)
+            if group is None:
+                tasks.longest.remove(queued)
+            else:
+                group.members.remove(queued)
+                if not group.members:
+                    tasks.longest.remove(group)
+                    del tasks.by_group[group.name]
+            if not tasks.longest:
+                queue.applications.remove(tasks)
                 del queue.by_application[application]
         if not queue.urgent and not queue.by_application:
-            tenant.priorities.remove(queue)
             del tenant.by_priority[queue.priority]
-        if not tenant.priorities:
-            self._tenants.remove(tenant)
+            if not tenant.by_priority:
+                self._tenants.remove(tenant)
 
     def remove(self, state: TaskState) -> None:
         application = self._leave(state)
         if application is not None:
-            self._unfinished(application, self._records[application].paused_at)
+            self._unfinished(self._records[application], None)
 
     def _leave(self, state: TaskState) -> Application | None:
         application = super()._leave(state)
         if application is not None:
-            tenant = self._known[application.tenant]
+            queued = self._queued.pop(state)
+            tenant = queued.tenant
             tenant.num_queued -= 1
-            most = self._most.pop(state)
-            tenant.queued_charge = tenant.queued_charge - most if tenant.num_queued else 0.0
+            charge = tenant.queued_charge - queued.most
+            tenant.queued_charge = charge if tenant.num_queued else 0.0
         return application
 
     def _lowest(self) -> TaskState | None:
         tenant = self._tenants.first()
-        queue = tenant.priorities.first() if tenant is not None else None
-        if tenant is None or queue is None:
+        if tenant is None:
             return None
+        queue = tenant.by_priority[min(tenant.by_priority)]
+        first: HeapItem | None
         if queue.urgent and (not queue.by_application or tenant.num_urgent < BATCH_SHARE - 1):
-            return queue.urgent.first()
-        application = queue.applications.first()
-        group = (
-            queue.by_application[application].groups.first() if application is not None else None
-        )
-        return group.members.first() if group is not None else None
+            first = queue.urgent.first()
+        else:
+            tasks = queue.applications.first()
+            first = tasks.longest.first() if tasks is not None else None
+            if isinstance(first, _GroupQueue):
+                first = first.members.first()
+        return first.state if isinstance(first, _QueuedTask) else None
 
     def pop(self, state: TaskState, application: Application, now: float) -> None:
         """A task has been placed: charge its tenant."""
@@ -298,7 +322,8 @@ class Fair(RankedOrder):
         if self._leave(state) is None:
             return
         tenant = self._known[application.tenant]
-        self._floor = max(self._floor, tenant.served)
+        if tenant.served > self._floor:
+            self._floor = tenant.served
         is_urgent = state.objective.kind != "throughput"
         tenant.num_urgent = tenant.num_urgent + 1 if is_urgent else 0
         charge = charge_of(state, state.expected_cached, state.expected_output)
@@ -316,11 +341,14 @@ class Fair(RankedOrder):
         self._charge(tenant, real - charged)
         work = work_of(state, state.generated_tokens)
         self._virtual += work / max(1, self._num_active)
-        self._records[application].done_work += work
-        self._unfinished(application, now)
-        for queue in tenant.by_priority.values():
-            if application in queue.by_application:
-                queue.applications.push(application, self._finish_tag(application))
+        record = self._records[application]
+        record.done_work += work
+        self._unfinished(record, now)
+        if record.num_unfinished:
+            for queue in tenant.by_priority.values():
+                tasks = queue.by_application.get(application)
+                if tasks is not None:
+                    queue.applications.push(tasks, self._finish_tag(application))
 
     def application_finished(self, application: Application, now: float) -> None:
         """Learn from its whole work what applications of its kind need."""
@@ -328,12 +356,13 @@ class Fair(RankedOrder):
         if record is not None:
             self._demand.ended(application, record.done_work)
 
-    def _unfinished(self, application: Application, now: float) -> None:
-        record = self._records[application]
+    def _unfinished(self, record: _ApplicationRecord, now: float | None) -> None:
+        """A task of the application is none any more; None: it was never placed."""
         record.num_unfinished -= 1
         if record.num_unfinished == 0:
             self._num_active -= 1
-            record.paused_at = now
+            if now is not None:
+                record.paused_at = now
 
     # Ranks
 
@@ -346,17 +375,15 @@ class Fair(RankedOrder):
         work = max(expected, record.done_work)
         return (record.virtual_start + work, application.sequence)
 
-    def _latest_start(self, state: TaskState, application: Application) -> float | None:
-        """When a task has to start to be in time; None: it is a throughput task."""
+    def _latest_start(self, state: TaskState, application: Application) -> float:
+        """When a task that is no throughput task has to start to be in time."""
         kind, seconds = state.objective
-        if kind == "throughput":
-            return None
-        path_s = self._demand.path_s(state)
-        if kind == "deadline" and state.deadline is not None:
-            return state.deadline - path_s
         if kind == "ttft" and seconds is not None:
             return state.submitted_at + seconds
-        return self._records[application].due - path_s
+        due = state.deadline if kind == "deadline" else None
+        if due is None:
+            due = self._records[application].due
+        return due - self._demand.path_s(state)
 
     def _tenant(self, tenant_id: TenantId) -> _Tenant:
         tenant = self._known.get(tenant_id)
@@ -365,7 +392,7 @@ class Fair(RankedOrder):
                 if len(self._known) < self._max_tenants:
                     break
                 oldest = next(iter(self._known.values()))
-                if oldest.is_waiting:
+                if oldest.num_queued + oldest.num_held:
                     self._known.move_to_end(oldest.id)
                 else:
                     del self._known[oldest.id]
@@ -377,13 +404,13 @@ class Fair(RankedOrder):
     def _waiting_tenant(self, tenant_id: TenantId) -> _Tenant:
         """A tenant with one more that waits; one that comes back starts from the floor."""
         tenant = self._tenant(tenant_id)
-        if not tenant.is_waiting:
+        if not tenant.num_queued + tenant.num_held:
             tenant.served = max(tenant.served, self._floor)
         return tenant
 
     def _charge(self, tenant: _Tenant, amount: float) -> None:
         tenant.served += amount
-        if tenant in self._tenants:
+        if tenant.place is not None:
             self._tenants.push(tenant, (tenant.served, tenant.sequence))
 
     def service_by_tenant(self) -> dict[TenantId, float]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import AdmissionRank, OrderPolicy
@@ -12,6 +14,8 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: One placement in so many goes to the oldest of the tasks that waited too long.
 AGING_SHARE = 4
+#: What has tasks that wait no more is rebuilt once they are more than the others and this.
+_FEW = 64
 
 
 class Aging:
@@ -23,23 +27,39 @@ class Aging:
 
     def __init__(self, starvation_s: float) -> None:
         self._starvation_s = starvation_s
-        self._queue: LazyHeap[TaskState] = LazyHeap()
+        self._waiting: set[TaskState] = set()
+        # Tasks in order of submission: those that came in this order, and all others. Both may have
+        # some that wait no more, or twice.
+        self._came: deque[TaskState] = deque()
+        self._late: list[tuple[int, TaskState]] = []
+        self._latest = -1
         # Placements since the last turn by age.
         self._since = 0
 
     def add(self, state: TaskState) -> None:
         """A task waits from now on, or again."""
-        self._queue.push(state, state.sequence)
+        waiting, sequence = self._waiting, state.sequence
+        if state in waiting:
+            return
+        waiting.add(state)
+        if sequence > self._latest:
+            self._latest = sequence
+            self._came.append(state)
+        else:
+            heappush(self._late, (sequence, state))
+        if len(self._came) + len(self._late) > 2 * len(waiting) + _FEW:
+            self._came = deque(sorted(waiting, key=_sequence))
+            self._late.clear()
 
     def remove(self, state: TaskState) -> None:
         """A task waits no more, or is blocked."""
-        self._queue.remove(state)
+        self._waiting.discard(state)
 
     def due(self, now: float) -> TaskState | None:
         """The oldest starving task, if this is a turn by age; None otherwise."""
         if self._since < AGING_SHARE - 1:
             return None
-        oldest = self._queue.first()
+        oldest = self._oldest()
         if oldest is None or now - oldest.submitted_at < self._starvation_s:
             return None
         return oldest
@@ -49,7 +69,17 @@ class Aging:
             self._since = 0
         else:
             self._since += 1
-        self._queue.remove(state)
+        self._waiting.discard(state)
+
+    def _oldest(self) -> TaskState | None:
+        waiting, came, late = self._waiting, self._came, self._late
+        while came and came[0] not in waiting:
+            came.popleft()
+        while late and late[0][1] not in waiting:
+            heappop(late)
+        if late and not (came and came[0].sequence < late[0][0]):
+            return late[0][1]
+        return came[0] if came else None
 
 
 class RankedOrder(OrderPolicy):
@@ -190,3 +220,7 @@ class ApplicationOrder(RankedOrder):
     def _lowest(self) -> TaskState | None:
         application = self._applications.first()
         return None if application is None else self._tasks[application].first()
+
+
+def _sequence(state: TaskState) -> int:
+    return state.sequence
