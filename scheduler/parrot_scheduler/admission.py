@@ -127,7 +127,7 @@ def _anchors(length: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entering:
     """The first task of an admitted application that has none placed yet."""
 
@@ -171,32 +171,47 @@ class WorkingSet(AdmissionPolicy):
         self._target = config.working_set_target
         self._starvation_s = config.starvation_s
         self._entering: dict[ApplicationId, _Entering] = {}
-        self._distinct = DistinctBlocks()
         self._private_tokens = 0.0
+        #: Blocks of their prompts; and what is distinct of them, where that has been asked for: all
+        #: but those that are not counted yet.
+        self._num_blocks = 0
+        self._distinct = DistinctBlocks()
+        self._uncounted: dict[ApplicationId, _Entering] = {}
         self._block_tokens = 0
         # Whether others are held, as far as is known.
         self._holds = False
 
     def admitted_tokens(self, pool: EnginePool) -> float:
         """Tokens of KV that everything admitted needs."""
+        self._count_distinct()
         here = pool.total_working_set + pool.total_retained
         return here + self._private_tokens + self._distinct.blocks * self._block_tokens
+
+    def _count_distinct(self) -> None:
+        for entering in self._uncounted.values():
+            self._distinct.add(entering.prefix)
+        self._uncounted.clear()
 
     def may_enter(
         self, application: Application, first: TaskState, pool: EnginePool, now: float
     ) -> bool:
         """Whether its first waiting task fits besides everything admitted."""
-        fits = self._fits(application, first, self.admitted_tokens(pool), pool)
+        fits = self._fits(application, first, pool)
         self._holds = self._holds or not fits
         return fits
 
-    def _fits(
-        self, application: Application, first: TaskState, admitted: float, pool: EnginePool
-    ) -> bool:
+    def _fits(self, application: Application, first: TaskState, pool: EnginePool) -> bool:
+        target = _RETURNING_TARGET if application.retained_tokens else self._target
+        # As if nothing were shared: quick, and the usual end where there is memory.
+        here = pool.total_working_set + pool.total_retained
+        most = here + self._private_tokens + self._num_blocks * self._block_tokens
+        limit, retained = target * pool.capacity, application.retained_tokens
+        if first.working_set <= limit - most + retained:
+            return True
+        admitted = self.admitted_tokens(pool)
         if admitted <= 0:
             return True
-        target = _RETURNING_TARGET if application.retained_tokens else self._target
-        room = target * pool.capacity - admitted + application.retained_tokens
+        room = limit - admitted + retained
         if first.working_set <= room or not (self._holds or _goes_on(application, first, pool)):
             return True
         if first.working_set <= room + pool.total_retained and not _is_busy(pool):
@@ -215,10 +230,10 @@ class WorkingSet(AdmissionPolicy):
         before it, so that what ends makes room for it, and it does not have to wait for
         `max_hold_s`.
         """
-        admitted, waiting = self.admitted_tokens(pool), list(candidates)
+        waiting = list(candidates)
         self._holds = len(waiting) > 1
         for candidate in waiting:
-            if self._fits(candidate.application, candidate.first, admitted, pool):
+            if self._fits(candidate.application, candidate.first, pool):
                 return candidate.application
             if now - candidate.since >= self._starvation_s:
                 break
@@ -235,8 +250,8 @@ class WorkingSet(AdmissionPolicy):
         prefix = self._prefix(state)
         private = state.working_set - len(prefix) * self._block_tokens - application.retained_tokens
         entering = _Entering(state.task.id, prefix, private)
-        self._entering[application.id] = entering
-        self._distinct.add(prefix)
+        self._entering[application.id] = self._uncounted[application.id] = entering
+        self._num_blocks += len(prefix)
         self._private_tokens += private
 
     def placed(self, state: TaskState, application: Application, pool: EnginePool) -> None:
@@ -251,13 +266,17 @@ class WorkingSet(AdmissionPolicy):
 
     def _stop_entering(self, application: ApplicationId) -> None:
         entering = self._entering.pop(application, None)
-        if entering is not None:
-            if self._entering:
-                self._distinct.remove(entering.prefix)
-                self._private_tokens -= entering.private_tokens
-            else:
-                self._distinct = DistinctBlocks()
-                self._private_tokens = 0.0
+        if entering is None:
+            return
+        is_counted = self._uncounted.pop(application, None) is None
+        if not self._entering:
+            self._distinct = DistinctBlocks()
+            self._num_blocks, self._private_tokens = 0, 0.0
+            return
+        if is_counted:
+            self._distinct.remove(entering.prefix)
+        self._num_blocks -= len(entering.prefix)
+        self._private_tokens -= entering.private_tokens
 
     def _shared_tokens(self, state: TaskState, pool: EnginePool) -> float:
         """Tokens of its prompt that something admitted needs as well."""
