@@ -149,7 +149,11 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
         count += 1
         queued = scalars.pending_prefill[row]
         claimed = prefixes.claimed_on(row, prefix)
-        depth = depth_of(holders, row) if stored else prefixes.blocks_on(row, prefix)
+        depth = claimed
+        if stored:
+            depth = depth_of(holders, row)
+        elif len(prefixes):
+            depth = prefixes.blocks_on(row, prefix)
         hit = float(min(depth * block, most_cached))
         if queued and claimed:
             awaited = claimed - depth_of(stored, row)

@@ -13,6 +13,10 @@ from collections.abc import Hashable, Sequence
 
 from parrot_scheduler.prefix_index.holders import PrefixHolders
 
+# Shared by all paths that have none of their own.
+_NO_LEVELS: dict[int, int] = {}
+_NOTHING_LESSER: dict[int, list[int]] = {}
+
 
 class ClaimPath:
     """Blocks of the chain `keys` from `start` on, and how far each row needs them.
@@ -21,7 +25,9 @@ class ClaimPath:
     row needs. So a claim is counted where it ends, and where it meets what its row needs already.
     """
 
-    __slots__ = ("children", "deepest", "keys", "lesser", "levels", "name", "parent", "start")
+    __slots__ = (
+        "children", "depth", "keys", "lesser", "levels", "name", "needs", "parent", "row", "start",
+    )  # fmt: skip
 
     def __init__(
         self, keys: tuple[Hashable, ...], start: int, parent: ClaimPath | None, name: Hashable
@@ -32,17 +38,25 @@ class ClaimPath:
         self.parent = parent
         #: Where its parent has it.
         self.name = name
-        #: By their first key; see `child`.
-        self.children: dict[Hashable, ClaimPath] = {}
-        #: By row, the depth that it needs.
-        self.deepest: dict[int, int] = {}
-        #: The same by depth, as sets of rows.
-        self.levels: dict[int, int] = {}
-        #: By row, further depths that it needs, the least first; only rows with some.
-        self.lesser: dict[int, list[int]] | None = None
+        #: By their first key; see `child`. None: there were none.
+        self.children: dict[Hashable, ClaimPath] | None = None
+        # Most paths are the end of one prompt: this row alone (-1: none) needs it, to this depth.
+        self.row = -1
+        self.depth = 0
+        # Or several did at a time: the depths that each row needs as its deepest, the same depths
+        # with sets of rows, and further depths of rows that have some, the least first.
+        self.needs: dict[int, int] | None = None
+        self.levels: dict[int, int] = _NO_LEVELS
+        self.lesser: dict[int, list[int]] = _NOTHING_LESSER
+
+    @property
+    def is_needed(self) -> bool:
+        return self.row >= 0 or bool(self.needs)
 
     def child(self, depth: int, key: Hashable) -> ClaimPath | None:
         """The path that leaves this one at a depth with a key."""
+        if self.children is None:
+            return None
         found = self.children.get(key)
         # The same key twice is no chain; it is kept apart all the same.
         return found if found is None or found.start == depth else self.children.get((depth, key))
@@ -62,52 +76,72 @@ class ClaimPath:
                 high = middle
         return low
 
+    def depth_on(self, row: int) -> int:
+        """How far a row needs it; 0: not at all."""
+        if self.needs is None:
+            return self.depth if self.row == row else 0
+        return self.needs.get(row, 0)
+
+    def rows_by_depth(self) -> dict[int, int]:
+        """Sets of rows by how far they need it."""
+        if self.needs is None:
+            return {self.depth: 1 << self.row} if self.row >= 0 else {}
+        return self.levels
+
     def need(self, row: int, depth: int) -> int:
         """A row needs it up to a depth, once more; up to where it did before, 0: not at all."""
-        before = self.deepest.get(row, 0)
+        needs = self.needs
+        if needs is None:
+            if self.row < 0:
+                self.row, self.depth = row, depth
+                return 0
+            needs = self.needs = {self.row: self.depth}
+            self.levels, self.lesser = {self.depth: 1 << self.row}, {}
+            self.row = -1
+        before = needs.get(row, 0)
         if not before:
-            self._move(row, 0, depth)
+            self._move(needs, row, 0, depth)
             return 0
-        lesser = self.lesser
-        if lesser is None:
-            lesser = self.lesser = {}
-        others = lesser.get(row)
+        others = self.lesser.get(row)
         if others is None:
-            others = lesser[row] = []
+            others = self.lesser[row] = []
         if depth > before:
             others.append(before)
-            self._move(row, before, depth)
+            self._move(needs, row, before, depth)
         else:
             insort(others, depth)
         return before
 
     def need_no_more(self, row: int, depth: int) -> int:
         """Takes one `need` back; up to where the row needs it then."""
-        lesser, before = self.lesser, self.deepest[row]
-        others = lesser.get(row) if lesser is not None else None
-        if lesser is None or others is None:
-            self._move(row, before, 0)
+        needs = self.needs
+        if needs is None:
+            self.row = -1
             return 0
+        before, others = needs[row], self.lesser.get(row)
+        if others is None:
+            self._move(needs, row, before, 0)
+            return 0
+        after = before
         if depth == before:
             after = others.pop()
             if after != before:
-                self._move(row, before, after)
+                self._move(needs, row, before, after)
         else:
-            after = before
             del others[bisect_left(others, depth)]
         if not others:
-            del lesser[row]
-            if not lesser:
-                self.lesser = None
+            del self.lesser[row]
         return after
 
     def drop(self, row: int) -> None:
         """The row needs nothing of it any more."""
-        self._move(row, self.deepest[row], 0)
-        if self.lesser is not None:
+        if self.needs is None:
+            self.row = -1
+        else:
+            self._move(self.needs, row, self.needs[row], 0)
             self.lesser.pop(row, None)
 
-    def _move(self, row: int, before: int, after: int) -> None:
+    def _move(self, needs: dict[int, int], row: int, before: int, after: int) -> None:
         """Change a row's depth; 0 is none."""
         bit, levels = 1 << row, self.levels
         if before:
@@ -118,9 +152,9 @@ class ClaimPath:
                 del levels[before]
         if after:
             levels[after] = levels.get(after, 0) | bit
-            self.deepest[row] = after
+            needs[row] = after
         else:
-            del self.deepest[row]
+            del needs[row]
 
 
 class ClaimTree:
@@ -141,7 +175,7 @@ class ClaimTree:
         deeper = 0
         for path, agreed in zip(reversed(self._paths), reversed(self._agreed), strict=True):
             here = 0
-            for level, rows in path.levels.items():
+            for level, rows in path.rows_by_depth().items():
                 rows &= ~deeper
                 if rows:
                     depth = level if level < agreed else agreed
@@ -159,23 +193,24 @@ class ClaimTree:
     def depth_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one row needs."""
         self._walk(prefix)
-        paths = self._paths
-        for at in range(len(paths) - 1, -1, -1):
-            depth = paths[at].deepest.get(row, 0)
+        for at in range(len(self._paths) - 1, -1, -1):
+            depth = self._paths[at].depth_on(row)
             if depth:
-                agreed = self._agreed[at]
-                return depth if depth < agreed else agreed
+                return min(depth, self._agreed[at])
         return 0
 
     def most_on(self, rows: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that some row of a set needs at most."""
         self._walk(prefix)
-        paths = self._paths
-        for at in range(len(paths) - 1, -1, -1):
-            levels = paths[at].levels
-            depth = max(levels)
-            if not levels[depth] & rows:
-                depth = max([level for level, there in levels.items() if there & rows], default=0)
+        for at in range(len(self._paths) - 1, -1, -1):
+            path = self._paths[at]
+            if path.needs is None:
+                depth = path.depth if rows >> path.row & 1 else 0
+            else:
+                depth = max(path.levels)
+                if not path.levels[depth] & rows:
+                    there = [level for level, here in path.levels.items() if here & rows]
+                    depth = max(there, default=0)
             if depth:
                 return min(depth, self._agreed[at])
         return 0
@@ -191,11 +226,12 @@ class ClaimTree:
             if 0 < agreed == len(path.keys):
                 path.keys = keys
             else:
-                name = keys[agreed]
-                if name in path.children:
+                children, name = path.children, keys[agreed]
+                if children is None:
+                    children = path.children = {}
+                if name in children:
                     name = (agreed, name)
-                above, path = path, ClaimPath(keys, agreed, path, name)
-                above.children[name] = path
+                path = children[name] = ClaimPath(keys, agreed, path, name)
         last, depth, parent = path, length, path.parent
         while parent is not None:
             before = path.need(row, depth)
@@ -215,8 +251,8 @@ class ClaimTree:
             still = path.need_no_more(row, depth)
             if still:
                 return end - min(still, depth)
-            if not path.deepest:
-                del parent.children[path.name]
+            if not path.is_needed:
+                _leave(path, parent)
             path, depth = parent, path.start
             parent = path.parent
         return end
@@ -227,11 +263,12 @@ class ClaimTree:
         paths = [self._root]
         while paths:
             path = paths.pop()
-            paths += [child for child in path.children.values() if row in child.deepest]
+            if path.children is not None:
+                paths += [child for child in path.children.values() if child.depth_on(row)]
             if path.parent is not None:
                 path.drop(row)
-                if not path.deepest:
-                    del path.parent.children[path.name]
+                if not path.is_needed:
+                    _leave(path, path.parent)
 
     def _walk(self, prefix: Sequence[Hashable]) -> None:
         if self._walked is prefix:
@@ -247,3 +284,8 @@ class ClaimTree:
             paths.append(path)
             ends.append(depth)
         self._walked, self._paths, self._agreed = prefix, paths, ends
+
+
+def _leave(path: ClaimPath, parent: ClaimPath) -> None:
+    assert parent.children is not None
+    del parent.children[path.name]
