@@ -81,7 +81,7 @@ class Scheduler:
         self._now = 0.0
         self._started = False
         self._sequence = 0
-        self._tasks: dict[TaskId, tuple[ModelScheduler, TaskState]] = {}
+        self._tasks: dict[TaskId, TaskState] = {}
         self._engines: dict[EngineId, ModelScheduler] = {}
         #: Models with engines or tasks, by name; to be read only.
         self.models: dict[str, ModelScheduler] = {}
@@ -152,11 +152,10 @@ class Scheduler:
         self._submit(event.task)
 
     def _on_progress(self, event: TaskProgress) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None or found[1].status != "placed":
+        state = self._tasks.get(event.task_id)
+        if state is None or state.status != "placed":
             self._ignore("TaskProgress")
             return
-        model, state = found
         task = state.task
         prompt, limit = task.prompt_tokens, _limit(task)
         filled, cached, generated = event.filled_tokens, event.cached_tokens, event.generated_tokens
@@ -171,31 +170,31 @@ class Scheduler:
             given = (event.filled_tokens, event.cached_tokens, event.generated_tokens)
             if (filled, cached, generated) != given:
                 self._ignore("TaskProgress")
-        model.progress(state, filled, cached, generated, self._now)
+        self.models[task.model].progress(state, filled, cached, generated, self._now)
 
     def _on_finished(self, event: TaskFinished) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None or found[1].status != "placed":
+        state = self._tasks.get(event.task_id)
+        if state is None or state.status != "placed":
             self._ignore("TaskFinished")
             return
-        model, state = found
-        state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
-        state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
-        model.finish(state, self._now, succeeded=event.succeeded)
+        task = state.task
+        state.cached_tokens = max(0, min(event.cached_tokens, task.prompt_tokens))
+        state.generated_tokens = max(0, min(event.generated_tokens, _limit(task)))
+        self.models[task.model].finish(state, self._now, succeeded=event.succeeded)
 
     def _on_cancelled(self, event: TaskCancelled) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None:
+        state = self._tasks.get(event.task_id)
+        if state is None:
             self._ignore("TaskCancelled")
         else:
-            found[0].cancel(found[1], self._now)
+            self.models[state.task.model].cancel(state, self._now)
 
     def _on_updated(self, event: TaskUpdated) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None:
+        state = self._tasks.get(event.task_id)
+        if state is None:
             self._ignore("TaskUpdated")
         else:
-            found[0].update(found[1], event, self._now)
+            self.models[state.task.model].update(state, event, self._now)
 
     def _on_application_finished(self, event: ApplicationFinished) -> None:
         is_known = False
@@ -255,7 +254,7 @@ class Scheduler:
     def _submit(self, task: Task) -> None:
         known = self._tasks.get(task.id)
         if known is not None:
-            if known[1].task == task:
+            if known.task == task:
                 self._ignore("TaskSubmitted")
             else:
                 text = f"task {task.id} lives already, and is another one"
@@ -286,7 +285,7 @@ class Scheduler:
             successors=max(0, task.successors),
             deadline=self._now + seconds if kind == "deadline" and seconds is not None else None,
         )
-        self._tasks[task.id] = (model, state)
+        self._tasks[task.id] = state
         model.submit(state, self._now)
 
     # Bookkeeping
