@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 from parrot_engine.link.wire import (
+    Adapters,
     Blocks,
     Events,
     FromEngine,
@@ -191,6 +192,8 @@ class EngineLinkEndpoint:
                 engine.note_blocks(BlockChanges(message.stored, message.evicted))
             elif isinstance(message, Heartbeat):
                 engine.note_stats(message.stats)
+            elif isinstance(message, Adapters):
+                self._registry.note_adapters(engine, message)
             elif isinstance(message, Goodbye):
                 logger.info("engine %s is leaving: %s", engine.id, message.reason)
                 self._registry.drain(engine.id)

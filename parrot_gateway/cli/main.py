@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ from parrot_gateway.cli.simulate import simulate
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
+    from parrot_gateway.settings.model import ModelSettings
 
 app = typer.Typer(
     name="parrot-gateway",
@@ -97,6 +98,14 @@ def serve(
             "name; repeatable.",
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapter (a PEFT folder) of the one model that is run, served under NAME; "
+            "repeatable.",
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
@@ -147,7 +156,11 @@ def serve(
             flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
         settings = load_settings(flags, config)
         if not (settings.models or settings.upstreams or settings.engines.join_key):
-            settings = load_settings({**flags, "models": [{"model": DEMO_MODEL}]}, config)
+            flags["models"] = [{"model": DEMO_MODEL}]
+            settings = load_settings(flags, config)
+        if lora:
+            flags["models"] = [_with_adapters(settings.models, lora)]
+            settings = load_settings(flags, config)
         _log_to_stderr(settings.server.log_level)
 
         with _quick_imports():
@@ -226,6 +239,20 @@ def _pair(text: str, option: str, form: str) -> tuple[str, str]:
     if not (separator and name and value):
         raise ConfigError(f"{option} {text!r}: expected {form}")
     return name, value
+
+
+def _with_adapters(models: Sequence[ModelSettings], lora: Sequence[str]) -> dict[str, Any]:
+    """The one model of the settings, with adapters of the command line."""
+    from parrot_gateway.settings.config_file import ConfigError
+
+    if len(models) != 1:
+        raise ConfigError(
+            f"--lora: {len(models)} models are run; name the adapters as `adapters` of one in the "
+            "settings"
+        )
+    adapters = dict(_pair(item, "--lora", "NAME=PATH") for item in lora)
+    model = models[0]
+    return {**model.model_dump(exclude_unset=True), "adapters": {**model.adapters, **adapters}}
 
 
 def _upstreams(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_engine.link.wire import Register
+from parrot_engine.link.wire import Adapters, Register
 from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
@@ -49,6 +49,8 @@ class EngineRegistry:
         self.joined: dict[str, RemoteEngine] = {}
         #: Those that take new work, by model.
         self.serving: Mapping[str, Sequence[RemoteEngine]] = {}
+        #: Those of them that have an adapter, by its name; all have the same one.
+        self.adapted: Mapping[str, Sequence[RemoteEngine]] = {}
         self._max_engines = max_engines
         self._listeners: list[Listener] = []
         self._observers: list[EngineObserver] = []
@@ -137,11 +139,29 @@ class EngineRegistry:
     def _of_model(self, model: str) -> list[RemoteEngine]:
         return [engine for engine in self.joined.values() if engine.info.model == model]
 
-    def _notify(self, change: Change, engine: RemoteEngine) -> None:
+    def note_adapters(self, engine: RemoteEngine, answer: Adapters) -> None:
+        """An engine has loaded or unloaded an adapter, or could not."""
+        engine.note_adapters(answer)
+        self._index()
+
+    def _index(self) -> None:
         serving: dict[str, list[RemoteEngine]] = {}
+        adapted: dict[str, list[RemoteEngine]] = {}
         for each in self.joined.values():
-            if not each.draining:
-                serving.setdefault(each.info.model, []).append(each)
-        self.serving = serving
+            if each.draining:
+                continue
+            serving.setdefault(each.info.model, []).append(each)
+            for name, adapter in each.adapters.items():
+                engines = adapted.setdefault(name, [])
+                # Of two that differ under one name the first counts.
+                if not engines or (
+                    engines[0].info.model == each.info.model
+                    and engines[0].adapters[name].id == adapter.id
+                ):
+                    engines.append(each)
+        self.serving, self.adapted = serving, adapted
+
+    def _notify(self, change: Change, engine: RemoteEngine) -> None:
+        self._index()
         for listener in list(self._listeners):
             listener(change, engine)

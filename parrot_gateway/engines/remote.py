@@ -16,8 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from parrot_engine.link.wire import Register, Submit, WireError, encode
+from parrot_engine.link.wire import (
+    Adapters,
+    LoadAdapter,
+    Register,
+    Submit,
+    UnloadAdapter,
+    WireError,
+    encode,
+)
 from parrot_engine.protocol import (
+    AdapterInfo,
     BlockChanges,
     EngineInfo,
     EngineStats,
@@ -126,6 +135,11 @@ class RemoteEngine:
         self.info: EngineInfo = registration.info
         #: Engines of one model share it: a large vocabulary's is 10 MB.
         self.text: TextAssets = registration.text if tokenizer is None else tokenizer.assets
+        #: Adapters that it has loaded, by name.
+        self.adapters: dict[str, AdapterInfo] = {}
+        self._set_adapters(registration.adapters)
+        self._commands: dict[int, asyncio.Future[str | None]] = {}
+        self._command_numbers = itertools.count(1)
         self.stats = EngineStats()
         self._stats_at = time.monotonic()
         self.joined_at = time.time()
@@ -167,14 +181,55 @@ class RemoteEngine:
             self._tokenizer = Tokenizer(self.text)
         return self._tokenizer
 
+    async def load_adapter(self, name: str, path: str) -> str | None:
+        """Have the engine load an adapter; why it could not, if so.
+
+        Raises:
+            EngineLostError: the link is gone, or ends meanwhile.
+        """
+        return await self._command(LoadAdapter(next(self._command_numbers), name, path))
+
+    async def unload_adapter(self, name: str) -> str | None:
+        """Have the engine take no new contexts with an adapter; as `load_adapter`."""
+        return await self._command(UnloadAdapter(next(self._command_numbers), name))
+
+    async def _command(self, command: LoadAdapter | UnloadAdapter) -> str | None:
+        self._check_open()
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._commands[command.number] = answer
+        data = encode(command)
+        self._outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        self.has_outgoing.set()
+        try:
+            return await answer
+        finally:
+            self._commands.pop(command.number, None)
+
+    def note_adapters(self, answer: Adapters) -> None:
+        """The answer to a command; whoever waits for it goes on."""
+        self._set_adapters(answer.adapters)
+        waiter = self._commands.get(answer.number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer.problem)
+
+    def _set_adapters(self, adapters: Sequence[AdapterInfo]) -> None:
+        self.adapters = {adapter.name: adapter for adapter in adapters}
+
     def open(
-        self, count: int, *, salt: str = "", retention: Retention = "normal", application: str = ""
+        self,
+        count: int,
+        *,
+        salt: str = "",
+        adapter: str = "",
+        retention: Retention = "normal",
+        application: str = "",
     ) -> EngineChannel:
         """A channel with `count` fresh contexts, to be used in a `with` block.
 
         Args:
             count: contexts, at least one.
-            salt: for every Fill without one.
+            salt, adapter: for every Fill without one; the adapter by its id.
             retention: what becomes of their KV when they are freed.
             application: whose they are; see `drop_kept`.
 
@@ -187,7 +242,7 @@ class RemoteEngine:
         self._check_open()
         if self.draining:
             raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
-        channel = EngineChannel(self, salt, retention, application)
+        channel = EngineChannel(self, salt, adapter, retention, application)
         self._add_contexts(channel, count)
         return channel
 
@@ -231,6 +286,7 @@ class RemoteEngine:
             "device": self.info.device,
             "dtype": self.info.dtype,
             "max_context_tokens": self.info.max_context_tokens,
+            "adapters": [adapter.name for adapter in self.adapters.values()],
             "state": "lost" if self.lost else "draining" if self.draining else "ready",
             "running": self.running,
             "queued_tokens": self.queued_tokens,
@@ -281,6 +337,9 @@ class RemoteEngine:
         self._loads.clear()
         self._collected.clear()
         self._outgoing.clear()
+        for waiter in self._commands.values():
+            if not waiter.done():
+                waiter.set_exception(self.lost_error())
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel._wake()
@@ -406,12 +465,13 @@ class EngineChannel:
     """
 
     def __init__(
-        self, engine: RemoteEngine, salt: str, retention: Retention, application: str
+        self, engine: RemoteEngine, salt: str, adapter: str, retention: Retention, application: str
     ) -> None:
         #: All ids that it was given on this engine, freed ones included.
         self.context_ids: list[int] = []
         self._engine = engine
         self._salt = salt
+        self._adapter = adapter
         self._retention = retention
         self._application = application
         self._events: deque[Event] = deque()
@@ -459,9 +519,11 @@ class EngineChannel:
         else:
             if engine.lost:
                 raise engine.lost_error()
-        if self._salt:
+        if self._salt or self._adapter:
             primitives = tuple(
-                replace(p, salt=self._salt) if isinstance(p, Fill) and not p.salt else p
+                replace(p, salt=p.salt or self._salt, adapter=p.adapter or self._adapter)
+                if isinstance(p, Fill)
+                else p
                 for p in primitives
             )
         if self._retention != "normal":

@@ -191,6 +191,7 @@ class Generation:
         channel = engine.open(
             self.state.contexts_needed,
             salt=self._request.salt,
+            adapter=placement.adapter,
             retention=placement.retention,
             application=placement.application,
         )

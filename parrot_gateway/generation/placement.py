@@ -120,13 +120,20 @@ class GenerationEngine(ServedModel, Protocol):
     """What a call needs of an engine: `RemoteEngine`, or a double of it."""
 
     def open(
-        self, count: int, *, salt: str = "", retention: Retention = "normal", application: str = ""
+        self,
+        count: int,
+        *,
+        salt: str = "",
+        adapter: str = "",
+        retention: Retention = "normal",
+        application: str = "",
     ) -> Channel:
         """A channel with `count` fresh contexts.
 
         Args:
             count: at least 1.
             salt: of their tokens, in the prefix cache.
+            adapter: id of the one that they are computed with; empty for none.
             retention: what becomes of their KV when they are freed.
             application: that they belong to, for the KV that is kept of them.
 
@@ -142,6 +149,10 @@ class Placement(Protocol):
     @property
     def priority(self) -> int:
         """For the engine's own queue, once taken: smaller runs earlier."""
+
+    @property
+    def adapter(self) -> str:
+        """Id of the adapter that it is computed with; empty for none."""
 
     @property
     def retention(self) -> Retention:

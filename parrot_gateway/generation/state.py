@@ -33,6 +33,7 @@ from parrot_gateway.exceptions import (
     ContextLengthError,
     GatewayError,
     InvalidRequestError,
+    ModelNotFoundError,
     OverloadedError,
 )
 from parrot_gateway.generation.request import (
@@ -360,6 +361,8 @@ def failure_of(code: FailureCode, message: str) -> GatewayError:
             "The model produced a result that is not a number, so this answer was given up.",
             code="numerical_error",
         )
+    if code == "unknown_adapter":
+        return ModelNotFoundError("The adapter of this call was unloaded.", param="model")
     return GatewayError(
         "The engine could not finish this call. The operator's log has the details.",
         code="engine_error",

@@ -3,7 +3,7 @@
 Resolution, first match wins:
 
 1. an exact alias, which replaces the name once;
-2. a model of an engine that joined (or is loading);
+2. a model of an engine that joined (or is loading), or an adapter of one;
 3. a model that an upstream lists, in the order of the settings;
 4. `UPSTREAM/model`, or `UPSTREAM` alone when it lists one model only;
 5. an upstream declared to serve any name (`models: "*"`);
@@ -46,6 +46,7 @@ MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
 class EngineTarget(NamedTuple):
     """A model run by engines of our own."""
 
+    #: Or an adapter of one.
     model: str
 
 
@@ -66,6 +67,7 @@ class Catalog:
         engine_models: names of models that engines serve now or are about to.
         upstreams: by name, in the order of the settings.
         aliases: from the settings.
+        base_of: the model that an adapter of this name belongs to; None: there is none.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Catalog:
         engine_models: Callable[[], Sequence[str]],
         upstreams: Mapping[str, Upstream | UpstreamFleet],
         aliases: Mapping[str, str],
+        base_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self._engine_models = engine_models
+        self._base_of = base_of
         self._upstreams = upstreams
         self._exact = {name: target for name, target in aliases.items() if "*" not in name}
         patterns = [(name, target) for name, target in aliases.items() if "*" in name]
@@ -108,6 +112,11 @@ class Catalog:
             what = f"'{name}' is an alias of '{self._exact[name]}', which nothing serves."
         raise ModelNotFoundError(f"{what} {self._known()}", param="model")
 
+    def knows(self, name: str) -> bool:
+        """Whether a name is that of a model or of an alias; patterns do not count."""
+        listed = (upstream.serves(name) for upstream in self._upstreams.values())
+        return name in self._exact or name in self._engine_models() or any(listed)
+
     def dangling(self) -> list[str]:
         """Aliases and patterns of names that nothing serves, as far as that is known by now."""
         if not all(upstream.ready for upstream in self._upstreams.values()):
@@ -120,7 +129,7 @@ class Catalog:
         return list(self._exact)
 
     def _direct(self, name: str) -> Target | None:
-        if name in self._engine_models():
+        if name in self._engine_models() or self._base_of(name) is not None:
             return EngineTarget(name)
         for upstream in self._upstreams.values():
             if upstream.serves(name):
@@ -181,6 +190,7 @@ class ModelDirectory(Catalog):
         scheduler: places calls.
         updater: passes on what becomes known of calls later.
         keeps_reasoning: models whose reasoning stays in the content.
+        base_of: as of `Catalog`.
     """
 
     def __init__(
@@ -194,8 +204,9 @@ class ModelDirectory(Catalog):
         scheduler: SchedulerRunner,
         updater: TaskUpdater,
         keeps_reasoning: Collection[str] = (),
+        base_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        super().__init__(self.engine_models, upstreams, aliases)
+        super().__init__(self.engine_models, upstreams, aliases, base_of)
         self.upstreams = upstreams
         self._registry = registry
         self._supervisor = supervisor
@@ -222,12 +233,13 @@ class ModelDirectory(Catalog):
         return list(dict.fromkeys((*self._registry.serving, *self._supervisor.served)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
-        """The engines of a model that have joined."""
-        return list(self._registry.serving.get(model, ()))
+        """The engines of a model, or with an adapter, that have joined."""
+        registry = self._registry
+        return list(registry.serving.get(model) or registry.adapted.get(model, ()))
 
     def least_busy_engine(self, model: str) -> RemoteEngine | None:
         """The engine where the next call for a model, as callers name it, will probably run; None
-        when there is none."""
+        when there is none, or the name is an adapter's."""
         try:
             target = self.resolve(model)
         except GatewayError:
@@ -253,14 +265,15 @@ class ModelDirectory(Catalog):
         return self.engine_of(model)
 
     def engine_of(self, model: str) -> RemoteEngine:
-        """Any engine of a model, for what all of them have in common.
+        """Any engine of a model, or with an adapter, for what all of them have in common.
 
         Raises:
             ModelLoadingError: no engine of it is ready yet.
             OverloadedError: its engines could not be started.
         """
-        engines = self._registry.serving.get(model)
+        engines = self._registry.serving.get(model) or self._registry.adapted.get(model)
         if not engines:
+            model = self._base_of(model) or model
             if self._supervisor.failure(model) is not None:
                 # NOTE: why is the operator's: an engine's last words may be a stack trace.
                 raise OverloadedError(
@@ -298,13 +311,16 @@ class ModelDirectory(Catalog):
         Raises:
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
+        engine = self.engine_of(model)
+        base = engine.info.model
         return ModelPlacer(
             self._scheduler,
             self._updater,
             self._registry.joined,
-            self.engine_of(model),
+            engine,
             metadata,
-            parses_reasoning=self._parses_reasoning.get(model, model not in self._keeps_reasoning),
+            adapter=None if model == base else engine.adapters.get(model),
+            parses_reasoning=self._parses_reasoning.get(base, base not in self._keeps_reasoning),
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
-from parrot_engine.protocol import EngineInfo, Retention
+from parrot_engine.protocol import AdapterInfo, EngineInfo, Retention
 from parrot_scheduler.actions import (
     Action,
     Cancel,
@@ -83,6 +83,7 @@ class ModelPlacer:
         engines: all that have joined, by id.
         sample: any engine of the model, for what all of them have in common.
         metadata: of the call.
+        adapter: that it is computed with.
         parses_reasoning: see `ServedModel`.
     """
 
@@ -94,6 +95,7 @@ class ModelPlacer:
         sample: RemoteEngine,
         metadata: CallMetadata,
         *,
+        adapter: AdapterInfo | None = None,
         parses_reasoning: bool = True,
     ) -> None:
         self.runner = runner
@@ -102,6 +104,7 @@ class ModelPlacer:
         self.info = sample.info
         self.tokenizer = sample.tokenizer
         self.metadata = metadata
+        self.adapter = adapter
         self.parses_reasoning = parses_reasoning
 
     def place(self, request: GenerationRequest) -> PlacementRequest:
@@ -229,6 +232,7 @@ class PlacementRequest(SubmittedCall):
         self.retention: Retention = "normal"
         self.application = ""
         self.engine_name = ""
+        self.adapter = "" if placer.adapter is None else placer.adapter.id
         self._placer = placer
         self._request = request
 
@@ -242,23 +246,54 @@ class PlacementRequest(SubmittedCall):
         engine = self._placer.engines.get(place.engine_id)
         if engine is None:
             raise EngineLostError("The engine that was to run this call has just left.")
+        if not self._has_adapter(engine):
+            raise OverloadedError(
+                "The engine that was to run this call has no such adapter (yet); please send it "
+                "again.",
+                code="adapter_loading",
+            )
         self.engine_name = engine.name
         self.log_placement(task, place, engine.name)
         return engine
 
     async def _submit(self) -> Task:
         placer, request = self._placer, self._request
-        prefix = await prefix_of(request, placer.info)
+        prefix = await prefix_of(request, placer.info, self.adapter)
 
         def make(task_id: int, metadata: CallMetadata) -> Task:
             preferred = None
             if metadata.prefers is not None:
                 preferred = _engine_named(metadata.prefers, placer.info.model, placer.engines)
             return task_of(
-                task_id, request, metadata, info=placer.info, prefix=prefix, prefers=preferred
+                task_id,
+                request,
+                metadata,
+                info=placer.info,
+                prefix=prefix,
+                bound_to=self._only_engine(),
+                prefers=preferred,
             )
 
         return self.submit(make)
+
+    def _has_adapter(self, engine: RemoteEngine) -> bool:
+        wanted = self._placer.adapter
+        if wanted is None:
+            return True
+        found = engine.adapters.get(wanted.name)
+        return found is not None and found.id == wanted.id
+
+    def _only_engine(self) -> EngineId | None:
+        """Where not all engines of the model have the adapter, the one to run it; else None."""
+        placer = self._placer
+        if placer.adapter is None:
+            return None
+        model = placer.info.model
+        there = [e for e in placer.engines.values() if e.info.model == model and not e.draining]
+        having = [engine for engine in there if self._has_adapter(engine)]
+        if len(having) == len(there) or not having:
+            return None
+        return min(having, key=lambda engine: (engine.queued_tokens, engine.running)).id
 
 
 class SchedulerRunner:
@@ -512,14 +547,16 @@ def in_words(task: Task, place: Place) -> str:
     return f"{words}, held {reasons.held_s:.1f} s" if reasons.held_s else words
 
 
-async def prefix_of(request: GenerationRequest, info: EngineInfo) -> tuple[int, ...]:
+async def prefix_of(
+    request: GenerationRequest, info: EngineInfo, adapter: str = ""
+) -> tuple[int, ...]:
     """Hashes of the blocks of a call's first prompt, under which engines know them."""
     if not info.block_size or not request.is_cached:
         return ()
     tokens = request.prompts[0].token_ids
     if len(tokens) <= _INLINE_TOKENS:
-        return prompt_hashes(tokens, info.block_size, request.salt)
-    return await asyncio.to_thread(prompt_hashes, tokens, info.block_size, request.salt)
+        return prompt_hashes(tokens, info.block_size, request.salt, adapter)
+    return await asyncio.to_thread(prompt_hashes, tokens, info.block_size, request.salt, adapter)
 
 
 def task_of(

@@ -16,6 +16,7 @@ from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
 from parrot_gateway.batches.service import BatchService
+from parrot_gateway.engines.adapters import AdapterService
 from parrot_gateway.engines.downloads import Downloads
 from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.engines.registry import EngineRegistry
@@ -93,6 +94,12 @@ class Gateway:
             waiting=self.scheduling.waiting,
             refuse_waiting=self.scheduling.refuse_waiting,
         )
+        self.adapters = AdapterService(
+            self.registry,
+            {name: item.served_name for item in settings.models for name in item.adapters},
+            lambda name: self.models.knows(name),
+            link.load_timeout_s,
+        )
         self.models = ModelDirectory(
             self.registry,
             self.supervisor,
@@ -103,6 +110,7 @@ class Gateway:
             self.scheduling,
             self.task_updater,
             [item.served_name for item in settings.models if item.reasoning_parser == "off"],
+            self.adapters.base_of,
         )
         self.batches = BatchService(
             settings.batches, self.models, clock=time.time, on_ended=self._application_ended
@@ -185,6 +193,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End background and deferred calls, stop engine processes and close connections."""
+        await self.adapters.close()
         await self.background.close()
         await self.batches.close()
         await self.semantic.close()

@@ -139,6 +139,10 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
             served.id, _model(served.id, int(served.created), "parrot-gateway")
         )
         listed["max_model_len"] = served.info.max_context_tokens
+    for name, engines in gateway.registry.adapted.items():
+        base, path = engines[0].info, engines[0].adapters[name].path
+        adapter = _model(name, int(engines[0].joined_at), "parrot-gateway", path, base.model)
+        models.setdefault(name, {**adapter, "max_model_len": base.max_context_tokens})
     for upstream in gateway.upstreams.values():
         for name in upstream.models():
             models.setdefault(name, _model(name, started, upstream.name))
@@ -151,8 +155,11 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
     return models
 
 
-def _model(name: str, created: int, owner: str, root: str | None = None) -> dict[str, Any]:
-    """A model object with the fields of vLLM's; `root` is what an alias stands for."""
+def _model(
+    name: str, created: int, owner: str, root: str | None = None, parent: str | None = None
+) -> dict[str, Any]:
+    """A model object with the fields of vLLM's; `root` is what an alias stands for, or an adapter's
+    folder, `parent` its model."""
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -173,7 +180,7 @@ def _model(name: str, created: int, owner: str, root: str | None = None) -> dict
         "created": created,
         "owned_by": owner,
         "root": root or name,
-        "parent": None,
+        "parent": parent,
         "permission": [permission],
     }
 

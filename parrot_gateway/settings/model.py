@@ -108,6 +108,14 @@ class ModelSettings(_Section):
     host_blocks: int | None = Field(default=None, ge=0)
     #: Fewest tokens that are brought back from there rather than computed; measured when not given.
     host_min_tokens: int | None = Field(default=None, ge=1)
+    #: LoRA adapters, PEFT folders by the names that clients use; the builtin engine only.
+    adapters: dict[str, str] = {}
+    #: Folders from which `POST /v1/load_lora_adapter` may load others.
+    adapter_folders: list[str] = []
+    #: Adapters of one step, and their largest rank, for which there is room on the device; 8, and
+    #: the largest of `adapters`, where one of these two settings is given.
+    max_loras: int | None = Field(default=None, ge=0, le=1024)
+    max_lora_rank: int | None = Field(default=None, ge=1, le=256)
     #: CUDA graphs: captured at the start, when first needed, or never.
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
     #: Draft tokens at a time, from what a text repeats (0: none); how many tokens have
@@ -524,6 +532,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_names(self) -> Settings:
         names = [model.served_name for model in self.models]
+        names += [name for model in self.models for name in model.adapters]
         for upstream in self.upstreams:
             names += {upstream.name, *upstream.servers}
         doubles = sorted({name for name in names if names.count(name) > 1})

@@ -16,6 +16,7 @@ class DirectPlacement:
         self.priority = 0
         self.retention: Retention = "normal"
         self.application = ""
+        self.adapter = ""
         self.engine_name = "direct"
         self.queued_s = 0.0
         self.reason = ""

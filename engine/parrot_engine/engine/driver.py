@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from parrot_engine.exceptions import ParrotEngineError
+from parrot_engine.exceptions import AdapterError, ParrotEngineError
 from parrot_engine.protocol import (
+    AdapterInfo,
+    AdapterLoading,
     BlockChanges,
     BlockReporting,
     Engine,
@@ -74,6 +76,7 @@ class EngineDriver:
         self._pending: deque[Primitive] = deque()
         self._refused: list[int] = []
         self._resets: list[threading.Event] = []
+        self._changes: list[tuple[Callable[[], None], threading.Event]] = []
         self._callback: StepCallback | None = None
         self._blocks_callback: BlocksCallback | None = None
         #: The callback attached last has not been sent the whole cache yet.
@@ -160,6 +163,43 @@ class EngineDriver:
             self._wake.notify()
         return done.wait(timeout_s)
 
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """Those that new contexts may name. Safe from any thread."""
+        return self._engine.adapters if isinstance(self._engine, AdapterLoading) else []
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Read the adapter in folder `path` in this thread, then have it served between two steps.
+
+        Raises:
+            AdapterError: it cannot be served; nothing has changed.
+        """
+        engine = self._engine
+        if not isinstance(engine, AdapterLoading):
+            raise AdapterError(f"{name}: this engine takes no adapters")
+        adapter = engine.read_adapter(name, path)
+        self._between_steps(lambda: engine.add_adapter(adapter))
+
+    def remove_adapter(self, name: str) -> None:
+        """Have an adapter serve no new contexts; an unknown name does nothing."""
+        engine = self._engine
+        if isinstance(engine, AdapterLoading):
+            self._between_steps(lambda: engine.remove_adapter(name))
+
+    def _between_steps(self, change: Callable[[], None]) -> None:
+        """Have the driver's thread change the engine; returns once that is done.
+
+        Raises:
+            AdapterError: no step will run any more.
+        """
+        done = threading.Event()
+        with self._wake:
+            if self._stopping or self._crashed or not self._thread.is_alive():
+                raise AdapterError("the engine has stopped")
+            self._changes.append((change, done))
+            self._wake.notify()
+        done.wait()
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Stop after the running step and close the engine. Safe to call twice."""
         with self._wake:
@@ -184,6 +224,7 @@ class EngineDriver:
                         or self._pending
                         or self._refused
                         or self._resets
+                        or self._changes
                         or self._reports_all
                         or self._lost
                         or self._stopping
@@ -192,10 +233,14 @@ class EngineDriver:
                     if self._stopping:
                         return
                     resets, self._resets = self._resets, []
+                    changes, self._changes = self._changes, []
                     batch, refused = list(self._pending), self._refused
                     self._pending.clear()
                     self._refused = []
                     everything, self._reports_all = self._reports_all, False
+                for change, changed in changes:
+                    change()
+                    changed.set()
                 if everything and not self._crashed:
                     self._report_blocks(everything=True)
                 if resets:
@@ -209,6 +254,8 @@ class EngineDriver:
         finally:
             with self._wake:
                 leftover, self._resets = self._resets, []
+                leftover += [changed for _, changed in self._changes]
+                self._changes = []
             for done in leftover:
                 done.set()
             self._engine.close()

@@ -14,6 +14,8 @@ import random
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -21,17 +23,20 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.exceptions import ParrotEngineError
+from parrot_engine.link.adapter_commands import AdapterCommands
 from parrot_engine.link.wire import (
     MAX_MESSAGE_BYTES,
     Blocks,
     Events,
     Goodbye,
     Heartbeat,
+    LoadAdapter,
     Message,
     Refused,
     Register,
     Registered,
     Submit,
+    UnloadAdapter,
     WireError,
     decode_from_gateway,
     encode,
@@ -69,6 +74,7 @@ class EngineLink:
         join_key: bearer key.
         name: shown to operators; `host:pid` by default.
         drain_timeout_s: how long contexts may finish after `stop`.
+        adapter_folders: from which the gateway may have adapters loaded.
     """
 
     def __init__(
@@ -80,8 +86,10 @@ class EngineLink:
         join_key: str,
         name: str | None = None,
         drain_timeout_s: float = 30.0,
+        adapter_folders: Sequence[str] = (),
     ) -> None:
         self._driver = driver
+        self._commands = AdapterCommands(driver, adapter_folders)
         self._register = Register(
             name or f"{socket.gethostname()}:{os.getpid()}", driver.info, text
         )
@@ -159,7 +167,7 @@ class EngineLink:
         return websocket
 
     async def _join(self, websocket: ClientConnection) -> float:
-        await websocket.send(encode(self._register))
+        await websocket.send(encode(replace(self._register, adapters=self._commands.adapters)))
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             answer = decode_from_gateway(_binary(await websocket.recv()))
         if isinstance(answer, Registered):
@@ -175,8 +183,10 @@ class EngineLink:
         """Pump until the connection ends or the engine has left."""
         outbox = Outbox(asyncio.get_running_loop())
         self._driver.attach(outbox.put, outbox.put_blocks)
+        commands: asyncio.Queue[LoadAdapter | UnloadAdapter] = asyncio.Queue()
         pumps = [
-            asyncio.create_task(self._receive(websocket), name="link-receive"),
+            asyncio.create_task(self._receive(websocket, commands), name="link-receive"),
+            asyncio.create_task(self._carry_out(websocket, commands), name="link-adapters"),
             asyncio.create_task(outbox.send_all(websocket), name="link-send"),
             asyncio.create_task(self._heartbeat(websocket, heartbeat_s), name="link-heartbeat"),
             asyncio.create_task(self._leave(websocket), name="link-leave"),
@@ -195,12 +205,25 @@ class EngineLink:
             # may be left when it begins.
             await asyncio.shield(asyncio.to_thread(self._driver.reset))
 
-    async def _receive(self, websocket: ClientConnection) -> None:
+    async def _receive(
+        self, websocket: ClientConnection, commands: asyncio.Queue[LoadAdapter | UnloadAdapter]
+    ) -> None:
         async for data in websocket:
             message = decode_from_gateway(_binary(data))
-            if not isinstance(message, Submit):
+            if isinstance(message, Submit):
+                self._driver.submit(message.primitives)
+            elif isinstance(message, LoadAdapter | UnloadAdapter):
+                commands.put_nowait(message)
+            else:
                 raise WireError(f"a {type(message).__name__} in the middle of a link")
-            self._driver.submit(message.primitives)
+
+    async def _carry_out(
+        self, websocket: ClientConnection, commands: asyncio.Queue[LoadAdapter | UnloadAdapter]
+    ) -> None:
+        """Load and unload adapters; reading one takes its time, and primitives go on meanwhile."""
+        while True:
+            answer = await self._commands.carry_out(await commands.get())
+            await websocket.send(encode(answer))
 
     async def _heartbeat(self, websocket: ClientConnection, heartbeat_s: float) -> None:
         while True:

@@ -8,14 +8,14 @@ closes the link. The engine checks the values, such as ranges.
 The types of `protocol` stay plain dataclasses, so that an offline engine needs no msgspec; the
 structs that it encodes are derived from them here.
 
-    engine -> gateway   Register, Events, Blocks, Heartbeat, Goodbye
-    gateway -> engine   Registered, Refused, Submit
+    engine -> gateway   Register, Events, Blocks, Heartbeat, Goodbye, Adapters
+    gateway -> engine   Registered, Refused, Submit, LoadAdapter, UnloadAdapter
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import attrgetter, or_
 from types import GenericAlias
@@ -43,6 +43,8 @@ class Register:
     info: protocol.EngineInfo
     text: TextAssets
     protocol_version: int = protocol.PROTOCOL_VERSION
+    #: Adapters that it has loaded.
+    adapters: list[protocol.AdapterInfo] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,37 @@ class Goodbye:
     reason: str
 
 
-FromEngine: TypeAlias = Register | Events | Blocks | Heartbeat | Goodbye
-FromGateway: TypeAlias = Registered | Refused | Submit
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The answer to a command: the adapters that the engine has loaded now."""
+
+    adapters: list[protocol.AdapterInfo]
+    #: Of the command.
+    number: int
+    #: Why it was not carried out.
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load an adapter under a name, in the place of one that has it."""
+
+    number: int
+    name: str
+    #: A folder on the engine's machine.
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Take no new contexts with an adapter."""
+
+    number: int
+    name: str
+
+
+FromEngine: TypeAlias = Register | Events | Blocks | Heartbeat | Goodbye | Adapters
+FromGateway: TypeAlias = Registered | Refused | Submit | LoadAdapter | UnloadAdapter
 Message: TypeAlias = FromEngine | FromGateway
 
 _PRIMITIVES: tuple[type, ...] = (
@@ -110,8 +141,8 @@ _PRIMITIVES: tuple[type, ...] = (
     protocol.Pool,
 )
 _EVENTS: tuple[type, ...] = (protocol.Filled, protocol.Generated, protocol.Failed, protocol.Pooled)
-_FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye)
-_FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
+_FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye, Adapters)
+_FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit, LoadAdapter, UnloadAdapter)
 
 
 #: Tags are positions in a group; messages of the two sides do not overlap.

@@ -290,12 +290,12 @@ def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
 
     device = resolve_device(options.device)
     chosen = _chosen(options, fields(BuiltinSettings))
-    if options.adapters:
+    if options.adapters or options.adapter_folders:
         chosen.setdefault("max_loras", DEFAULT_MAX_LORAS)
         if not chosen["max_loras"]:
             raise SettingsError("max_loras", "0, but there are adapters to load")
         if options.max_lora_rank is None:
-            folders = (Path(path).expanduser() for path in options.adapters.values())
+            folders = (Path(path).expanduser() for path in (options.adapters or {}).values())
             ranks = (read_peft_config(folder).max_rank for folder in folders)
             chosen["max_lora_rank"] = max(DEFAULT_LORA_RANK, *ranks)
     return BuiltinSettings.for_device(device.type, **chosen)

@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loaded = _load(options)
         if listener is not None:
             return _run_listening(loaded, listener)
-        return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
+        return asyncio.run(
+            run_joined(loaded, parsed.join, parsed.engine_name, options.adapter_folders or ())
+        )
     except ParrotEngineError as error:
         print_line(f"error: {error}")
         return EXIT_CONFIG
@@ -128,7 +130,9 @@ def _load(options: EngineOptions) -> LoadedEngine:
     return loaded
 
 
-async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:
+async def run_joined(
+    loaded: LoadedEngine, url: str, engine_name: str | None, adapter_folders: Sequence[str] = ()
+) -> int:
     """Keep a loaded engine joined to a gateway until a signal; returns the exit status.
 
     Raises:
@@ -147,7 +151,12 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
 
     driver = EngineDriver(loaded.engine, on_crash=on_crash)
     link = EngineLink(
-        driver, loaded.text, url=url, join_key=os.environ[JOIN_KEY_VARIABLE], name=engine_name
+        driver,
+        loaded.text,
+        url=url,
+        join_key=os.environ[JOIN_KEY_VARIABLE],
+        name=engine_name,
+        adapter_folders=adapter_folders,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, link.stop)
