@@ -5,16 +5,18 @@ Tokens are those of greedy decoding: by induction each is the reference's choice
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
-from lora_folders import make_adapter, merged
+from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.lora_folders import make_adapter
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.protocol import TokenLogprobs
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 TOLERANCE = 2e-4
@@ -63,6 +65,21 @@ FAMILIES: dict[str, dict[str, Given]] = {
         "three": Given({"targets": ("k_proj",), "fan_in_fan_out": True}, {"": _ALPHA / 4}),
     },
 }
+
+
+def merged(base: Path, adapter: Path | None, scales: Mapping[str, float]) -> PreTrainedModel:
+    """The base with B A added to its weights, times a factor by the ends of names, or `""`."""
+    model = load_reference(base, torch.float32)
+    if adapter is not None:
+        tensors = load_file(adapter / "adapter_model.safetensors")
+        for name, module in model.named_modules():
+            prefix = f"base_model.model.{name}.lora_"
+            if f"{prefix}A.weight" in tensors:
+                scale = scales.get(name.rpartition(".")[2], scales[""])
+                added = scale * tensors[f"{prefix}B.weight"] @ tensors[f"{prefix}A.weight"]
+                assert isinstance(module, nn.Linear)
+                module.weight.data += added
+    return model
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
-from lora_folders import make_adapter
+from harness.lora_folders import make_adapter
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import AdapterError, GenerationError, SettingsError
 from parrot_engine.llm.session import Session
