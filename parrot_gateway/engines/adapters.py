@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 #: Adapters that may be loaded by name.
 MAX_ADAPTERS = 1024
-_MAX_NAME = 256
 
 
 class _Loaded(NamedTuple):
@@ -86,10 +85,6 @@ class AdapterService:
             InvalidRequestError: it cannot be loaded; the message says why.
             ModelLoadingError: no engine of the base is there.
         """
-        if len(name) > _MAX_NAME:
-            raise InvalidRequestError(
-                f"'lora_name' may have {_MAX_NAME} characters.", param="lora_name"
-            )
         async with self._lock(name):
             if name in self._registry.adapted and not in_place:
                 raise InvalidRequestError(

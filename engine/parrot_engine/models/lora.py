@@ -94,14 +94,18 @@ class LoraSlots:
         dtype: torch.dtype,
     ) -> None:
         """`count` slots of zeros; `sizes` are the rows of the projections."""
+        # What the smallest matrix instructions take.
+        max_rank = -(-max_rank // 16) * 16
         self.sizes = tuple(sizes)
         self.max_rank = max_rank
         #: `[count, projections x max_rank, in]`
         self.a = torch.zeros(count, len(sizes) * max_rank, in_size, device=device, dtype=dtype)
         #: `[count, out, max_rank]`, with the adapter's factor.
         self.b = torch.zeros(count, sum(sizes), max_rank, device=device, dtype=dtype)
-        #: By slot the rank of each projection, 0 where there is no addition.
+        #: By slot the rank of each projection, 0 where there is no addition, and the same as int32
+        #: on the device.
         self._ranks = [[0] * len(sizes) for _ in range(count)]
+        self.used = torch.zeros(count, len(sizes), dtype=torch.int32, device=device)
 
     def write(self, slot: int, weights: Sequence[tuple[Tensor, Tensor] | None]) -> None:
         """Put an adapter's A and B of each projection into a slot; None adds nothing.
@@ -122,6 +126,7 @@ class LoraSlots:
             own_b[:, used:].zero_()
             self._ranks[slot][index] = used
             begin += size
+        self.used[slot].copy_(torch.tensor(self._ranks[slot], dtype=torch.int32))
 
     def add(self, out: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Add the products of `x` `[num_tokens, in]` to `out` `[num_tokens, out]`."""

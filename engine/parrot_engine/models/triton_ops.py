@@ -20,11 +20,13 @@ from parrot_engine.kernels.dequantize import dequantize
 from parrot_engine.kernels.expert_routing import choose
 from parrot_engine.kernels.grouped_product import mixture
 from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.lora_product import StackedWeights, add_lora
 from parrot_engine.kernels.quantized_matmul import quantized_product
 from parrot_engine.kernels.quantized_tuning import is_grouped, quantized_tuning
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
@@ -156,7 +158,7 @@ class TritonOps(Ops):
 
     def norm_linear(self, residual: Residual, norm: Norm | None, linear: Affine) -> Normed:
         tuning = self._tuning(residual.hidden, linear, norm=norm is not None)
-        if tuning is None or residual.is_share:
+        if tuning is None or residual.is_share or linear.lora is not None:
             normed, hidden = self.add_rms_norm(residual, norm)
             return Normed(self.linear(normed, linear), hidden)
         hidden = self.total(residual)
@@ -166,7 +168,7 @@ class TritonOps(Ops):
     def norm_gated(
         self, residual: Residual, norm: Norm | None, linear: Affine, activation: str
     ) -> Normed:
-        if activation != "silu":
+        if activation != "silu" or linear.lora is not None:
             out, hidden = self.norm_linear(residual, norm, linear)
             return Normed(self.gated(out, activation), hidden)
         tuning = self._tuning(residual.hidden, linear, gated=True, norm=norm is not None)
@@ -181,7 +183,17 @@ class TritonOps(Ops):
         out = self._product(normed, linear, tuning, gated=True)
         return Normed(out, hidden)
 
+    def add_lora(self, out: Tensor, x: Tensor, lora: LoraProduct) -> None:
+        slots, rows = lora
+        weights = StackedWeights(slots.a, slots.b, slots.used, slots.sizes)
+        num_cores = _limits(x.device).num_sms if x.is_cuda else 1
+        add_lora(out, x, weights, rows.order, rows.tiles, rows.tile_size, num_cores=num_cores)
+
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
+        if linear.lora is not None:
+            out = self.linear(x, linear._replace(lora=None))
+            self.add_lora(out, x, linear.lora)
+            return out
         tuning = self._tuning(x, linear)
         if tuning is not None:
             return self._product(x, linear, tuning)
@@ -192,7 +204,7 @@ class TritonOps(Ops):
     def linear_onto(
         self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
     ) -> Residual:
-        if branch is not PLAIN:
+        if branch is not PLAIN or linear.lora is not None:
             return super().linear_onto(hidden, x, linear, branch)
         if self._collective is not None:
             if self._collective.sums_onto(hidden):

@@ -1,0 +1,228 @@
+"""Low-rank products of several adapters at once: `out += (x A^T) B^T`, A and B by token.
+
+Two kernels: *shrink* computes x A^T, the columns of x divided among programs, whose sums are kept
+apart; *expand* adds them up in their order and multiplies with B. Both go by tiles of tokens of one
+adapter, which the host lays out (`models.lora.AdapterRows`): no launch depends on what is in it, so
+that a CUDA graph can hold it, and a program of a tile without tokens ends at once. Of ranks no more
+is read than an adapter has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Columns of x that a program takes at a time, and outputs of a program.
+_BLOCK_IN, _BLOCK_OUT = 128, 64
+#: Programs that divide the columns of x, at most.
+_MAX_SPLITS = 8
+#: The most projections of one product: q, k and v.
+_MAX_PROJECTIONS = 3
+
+
+@triton.jit
+def shrink_kernel(
+    x,
+    a,
+    used,
+    order,
+    tiles,
+    inner,
+    num_tokens,
+    IN: tl.constexpr,
+    PROJECTIONS: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """One program a (tile, `BLOCK_RANK` ranks of a projection, part of the columns)."""
+    tile = tl.program_id(0)
+    blocks: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
+    projection = tl.program_id(1) // blocks
+    first_rank = tl.program_id(1) % blocks * BLOCK_RANK
+    split = tl.program_id(2)
+    slot = tl.load(tiles + 3 * tile).to(tl.int64)
+    begin = tl.load(tiles + 3 * tile + 1)
+    end = tl.load(tiles + 3 * tile + 2)
+    if begin < end and first_rank < tl.load(used + slot * PROJECTIONS + projection):
+        places = begin + tl.arange(0, TILE)
+        inside = places < end
+        tokens = tl.load(order + places, mask=inside, other=0).to(tl.int64)
+        ranks = first_rank + tl.arange(0, BLOCK_RANK)
+        is_rank = ranks < MAX_RANK
+        rows = (slot * PROJECTIONS + projection) * MAX_RANK + ranks
+        total = tl.zeros((TILE, BLOCK_RANK), dtype=tl.float32)
+        for start in range(split * BLOCK_IN, IN, SPLITS * BLOCK_IN):
+            columns = start + tl.arange(0, BLOCK_IN)
+            is_column = columns < IN
+            values = tl.load(
+                x + tokens[:, None] * IN + columns[None, :],
+                mask=inside[:, None] & is_column[None, :],
+                other=0.0,
+            )
+            weights = tl.load(
+                a + rows[:, None] * IN + columns[None, :],
+                mask=is_rank[:, None] & is_column[None, :],
+                other=0.0,
+            )
+            if EXACT:
+                total += tl.dot(values, tl.trans(weights), input_precision="ieee")
+            else:
+                total += tl.dot(values, tl.trans(weights))
+        width: tl.constexpr = PROJECTIONS * MAX_RANK
+        target = (split * num_tokens + places).to(tl.int64) * width + projection * MAX_RANK
+        tl.store(
+            inner + target[:, None] + ranks[None, :], total, mask=inside[:, None] & is_rank[None, :]
+        )
+
+
+@triton.jit
+def expand_kernel(
+    inner,
+    b,
+    used,
+    order,
+    tiles,
+    out,
+    num_tokens,
+    SIZE_0: tl.constexpr,
+    SIZE_1: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    PROJECTIONS: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """One program a (tile, `BLOCK_OUT` outputs of a projection), adding to `out`."""
+    tile = tl.program_id(0)
+    block = tl.program_id(1)
+    blocks_0: tl.constexpr = (SIZE_0 + BLOCK_OUT - 1) // BLOCK_OUT
+    blocks_1: tl.constexpr = (SIZE_1 + BLOCK_OUT - 1) // BLOCK_OUT
+    is_behind = block >= blocks_0
+    is_last = block >= blocks_0 + blocks_1
+    projection = is_behind.to(tl.int32) + is_last.to(tl.int32)
+    block -= tl.where(is_behind, blocks_0, 0) + tl.where(is_last, blocks_1, 0)
+    first = tl.where(is_behind, SIZE_0, 0) + tl.where(is_last, SIZE_1, 0)
+    size = tl.where(is_last, SIZE_2, tl.where(is_behind, SIZE_1, SIZE_0))
+    slot = tl.load(tiles + 3 * tile).to(tl.int64)
+    begin = tl.load(tiles + 3 * tile + 1)
+    end = tl.load(tiles + 3 * tile + 2)
+    rank = tl.load(used + slot * PROJECTIONS + projection)
+    if begin < end and rank > 0:
+        places = begin + tl.arange(0, TILE)
+        inside = places < end
+        tokens = tl.load(order + places, mask=inside, other=0).to(tl.int64)
+        outputs = block * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+        is_output = outputs < size
+        all_outputs: tl.constexpr = SIZE_0 + SIZE_1 + SIZE_2
+        width: tl.constexpr = PROJECTIONS * MAX_RANK
+        total = tl.zeros((TILE, BLOCK_OUT), dtype=tl.float32)
+        for start in range(0, rank, BLOCK_RANK):
+            ranks = start + tl.arange(0, BLOCK_RANK)
+            is_rank = ranks < rank
+            values = tl.zeros((TILE, BLOCK_RANK), dtype=tl.float32)
+            for split in range(SPLITS):
+                source = (split * num_tokens + places).to(tl.int64) * width
+                source += projection * MAX_RANK
+                values += tl.load(
+                    inner + source[:, None] + ranks[None, :],
+                    mask=inside[:, None] & is_rank[None, :],
+                    other=0.0,
+                )
+            weights = tl.load(
+                b + (slot * all_outputs + first + outputs)[:, None] * MAX_RANK + ranks[None, :],
+                mask=is_output[:, None] & is_rank[None, :],
+                other=0.0,
+            )
+            rounded = values.to(b.dtype.element_ty)
+            if EXACT:
+                total += tl.dot(rounded, tl.trans(weights), input_precision="ieee")
+            else:
+                total += tl.dot(rounded, tl.trans(weights))
+        target = out + tokens[:, None] * all_outputs + first + outputs[None, :]
+        mask = inside[:, None] & is_output[None, :]
+        before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        tl.store(target, (before + total).to(out.dtype.element_ty), mask=mask)
+
+
+class StackedWeights(NamedTuple):
+    """A and B of every slot, and their ranks; see `models.lora.LoraSlots`."""
+
+    #: `[slots, projections x max_rank, in]`
+    a: Tensor
+    #: `[slots, out, max_rank]`
+    b: Tensor
+    #: int32 `[slots, projections]`
+    used: Tensor
+    #: Outputs of each projection.
+    sizes: tuple[int, ...]
+
+
+def num_splits(in_size: int, num_programs: int, num_cores: int) -> int:
+    """Programs that divide the columns, where so many others keep the device's cores busy."""
+    wanted = max(1, 2 * num_cores // max(1, num_programs))
+    most = min(_MAX_SPLITS, -(-in_size // _BLOCK_IN))
+    return min(most, 1 << (wanted - 1).bit_length())
+
+
+def add_lora(
+    out: Tensor,
+    x: Tensor,
+    weights: StackedWeights,
+    order: Tensor,
+    tiles: Tensor,
+    tile_size: int,
+    *,
+    num_cores: int = 1,
+) -> None:
+    """Add to `out` `[num_tokens, out]` what adapters make of `x` `[num_tokens, in]`.
+
+    Args:
+        out, x: contiguous, of the dtype of the weights.
+        weights: of the slots.
+        order: int32: tokens that have adapters, by slot.
+        tiles: int32 `[n, 3]`: slot, and begin and end among `order`; nothing where these are equal.
+        tile_size: the largest difference of the two; 16 or more.
+        num_cores: of the device.
+    """
+    num_tokens, in_size = x.shape
+    a, b, used, sizes = weights
+    projections, max_rank = len(sizes), b.shape[2]
+    assert projections <= _MAX_PROJECTIONS, sizes
+    if not len(tiles):
+        return
+    block_rank = min(64, max(16, triton.next_power_of_2(max_rank)))
+    rank_blocks = projections * triton.cdiv(max_rank, block_rank)
+    splits = num_splits(in_size, len(tiles) * rank_blocks, num_cores)
+    inner = torch.empty(
+        (splits, num_tokens, projections * max_rank), dtype=torch.float32, device=x.device
+    )
+    constants = {
+        "PROJECTIONS": projections,
+        "MAX_RANK": max_rank,
+        "TILE": tile_size,
+        "BLOCK_RANK": block_rank,
+        "SPLITS": splits,
+        "EXACT": x.dtype is torch.float32,
+    }
+    shrink_kernel[(len(tiles), rank_blocks, splits)](
+        x, a, used, order, tiles, inner, num_tokens,
+        IN=in_size, BLOCK_IN=_BLOCK_IN, num_warps=4, **constants,
+    )  # fmt: skip
+    padded = [*sizes, 0, 0]
+    blocks = sum(triton.cdiv(size, _BLOCK_OUT) for size in sizes)
+    expand_kernel[(len(tiles), blocks)](
+        inner, b, used, order, tiles, out, num_tokens,
+        SIZE_0=padded[0], SIZE_1=padded[1], SIZE_2=padded[2], BLOCK_OUT=_BLOCK_OUT, num_warps=4,
+        **constants,
+    )  # fmt: skip
