@@ -66,7 +66,9 @@ class AdapterService:
         if engines:
             return engines[0].info.model
         loaded = self._loaded.get(name)
-        base = self._configured.get(name) if loaded is None else loaded.base
+        if loaded is not None:
+            return loaded.base
+        base = self._configured.get(name)
         # An engine that has joined without it will not get it.
         return None if base is None or base in self._registry.serving else base
 
@@ -189,22 +191,28 @@ class AdapterService:
     def _engines_changed(self, change: Change, engine: RemoteEngine) -> None:
         if change != "joined":
             return
-        commands = [
-            engine.load_adapter(name, loaded.path)
+        lacking = {
+            name: loaded.path
             for name, loaded in self._loaded.items()
             if loaded.base == engine.info.model
-        ]
-        commands += [
-            engine.unload_adapter(name) for name in self._unloaded if name in engine.adapters
-        ]
-        if commands:
-            task = asyncio.create_task(self._bring_up(engine, commands), name="adapters")
+        }
+        surplus = [name for name in self._unloaded if name in engine.adapters]
+        if lacking or surplus:
+            task = asyncio.create_task(self._bring_up(engine, lacking, surplus), name="adapters")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _bring_up(
-        self, engine: RemoteEngine, commands: Sequence[Awaitable[str | None]]
+        self, engine: RemoteEngine, lacking: Mapping[str, str], surplus: Sequence[str]
     ) -> None:
-        for problem in await asyncio.gather(*map(self._ask, commands)):
-            if problem is not None:
-                logger.warning("engine %s lacks an adapter: %s", engine.name, problem)
+        """Give an engine that joined the adapters that were loaded since the gateway started."""
+        for name in surplus:
+            await self._ask(engine.unload_adapter(name))
+        for name, path in lacking.items():
+            problem = await self._ask(engine.load_adapter(name, path))
+            if problem is None or engine.lost:
+                continue
+            logger.warning("engine %s lacks an adapter: %s", engine.name, problem)
+            if name not in self._registry.adapted:
+                # Nobody will get it any more.
+                self._loaded.pop(name, None)

@@ -256,8 +256,9 @@ class ModelDirectory(Catalog):
             ModelLoadingError: it takes longer than a call may wait.
             OverloadedError: too many calls wait already.
         """
-        if model not in self._registry.serving:
-            await self._manager.wait_loaded(model)
+        base = self._base_of(model) or model
+        if base not in self._registry.serving:
+            await self._manager.wait_loaded(base)
 
     async def loaded_engine(self, model: str) -> RemoteEngine:
         """Any engine of a model, once it is loaded; see `loaded` and `engine_of`."""
@@ -283,7 +284,7 @@ class ModelDirectory(Catalog):
                     retry_after_s=30.0,
                 )
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
-        self._last_used[model] = time.monotonic()
+        self._last_used[engines[0].info.model] = time.monotonic()
         return engines[0]
 
     def upstream(self, name: str, metadata: Callable[[], CallMetadata]) -> UpstreamClient:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
+from parrot_gateway.api.admin.adapters import AdapterRoutes
 from parrot_gateway.api.admin.models import ModelRoutes
 from parrot_gateway.api.anthropic.errors import use_anthropic_shape
 from parrot_gateway.api.batches.batches import BatchRoutes
@@ -77,7 +78,9 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         keys=keys,
     )
     admin = AdminRoutes(
-        admin_key_of(settings), ModelRoutes(gateway.model_manager, settings.engines, server)
+        admin_key_of(settings),
+        ModelRoutes(gateway.model_manager, settings.engines, server),
+        AdapterRoutes(gateway.adapters),
     )
     routes_by_tag = {
         "sessions": own.described,

@@ -1,1 +1,1 @@
-"""Routes of the operator, under `/admin/v1`; `http.admin` has the key that they are behind."""
+"""Routes of the operator: models, and adapters; `http.admin` has the key that they are behind."""

@@ -1,4 +1,4 @@
-"""Bodies of the routes under `/admin/v1/models`, and their description for the OpenAPI document."""
+"""Bodies of the admin routes, and their description for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -26,6 +26,25 @@ class PullBody(ModelBody):
     stream: bool = False
 
 
+class LoadAdapterBody(msgspec.Struct):
+    """The body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: str | None = None
+    lora_path: str | None = None
+    #: It may take the place of an adapter of this name.
+    load_inplace: bool = False
+    #: The model that it belongs to, where several take adapters.
+    base_model: str | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct):
+    """The body of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: str | None = None
+    #: vLLM's own number of it, which means nothing here.
+    lora_int_id: int | None = None
+
+
 def _described(more: dict[str, Any]) -> dict[str, Any]:
     model = {"type": "string", "minLength": 1, "maxLength": MAX_MODEL_CHARACTERS}
     schema = {
@@ -37,6 +56,12 @@ def _described(more: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
+def _with_fields(*required: str, **fields: Any) -> dict[str, Any]:
+    schema = {"type": "object", "required": list(required), "properties": fields}
+    return {"application/json": {"schema": schema}}
+
+
+_TEXT = {"type": "string", "minLength": 1}
 _PROGRESS: dict[str, Any] = {"wait": {"type": "boolean"}, "stream": {"type": "boolean"}}
 #: By path, what requests hold.
 MODEL_BODIES: dict[str, dict[str, Any]] = {
@@ -46,6 +71,17 @@ MODEL_BODIES: dict[str, dict[str, Any]] = {
     ),
     "/admin/v1/models/cancel": _described({}),
     "/admin/v1/models/unload": _described({}),
+    "/v1/load_lora_adapter": _with_fields(
+        "lora_name",
+        "lora_path",
+        lora_name=_TEXT,
+        lora_path=_TEXT,
+        load_inplace={"type": "boolean"},
+        base_model={"type": ["string", "null"]},
+    ),
+    "/v1/unload_lora_adapter": _with_fields(
+        "lora_name", lora_name=_TEXT, lora_int_id={"type": ["integer", "null"]}
+    ),
 }
 #: Paths that can answer with events.
 STREAMED_PATHS = ("/admin/v1/models/pull", "/admin/v1/models/load")

@@ -146,7 +146,7 @@ class ModelRoutes:
 
         Raises:
             InvalidRequestError: a field is unknown or malformed.
-            ForbiddenError: code of a checkpoint was to be run.
+            ForbiddenError: code of a checkpoint was to be run, or adapters read from anywhere.
         """
         given = fields.get("model")
         if given is None:
@@ -154,6 +154,13 @@ class ModelRoutes:
         if not isinstance(given, str):
             raise wrong_type("model", "a string")
         _check_text("model", given, MAX_MODEL_CHARACTERS)
+        for field in ("adapters", "adapter_folders"):
+            if fields.get(field):
+                raise ForbiddenError(
+                    f"'{field}' names folders, and is read from the gateway's settings only.",
+                    param=field,
+                    code="path_not_allowed",
+                )
         configured = self.manager.configured.get(given)
         if configured is not None:
             name = fields.get("name", given)
