@@ -256,6 +256,8 @@ class ModelDirectory(Catalog):
             ModelLoadingError: it takes longer than a call may wait.
             OverloadedError: too many calls wait already.
         """
+        if model in self._registry.serving:
+            return
         base = self._base_of(model) or model
         if base not in self._registry.serving:
             await self._manager.wait_loaded(base)
