@@ -295,7 +295,7 @@ class LLM:
         """
         info = self._pooling("embed")
         sequences = [
-            self.tokenizer.encode_for_pooling(prepared_text(info, text, prompt_name))
+            self.tokenizer.encode_for_pooling([(prepared_text(info, text, prompt_name), None)])[0]
             if isinstance(text, str)
             else PoolingTokens(list(text), None)
             for text in _several(texts)
@@ -310,7 +310,7 @@ class LLM:
             ValueError: the model makes no scores.
         """
         self._pooling("score")
-        sequences = [self.tokenizer.encode_for_pooling(*pair) for pair in pairs]
+        sequences = self.tokenizer.encode_for_pooling(pairs)
         return [values[0] for values in pool(self._session, sequences)]
 
     def _pooling(self, task: str) -> PoolingInfo:

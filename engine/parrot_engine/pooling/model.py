@@ -14,6 +14,7 @@ from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.encoder import Encoder
 from parrot_engine.pooling.config import PoolingConfig, PoolingMode
 from parrot_engine.protocol import Pool
+from parrot_engine.runner.model_runner import current_device
 
 #: What follows the pooling: `[num_texts, out_size]` of `[num_texts, hidden_size]`.
 Head: TypeAlias = Callable[[Tensor], Tensor]
@@ -90,6 +91,10 @@ class PoolingModel:
 
         Sequences of one length next to each other cost least.
         """
+        with current_device(self._device):
+            return self._run(batch)
+
+    def _run(self, batch: Sequence[Pool]) -> list[bytes | None]:
         lengths = [len(item.token_ids) for item in batch]
         plan = self._attention.plan(lengths)
         hidden = self._states(*self._inputs(batch), plan)

@@ -125,43 +125,47 @@ class Tokenizer:
         try:
             return self._encode(text, add_special_tokens)
         except TypeError:
-            clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return self._encode(clean, add_special_tokens)
+            return self._encode(_clean(text), add_special_tokens)
 
     def encode_for_pooling(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None
-    ) -> PoolingTokens:
-        """A text, or a pair, with the special tokens that the model was trained with.
+        self, texts: Sequence[tuple[str, str | None]], *, max_tokens: int | None = None
+    ) -> list[PoolingTokens]:
+        """Texts, or pairs, with the special tokens that the model was trained with.
+
+        Several are encoded at once, on as many threads as the library has; the GIL is released.
 
         Args:
-            text: the only text, or the first of a pair.
-            second: of a pair.
-            max_tokens: cut the end of the text, of a pair that of the second, to fit.
+            texts: the only text of each, or the first and the second.
+            max_tokens: cut the end of a text, of a pair that of the second, to fit.
         """
         try:
-            return self._encode_for_pooling(text, second, max_tokens)
+            return self._encode_for_pooling(texts, max_tokens)
         except TypeError:
-            clean = [
-                None
-                if part is None
-                else part.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-                for part in (text, second)
-            ]
-            return self._encode_for_pooling(clean[0] or "", clean[1], max_tokens)
+            clean = [(_clean(a), None if b is None else _clean(b)) for a, b in texts]
+            return self._encode_for_pooling(clean, max_tokens)
 
     def _encode_for_pooling(
-        self, text: str, second: str | None, max_tokens: int | None
-    ) -> PoolingTokens:
-        item = text if second is None else (text, second)
-        [encoding] = self._backend.encode_batch_fast([item])
-        if max_tokens is not None and len(encoding.ids) > max_tokens:
-            parts = [part for part in (text, second) if part is not None]
-            cut = self._backend.encode_batch_fast(parts, add_special_tokens=False)
-            excess = len(encoding.ids) - max_tokens
-            cut[-1].truncate(max(0, len(cut[-1].ids) - excess))
-            encoding = self._backend.post_process(cut[0], None if second is None else cut[1])
-        types = encoding.type_ids
-        return PoolingTokens(encoding.ids, types.index(1) if second and 1 in types else None)
+        self, texts: Sequence[tuple[str, str | None]], max_tokens: int | None
+    ) -> list[PoolingTokens]:
+        items = [a if b is None else (a, b) for a, b in texts]
+        results = []
+        for (first, second), encoding in zip(
+            texts, self._backend.encode_batch_fast(items), strict=True
+        ):
+            if max_tokens is not None and len(encoding.ids) > max_tokens:
+                encoding = self._cut(first, second, len(encoding.ids) - max_tokens)
+            ids, types = encoding.ids, encoding.type_ids
+            # A tokenizer may have one type only, for both texts.
+            is_told = second is not None and 1 in types
+            results.append(PoolingTokens(ids, types.index(1) if is_told else None))
+        return results
+
+    def _cut(self, first: str, second: str | None, excess: int) -> Any:
+        """The encoding of a text or a pair, so many tokens shorter at its end."""
+        parts = [first] if second is None else [first, second]
+        cut = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        cut[-1].truncate(max(0, len(cut[-1].ids) - excess))
+        return self._backend.post_process(cut[0], None if second is None else cut[1])
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int]
@@ -234,3 +238,8 @@ class Tokenizer:
         return self.chat.render(
             messages, add_generation_prompt=add_generation_prompt, template=template, **kwargs
         )
+
+
+def _clean(text: str) -> str:
+    """Half a surrogate pair, which is no text, becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

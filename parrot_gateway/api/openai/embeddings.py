@@ -22,6 +22,7 @@ from parrot_gateway.api.openai.pooling_input import (
     Truncation,
     check_total,
     encode_texts,
+    num_tokens,
     pooling_of,
 )
 from parrot_gateway.exceptions import (
@@ -94,7 +95,7 @@ async def handle_embeddings(
     check_choice("encoding_format", request.encoding_format, ("float", "base64"))
     _check_dimensions(request.dimensions, pooling, model)
     sequences = await _sequences(request, placer, pooling)
-    tokens = check_total(sequences, MAX_TOKENS, "input")
+    tokens = check_total(num_tokens(sequences), MAX_TOKENS, "input")
     size = pooling.dimensions if request.dimensions is None else request.dimensions
     dimensions = None if size == pooling.dimensions else size
     values = await pool(placer, sequences, deadline=deadline, dimensions=dimensions)
@@ -151,6 +152,9 @@ async def _sequences(
         given = [given]
     if not given:
         raise empty_array("input")
+    if len(given) > MAX_TOKENS:
+        # Too long in every form, so that the form needs no look at each item.
+        raise long_array("input", MAX_INPUTS, len(given))
     if all(isinstance(item, str) for item in given):
         texts = cast("list[str]", given)
         _check_count(len(texts))
@@ -194,8 +198,9 @@ def _of_ids(
     limit = pooling.max_tokens
     if (cut := request.truncate_prompt_tokens) is not None:
         lists = [ids[: limit if cut == -1 else min(cut, limit)] for ids in lists]
+    # First what takes no look at each id: there may be millions.
+    check_total(sum(map(len, lists)), MAX_TOKENS, "input")
     for ids in lists:
-        # First what takes no look at each id: there may be millions.
         check_context(limit, len(ids), 0, param="input", noun="input")
         try:
             check_token_ids("input", ids, placer.info.vocab_size)

@@ -21,6 +21,9 @@ from parrot_gateway.generation.requests.prepared import (
 #: Tokens that a text is cut to, as in vLLM; -1: to the model's limit.
 Truncation: TypeAlias = Annotated[int, Meta(ge=-1)]
 
+#: Of a request: what is tokenized in some ten seconds.
+MAX_CHARACTERS = 8 * 1024 * 1024
+
 _WANTED = {"embed": "vectors", "score": "scores of pairs"}
 _ROUTES = {"embed": "/v1/embeddings", "score": "/v1/rerank and /v1/score"}
 _WHAT_WOULD = {
@@ -66,6 +69,7 @@ async def encode_texts(
 
     Raises:
         ContextLengthError: one of them has too many tokens.
+        InvalidRequestError: all of them together have too many characters.
     """
     pooling, tokenizer = placer.info.pooling, placer.tokenizer
     assert pooling is not None
@@ -75,9 +79,17 @@ async def encode_texts(
     cut = None if truncation is None else limit if truncation == -1 else min(truncation, limit)
 
     def encode() -> list[PoolingTokens]:
-        return [tokenizer.encode_for_pooling(a, b, max_tokens=cut) for a, b in texts]
+        return tokenizer.encode_for_pooling(texts, max_tokens=cut)
 
-    if sum(len(a) + len(b or "") for a, b in texts) <= INLINE_CHARACTERS:
+    characters = sum(len(a) + len(b or "") for a, b in texts)
+    if characters > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid '{name}': {characters} characters, of pairs counted for each, are more than "
+            f"the {MAX_CHARACTERS} of one request.",
+            param=name,
+            code="string_above_max_length",
+        )
+    if characters <= INLINE_CHARACTERS:
         sequences = encode()
     else:
         if cut is None:
@@ -93,13 +105,17 @@ async def encode_texts(
     return sequences
 
 
-def check_total(sequences: Sequence[PoolingTokens], limit: int, name: str) -> int:
-    """The tokens of a request.
+def num_tokens(sequences: Sequence[PoolingTokens]) -> int:
+    """Of all of them."""
+    return sum(len(item.token_ids) for item in sequences)
+
+
+def check_total(tokens: int, limit: int, name: str) -> int:
+    """The tokens of a request, held by the field `name`.
 
     Raises:
         InvalidRequestError: there are more than `limit`.
     """
-    tokens = sum(len(item.token_ids) for item in sequences)
     if tokens > limit:
         raise InvalidRequestError(
             f"Requested {tokens} tokens, max {limit} tokens per request.",

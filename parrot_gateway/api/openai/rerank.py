@@ -19,6 +19,7 @@ from parrot_gateway.api.openai.pooling_input import (
     Truncation,
     check_total,
     encode_texts,
+    num_tokens,
     pooling_of,
 )
 from parrot_gateway.exceptions import (
@@ -92,7 +93,7 @@ async def handle_rerank(
     sequences = await encode_texts(
         placer, pairs, name="documents", truncation=request.truncate_prompt_tokens
     )
-    tokens = check_total(sequences, MAX_TOKENS, "documents")
+    tokens = check_total(num_tokens(sequences), MAX_TOKENS, "documents")
     scores = await _scores(placer, sequences, deadline)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
     results: list[dict[str, Any]] = []
@@ -139,7 +140,7 @@ async def handle_score(
         name="text_2",
         truncation=request.truncate_prompt_tokens,
     )
-    tokens = check_total(sequences, MAX_TOKENS, "text_2")
+    tokens = check_total(num_tokens(sequences), MAX_TOKENS, "text_2")
     scores = await _scores(placer, sequences, deadline)
     await exchange.respond_json(
         {

@@ -170,6 +170,8 @@ class TestThroughLLM:
             queried = llm.embed(text, prompt_name="query")
             assert np.allclose(queried, llm.embed("the king the fish swims"), atol=1e-6)
             assert len(llm.embed(["a"] * 700, dimensions=5)[0]) == 5
+            # Half of a surrogate pair is no text.
+            assert llm.embed("a \ud800") == llm.embed("a \ufffd")
             with pytest.raises(ValueError, match="there is no prompt 'nobody'"):
                 llm.embed("a", prompt_name="nobody")
             with pytest.raises(GenerationError, match="context_too_long"):

@@ -19,7 +19,7 @@ from pooling_remote import PoolingRemote
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
 
-from parrot_gateway.api.openai import embeddings
+from parrot_gateway.api.openai import embeddings, pooling_input
 
 TEXTS = ["the king sleeps", "a fish swims in the sea", "night", "the old queen"]
 
@@ -173,6 +173,8 @@ class TestEmbeddings:
             ({"input": "a " * 29}, "input"),
             ({"input": [4] * 31}, "input"),
             ({"input": [5, len(VOCAB)]}, "input"),
+            ({"input": [5] * 300_001}, "input"),
+            ({"input": [[5] * 151_000] * 2}, "input"),
             ({"input": [[5], [-1]]}, "input"),
             ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
             ({"input": "a", "encoding_format": 5}, "encoding_format"),
@@ -216,6 +218,9 @@ class TestEmbeddings:
         monkeypatch.setattr(embeddings, "MAX_TOKENS", 10)
         error = await refused(pooling, path, {"model": "bert", "input": TEXTS}, "input")
         assert error["code"] == "max_tokens_per_request"
+        monkeypatch.setattr(pooling_input, "MAX_CHARACTERS", 30)
+        error = await refused(pooling, path, {"model": "bert", "input": TEXTS}, "input")
+        assert error["code"] == "string_above_max_length"
 
     async def test_unknown_fields_are_named(self, pooling: Service) -> None:
         _, headers, _ = await pooling.post(
