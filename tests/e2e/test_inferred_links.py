@@ -12,14 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from harness.processes import (
-    API_KEY,
-    DEMO_MODEL,
-    GatewayProcess,
-    is_alive,
-    upstream_settings,
-    wait_until,
-)
+from harness.processes import DEMO_MODEL, GatewayProcess, is_alive, upstream_settings, wait_until
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -207,15 +200,7 @@ def test_calls_can_be_kept_out_altogether(upstream: ScriptedUpstream) -> None:
         assert not health(gateway)["running"]
 
 
-def test_the_process_ends_with_the_gateway(upstream: ScriptedUpstream) -> None:
-    config = {"upstreams": [upstream_settings("scripted", upstream.base_url)]}
-    with GatewayProcess(config=config, api_key=API_KEY) as gateway:
-        wait_until(lambda: health(gateway)["running"], "the linking process")
-        pid = health(gateway)["pid"]
-    wait_until(lambda: not is_alive(pid), "the end of the linking process")
-
-
-def test_profiles_are_learned_and_outlive_a_restart(
+def test_profiles_outlive_a_restart_and_the_process_does_not(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     config = {
@@ -224,6 +209,7 @@ def test_profiles_are_learned_and_outlive_a_restart(
     }
     with GatewayProcess(config=config) as gateway:
         wait_until(lambda: health(gateway)["running"], "the linking process")
+        pid = health(gateway)["pid"]
         client, numbers = client_of(gateway), count()
         model = upstream.script(*[answer("There are three.")] * 1000)
 
@@ -242,6 +228,7 @@ def test_profiles_are_learned_and_outlive_a_restart(
         wait_until(ask, "a profile")
         learned = wait_until(lambda: ask()[0]["calls"] and profiles(gateway), "an answer")
         assert STORY[:20] not in str(learned)
+    wait_until(lambda: not is_alive(pid), "the end of the linking process")
     with GatewayProcess(config=config) as gateway:
         wait_until(lambda: profiles(gateway) == learned, "the profiles of before")
     assert STORY[:20].encode() not in (tmp_path / "profiles").read_bytes()

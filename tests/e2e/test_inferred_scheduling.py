@@ -1,20 +1,20 @@
-"""The scheduler's knowledge of calls that declare nothing, on a real process with two engines."""
+"""The scheduler's knowledge of calls that declare nothing, on a real process with engines."""
 
 from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
-from harness.processes import DEMO_MODEL, GatewayProcess, upstream_settings, wait_until
-from harness.scripted_upstream import ScriptedUpstream, chat_document, document
+import pytest
+from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
 from openai.types.chat import ChatCompletionMessageParam
 
 Chat = list[ChatCompletionMessageParam]
-MAPS = 6
+TURNS, MAPS = 4, 6
 SYSTEM = "You are a careful reader who summarises one page of a long report at a time. "
 JOIN = "Write one summary of the whole report from these summaries of its pages, in order: "
 
@@ -22,9 +22,9 @@ JOIN = "Write one summary of the whole report from these summaries of its pages,
 class Recorded:
     """A gateway whose scheduler's events are recorded."""
 
-    def __init__(self, folder: Path, **linking: Any) -> None:
+    def __init__(self, folder: Path, engines: int, **linking: Any) -> None:
         self.log = folder / "events.jsonl"
-        model = {"model": DEMO_MODEL, "engines": 2, "max_batch_size": 4, "num_blocks": 512}
+        model = {"model": DEMO_MODEL, "engines": engines, "max_batch_size": 4, "num_blocks": 512}
         self.gateway = GatewayProcess(
             config={
                 "models": [model],
@@ -76,10 +76,20 @@ class Recorded:
         return found
 
 
-def test_turns_of_a_session_are_one_application(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
+class Played(NamedTuple):
+    """What a gateway has seen: turns, a call that is kept out, and map-reduces."""
+
+    tasks: list[dict[str, Any]]
+    #: Ids, and applications of the scheduler, after the turns.
+    sessions: list[str]
+    applications: int
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    recorded = Recorded(tmp_path_factory.mktemp("recorded"), engines=2)
     with recorded.gateway:
-        recorded.turns(4, "Tell me of a heron and of a fox.")
+        recorded.turns(TURNS, "Tell me of a heron and of a fox.")
         kept_out: Chat = [
             {"role": "user", "content": "Tell me of a lake."},
             {"role": "assistant", "content": "It is deep."},
@@ -89,16 +99,6 @@ def test_turns_of_a_session_are_one_application(tmp_path: Path) -> None:
         answer = httpx.get(f"{recorded.gateway.base_url}/sessions", timeout=20)
         sessions = [each["id"] for each in answer.json()["data"]]
         (model,) = recorded.gateway.health()["scheduler"]["models"].values()
-        assert model["applications"] >= 1
-    *turns, last = recorded.tasks()
-    (session,) = {task["application"] for task in turns}
-    assert session in sessions
-    assert last["application"] == f"call-{last['id']}"
-
-
-def test_an_undeclared_map_reduce_is_groups_and_what_reads_them(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
-    with recorded.gateway:
         recorded.map_reduce("Lakes")
         names = iter(range(100))
 
@@ -110,7 +110,19 @@ def test_an_undeclared_map_reduce_is_groups_and_what_reads_them(tmp_path: Path) 
         wait_until(known, "templates")
         for number in range(6):
             recorded.map_reduce(f"Ponds {number}")
-    tasks = recorded.tasks()
+    return Played(recorded.tasks(), sessions, model["applications"])
+
+
+def test_turns_of_a_session_are_one_application(played: Played) -> None:
+    *turns, last = played.tasks[: TURNS + 1]
+    (session,) = {task["application"] for task in turns}
+    assert session in played.sessions
+    assert last["application"] == f"call-{last['id']}"
+    assert played.applications >= 1
+
+
+def test_an_undeclared_map_reduce_is_groups_and_what_reads_them(played: Played) -> None:
+    tasks = played.tasks[TURNS + 1 :]
     assert all(task["groups"] == [] for task in tasks[: MAPS + 1])
     *maps, last = tasks[-MAPS - 1 :]
     # Runs that follow each other within a second share groups.
@@ -122,7 +134,7 @@ def test_an_undeclared_map_reduce_is_groups_and_what_reads_them(tmp_path: Path) 
 
 
 def test_nothing_is_used_that_is_switched_off(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path, use=[])
+    recorded = Recorded(tmp_path, engines=1, use=[])
     with recorded.gateway:
         recorded.turns(3, "Tell me of a heron and of a fox.")
     tasks = recorded.tasks()
@@ -131,34 +143,3 @@ def test_nothing_is_used_that_is_switched_off(tmp_path: Path) -> None:
         assert task["application"] == f"call-{task['id']}"
         assert task["objective"] == ["latency", None]
         assert (task["groups"], task["returns"]) == ([], 0.0)
-
-
-def test_calls_that_are_passed_on_name_their_session(upstream: ScriptedUpstream) -> None:
-    with GatewayProcess(
-        config={
-            "upstreams": [upstream_settings("scripted", upstream.base_url)],
-            "linking": {"session_header": "X-Session-Id", "session_wait_s": 1.0},
-        }
-    ) as gateway:
-        wait_until(lambda: gateway.health()["linking"]["running"], "the linking process")
-        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
-        story = "The heron waited in the reeds until the fox came down to the pond to drink."
-        model = upstream.script(*[document(chat_document(story))] * 3)
-        question: Chat = [{"role": "user", "content": "Tell me of a heron and of a fox."}]
-        client.chat.completions.create(model=model, messages=question)
-        turns: Chat = [
-            *question,
-            {"role": "assistant", "content": story},
-            {"role": "user", "content": "Go on."},
-        ]
-        client.chat.completions.create(model=model, messages=turns)
-        own = {"X-Session-Id": "mine"}
-        client.chat.completions.create(model=model, messages=turns, extra_headers=own)
-        named = [
-            call.headers["x-session-id"]
-            for call in upstream.received
-            if call.method == "POST" and call.json["model"] == model
-        ]
-        assert named[0] == named[1]
-        assert named[0].startswith("sess_")
-        assert named[2] == "mine"

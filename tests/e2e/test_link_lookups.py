@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess, upstream_settings, wait_until
@@ -47,12 +48,19 @@ def client(relay: GatewayProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def naming(upstream: ScriptedUpstream) -> Iterator[httpx.Client]:
-    """Of a gateway that names calls and sessions in its answers."""
+    """Of a gateway that names calls and sessions in its answers, and sessions to upstreams; what
+    another tenant says is left out."""
     upstreams = [
         upstream_settings("scripted", upstream.base_url),
         upstream_settings("claude", upstream.base_url, api="anthropic"),
     ]
-    config = {"upstreams": upstreams, "linking": {"headers": True}}
+    linking = {
+        "headers": True,
+        "session_header": "X-Session-Id",
+        "session_wait_s": 1.0,
+        "exclude_tenants": ["another"],
+    }
+    config = {"upstreams": upstreams, "linking": linking}
     with (
         GatewayProcess(config=config) as gateway,
         httpx.Client(base_url=gateway.base_url, timeout=60) as client,
@@ -438,17 +446,35 @@ def test_a_switch_that_is_neither_on_nor_off(
     assert upstream.calls(model) == []
 
 
-@pytest.mark.parametrize("tenants", [["default"], ["another"]])
-def test_tenants_that_are_left_out(upstream: ScriptedUpstream, tenants: list[str]) -> None:
+def test_tenants_that_are_left_out(naming: httpx.Client, upstream: ScriptedUpstream) -> None:
     config = {
         "upstreams": [upstream_settings("scripted", upstream.base_url)],
-        "linking": {"exclude_tenants": tenants},
+        "linking": {"exclude_tenants": ["default"]},
     }
+    model = upstream.script(*[answered("Fine.", "chatcmpl-tenant")] * 2)
     with GatewayProcess(config=config) as gateway:
-        model = upstream.script(answered("Fine.", "chatcmpl-tenant"))
         gateway.post("/v1/chat/completions", chat(model, "Hello."))
         found = gateway.get("/v1/calls/chatcmpl-tenant")
-        assert ("error" in found and "message" in (found["error"] or {})) == ("default" in tenants)
+        assert "message" in found["error"]
+    naming.post("/chat/completions", json=chat(model, "Hello."))
+    assert call_of(naming, "chatcmpl-tenant")["error"] is None
+
+
+def test_calls_that_are_passed_on_name_their_session(
+    naming: httpx.Client, upstream: ScriptedUpstream
+) -> None:
+    story = story_of("passed on")
+    model = upstream.script(*[document(chat_document(story))] * 3)
+    question = {"role": "user", "content": "Tell me of a heron and of a fox."}
+    answer = {"role": "assistant", "content": story}
+    turns = {"model": model, "messages": [question, answer, {"role": "user", "content": "Go on."}]}
+    naming.post("/chat/completions", json={"model": model, "messages": [question]})
+    naming.post("/chat/completions", json=turns)
+    naming.post("/chat/completions", json=turns, headers={"X-Session-Id": "mine"})
+    named = [call.headers["x-session-id"] for call in upstream.calls(model)]
+    assert named[0] == named[1]
+    assert named[0].startswith("sess_")
+    assert named[2] == "mine"
 
 
 async def test_many_sessions_that_look_after_each_answer(
@@ -460,7 +486,12 @@ async def test_many_sessions_that_look_after_each_answer(
     def told(number: int, turn: int) -> str:
         return f"In turn {turn} the traveller {number} met {number * 7 + turn} herons by the road."
 
-    async def one(client: httpx.AsyncClient, number: int) -> None:
+    async def get(client: aiohttp.ClientSession, id: str) -> dict[str, Any]:
+        async with client.get(f"calls/{id}") as found:
+            assert found.status == 200, f"{id}: {await found.text()}"
+            return dict(await found.json())
+
+    async def one(client: aiohttp.ClientSession, number: int) -> None:
         is_streamed = number % 2 == 1
         ids = [f"chatcmpl-many-{number}-{turn}" for turn in range(ROUNDS)]
         texts = [told(number, turn) for turn in range(ROUNDS)]
@@ -474,11 +505,10 @@ async def test_many_sessions_that_look_after_each_answer(
         for turn, (text, id) in enumerate(zip(texts, ids, strict=True)):
             messages.append({"role": "user", "content": f"Traveller {number}, turn {turn}?"})
             body = {"model": model, "messages": messages, "stream": is_streamed}
-            answer = await client.post("/chat/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            found = await client.get(f"/calls/{id}")
-            assert found.status_code == 200, f"{id}: {found.text}"
-            call = found.json()
+            async with client.post("chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            call = await get(client, id)
             assert call["state"] == "done"
             assert [(e["from"], e["kind"]) for e in call["links"]] == [
                 (source, "continues") for source in earlier[-1:]
@@ -486,9 +516,12 @@ async def test_many_sessions_that_look_after_each_answer(
             earlier.append(call["id"])
             messages.append({"role": "assistant", "content": text})
         for id, source in zip(ids[1:], earlier, strict=False):
-            found = await client.get(f"/calls/{id}")
-            assert [each["from"] for each in found.json()["links"]] == [source]
+            assert [each["from"] for each in (await get(client, id))["links"]] == [source]
 
-    limits = httpx.Limits(max_connections=SESSIONS)
-    async with httpx.AsyncClient(base_url=relay.base_url, timeout=60, limits=limits) as client:
+    # Of clients the one that takes least.
+    async with aiohttp.ClientSession(
+        f"{relay.base_url}/",
+        timeout=aiohttp.ClientTimeout(60),
+        connector=aiohttp.TCPConnector(limit=SESSIONS),
+    ) as client:
         await asyncio.gather(*(one(client, number) for number in range(SESSIONS)))

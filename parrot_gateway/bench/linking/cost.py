@@ -46,7 +46,9 @@ class Cost:
         return {**asdict(self), "slope": self.slope}
 
 
-def measure(make: Callable[[], Linker], indexed: int = 10_000) -> Cost:
+def measure(
+    make: Callable[[], Linker], indexed: int = 10_000, sizes_kb: Sequence[int] = SIZES_KB
+) -> Cost:
     """Fill a linker with outputs of about 500 characters, then time prompts of all sizes.
 
     Memory is that of a second one, filled under tracemalloc: tracing takes time.
@@ -58,7 +60,7 @@ def measure(make: Callable[[], Linker], indexed: int = 10_000) -> Cost:
     prompts = [f"{text.draw.choice(pool)} {text.identifier()}" for _ in range(indexed)]
     linker = make()
     _fill(linker, prompts, outputs)
-    microseconds = {size: _time(linker, text, size, outputs) for size in SIZES_KB}
+    microseconds = {size: _time(linker, text, size, outputs) for size in sizes_kb}
     del linker
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
