@@ -13,6 +13,9 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -54,6 +57,15 @@ _DECODER: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": None,
 }
+_MODERN = {
+    **_ENCODER,
+    "num_hidden_layers": 4,
+    "local_attention": 6,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 _XLM = {**_ENCODER, "pad_token_id": 1, "type_vocab_size": 1}
 
 #: By name: the class and its configuration.
@@ -64,6 +76,11 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen3-window": (
         Qwen3Model,
         Qwen3Config(**_DECODER, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    ),
+    "modernbert": (ModernBertModel, ModernBertConfig(**_MODERN)),
+    "modernbert-score": (
+        ModernBertForSequenceClassification,
+        ModernBertConfig(**_MODERN, num_labels=1, classifier_pooling="mean"),
     ),
     "bert-score": (BertForSequenceClassification, BertConfig(**_ENCODER, num_labels=1)),
     "roberta-score": (

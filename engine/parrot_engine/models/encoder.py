@@ -18,22 +18,28 @@ from parrot_engine.models.parts import Linear, TensorSpec
 
 
 class LayerNorm(nn.Module):
-    """Over the last axis, with weight and bias."""
+    """Over the last axis, with a weight and, as a rule, a bias."""
 
-    def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
+    def __init__(self, size: int, eps: float, spec: TensorSpec, *, bias: bool = True) -> None:
         super().__init__()
-        self.weight = spec.empty(config.hidden_size)
-        self.bias = spec.empty(config.hidden_size)
-        self._eps = config.norm_eps
+        self.weight = spec.empty(size)
+        self.bias = spec.empty(size) if bias else None
+        self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
 
 
-class _Table(nn.Module):
-    def __init__(self, rows: int, config: EncoderConfig, spec: TensorSpec) -> None:
+class Table(nn.Module):
+    """A row for each number."""
+
+    def __init__(self, rows: int, size: int, spec: TensorSpec) -> None:
         super().__init__()
-        self.weight = spec.empty(rows, config.hidden_size)
+        self.weight = spec.empty(rows, size)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """`[..., size]`."""
+        return F.embedding(numbers, self.weight)
 
 
 class Embeddings(nn.Module):
@@ -41,16 +47,16 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
-        self.word_embeddings = _Table(config.vocab_size, config, spec)
-        self.position_embeddings = _Table(config.num_positions, config, spec)
-        self.token_type_embeddings = _Table(config.num_token_types, config, spec)
-        self.LayerNorm = LayerNorm(config, spec)
+        self.word_embeddings = Table(config.vocab_size, config.hidden_size, spec)
+        self.position_embeddings = Table(config.num_positions, config.hidden_size, spec)
+        self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, spec)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, spec)
 
     def forward(self, token_ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """`[num_tokens, hidden_size]`."""
-        summed = F.embedding(token_ids, self.word_embeddings.weight)
-        summed = summed + F.embedding(types, self.token_type_embeddings.weight)
-        return self.LayerNorm(summed + F.embedding(positions, self.position_embeddings.weight))
+        summed = self.word_embeddings(token_ids) + self.token_type_embeddings(types)
+        normed: Tensor = self.LayerNorm(summed + self.position_embeddings(positions))
+        return normed
 
 
 class _Projected(nn.Module):
@@ -59,10 +65,10 @@ class _Projected(nn.Module):
     def __init__(self, in_size: int, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.dense = Linear(in_size, {"dense": config.hidden_size}, bias=True, spec=spec)
-        self.LayerNorm = LayerNorm(config, spec)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, spec)
 
     def forward(self, x: Tensor, onto: Tensor) -> Tensor:
-        normed: Tensor = self.LayerNorm(_linear(self.dense, x) + onto)
+        normed: Tensor = self.LayerNorm(apply(self.dense, x) + onto)
         return normed
 
 
@@ -83,7 +89,7 @@ class EncoderAttention(nn.Module):
 
     def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
-        query, key, value = _linear(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
+        query, key, value = apply(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
         attended = attention.forward(
             query, key, value, hidden, plan, window=None, scale=self._heads[2] ** -0.5
         )
@@ -112,7 +118,7 @@ class EncoderLayer(nn.Module):
     def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
         hidden = self.attention(hidden, attention, plan)
-        inner = _activate(_linear(self.intermediate.dense, hidden), self._activation)
+        inner = activate(apply(self.intermediate.dense, hidden), self._activation)
         out: Tensor = self.output(inner, hidden)
         return out
 
@@ -176,11 +182,11 @@ class Encoder(nn.Module):
         owner.add_module(last, linear)
         return linear
 
-    def score(self, first: Tensor) -> Tensor:
+    def score(self, pooled: Tensor) -> Tensor:
         """One score a pair, `[num_pairs, 1]`, of the hidden states of their first tokens."""
         assert self._head is not None, "an encoder without a head"
         dense, out = self._head
-        return _linear(out, torch.tanh(_linear(dense, first)))
+        return apply(out, torch.tanh(apply(dense, pooled)))
 
     def stored_name(self, name: str) -> str | None:
         """What a tensor of a checkpoint is called here; None where it is of no use.
@@ -198,11 +204,13 @@ class Encoder(nn.Module):
         return name if head is not None and name.rpartition(".")[0] in head else None
 
 
-def _linear(linear: Linear, x: Tensor) -> Tensor:
+def apply(linear: Linear, x: Tensor) -> Tensor:
+    """x W^T + b, of weights that are not quantised."""
     return F.linear(x, linear.weight, linear.bias)
 
 
-def _activate(x: Tensor, activation: EncoderActivation) -> Tensor:
+def activate(x: Tensor, activation: EncoderActivation) -> Tensor:
+    """The activation of an encoder."""
     if activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

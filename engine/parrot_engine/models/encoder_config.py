@@ -72,45 +72,63 @@ def read_encoder(
         raise PoolingModelError(f"position embeddings of type {positions!r}", architecture)
     if raw.get("is_decoder") or raw.get("add_cross_attention"):
         raise PoolingModelError("an encoder that is made a decoder", architecture)
-    activation = raw.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise PoolingModelError(f"activation {activation!r}", architecture)
-    hidden_size, num_heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
+    hidden_size, num_heads = size_of(raw, "hidden_size"), size_of(raw, "num_attention_heads")
     if hidden_size % num_heads:
         raise CheckpointError(f"config.json: {hidden_size} is no multiple of {num_heads} heads")
-    scores = architecture.endswith(_SCORES_PAIRS)
-    if scores and (labels := _num_labels(raw)) != 1:
-        raise PoolingModelError(
-            f"a classifier of {labels} labels (a cross-encoder for reranking has one)", architecture
-        )
-    num_positions = _size(raw, "max_position_embeddings")
+    num_positions = size_of(raw, "max_position_embeddings")
     if num_positions <= first_position:
         raise CheckpointError(f"config.json: {num_positions} positions hold no text")
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return EncoderConfig(
         architecture=architecture,
         prefix=prefix,
-        vocab_size=_size(raw, "vocab_size"),
+        vocab_size=size_of(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_size(raw, "intermediate_size"),
-        num_layers=_size(raw, "num_hidden_layers"),
+        intermediate_size=size_of(raw, "intermediate_size"),
+        num_layers=size_of(raw, "num_hidden_layers"),
         num_heads=num_heads,
         norm_eps=positive_number(raw, "layer_norm_eps", 1e-12),
-        activation=_ACTIVATIONS[activation],
+        activation=read_activation(raw, "hidden_act"),
         num_positions=num_positions,
         first_position=first_position,
-        num_token_types=_size(raw, "type_vocab_size"),
+        num_token_types=size_of(raw, "type_vocab_size"),
         dtype=dtype if isinstance(dtype, str) else None,
-        score_head=score_head if scores else None,
+        score_head=score_head if check_one_label(raw) else None,
     )
 
 
-def _num_labels(raw: Mapping[str, Any]) -> int:
-    labels = raw.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) else int(raw.get("num_labels") or 2)
+def check_one_label(raw: Mapping[str, Any]) -> bool:
+    """Whether a model scores pairs: it classifies, with one label.
+
+    Raises:
+        PoolingModelError: it has several.
+    """
+    architecture = architecture_of(raw)
+    if not architecture.endswith(_SCORES_PAIRS):
+        return False
+    given = raw.get("id2label")
+    labels = len(given) if isinstance(given, Mapping) else int(raw.get("num_labels") or 2)
+    if labels != 1:
+        raise PoolingModelError(
+            f"a classifier of {labels} labels (a cross-encoder for reranking has one)", architecture
+        )
+    return True
 
 
-def _size(raw: Mapping[str, Any], key: str) -> int:
+def read_activation(raw: Mapping[str, Any], key: str) -> EncoderActivation:
+    """An activation; GELU where none is named.
+
+    Raises:
+        PoolingModelError: one that is not known here.
+    """
+    activation = raw.get(key, "gelu")
+    if activation not in _ACTIVATIONS:
+        raise PoolingModelError(f"activation {activation!r}", architecture_of(raw))
+    return _ACTIVATIONS[activation]
+
+
+def size_of(raw: Mapping[str, Any], key: str) -> int:
+    """A positive integer; raises `CheckpointError` for anything else."""
     value = positive_number({key: raw.get(key, 0)}, key, 0)
     if value != int(value):
         raise CheckpointError(f"config.json: `{key}` must be a positive integer, found {value!r}")

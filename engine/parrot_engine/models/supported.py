@@ -35,7 +35,9 @@ def describe() -> dict[str, dict[str, str]]:
         "architectures": {
             name: _summary(family.read_config) for name, family in sorted(FAMILIES.items())
         },
-        "encoders": {name: _summary(read) for name, read in sorted(ENCODERS.items())},
+        "encoders": {
+            name: _summary(family.read_config) for name, family in sorted(ENCODERS.items())
+        },
         "quantization": {name: _summary(read) for name, read in sorted(METHODS.items())},
         "huggingface": dict(_OF_TRANSFORMERS),
     }

@@ -97,7 +97,11 @@ def _scores(raw: Mapping[str, Any], architecture: str) -> PoolingConfig:
     kind = str(activation or "Sigmoid").rpartition(".")[2]
     if kind not in ("Identity", "Sigmoid"):
         raise PoolingModelError(f"activation {activation!r} of scores", architecture)
-    mode: PoolingMode = "cls" if architecture in ENCODERS else "lasttoken"
+    mode: PoolingMode = "lasttoken"
+    if architecture in ENCODERS:
+        mode = raw.get("classifier_pooling", "cls")
+        if mode not in ("cls", "mean"):
+            raise PoolingModelError(f"pooling {mode!r} of scores", architecture)
     return PoolingConfig("score", mode, sigmoid=kind == "Sigmoid")
 
 

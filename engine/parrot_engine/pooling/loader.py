@@ -15,7 +15,6 @@ from parrot_engine.exceptions import CheckpointError, PoolingModelError, Setting
 from parrot_engine.models.checkpoint import TensorFiles, read_json
 from parrot_engine.models.config import architecture_of
 from parrot_engine.models.decoder import Decoder
-from parrot_engine.models.encoder import Encoder
 from parrot_engine.models.families.registry import ENCODERS
 from parrot_engine.models.loader import (
     Progress,
@@ -118,17 +117,18 @@ def _encoder(
     progress: Progress | None,
 ) -> LoadedPooling:
     raw = read_json(folder / "config.json")
-    shape = ENCODERS[architecture_of(raw)](raw)
+    family = ENCODERS[architecture_of(raw)]
+    shape = family.read_config(raw)
     if settings.dummy_weights:
         dtype = resolve_dtype(settings.dtype, shape.dtype or "bfloat16", device)
         spec = TensorSpec(device, dtype)
-        encoder = Encoder(shape, spec)
+        encoder = family.build(shape, spec)
         draw_weights(encoder, settings.seed or 0)
     else:
         with TensorFiles(folder) as files:
             dtype = resolve_dtype(settings.dtype, shape.dtype or files.dtype, device)
             spec = TensorSpec(device, dtype)
-            encoder = Encoder(shape, spec)
+            encoder = family.build(shape, spec)
             files.rename(encoder.stored_name)
             load_weights(encoder, StoredWeights(files, None, device), progress)
     attention = PackedAttention(device, causal=False)

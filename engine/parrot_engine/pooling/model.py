@@ -12,6 +12,7 @@ from torch import Tensor
 from parrot_engine.attention.packed import PackedAttention, PackedPlan
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.encoder import Encoder
+from parrot_engine.models.rotary_encoder import RotaryEncoder
 from parrot_engine.pooling.config import PoolingConfig, PoolingMode
 from parrot_engine.protocol import Pool
 from parrot_engine.runner.model_runner import current_device
@@ -49,7 +50,7 @@ class DecoderStates:
 class EncoderStates:
     """Those of an encoder's last layer."""
 
-    def __init__(self, encoder: Encoder, attention: PackedAttention) -> None:
+    def __init__(self, encoder: Encoder | RotaryEncoder, attention: PackedAttention) -> None:
         self._encoder = encoder
         self._attention = attention
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness.pooling_checkpoints import VOCAB, change_config, write_model, write_modules
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
+from parrot_engine.models.families import modernbert
 from parrot_engine.protocol import Engine, Pool, Pooled
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -55,6 +56,7 @@ def pooled(hidden: torch.Tensor, mode: str) -> torch.Tensor:
         ("bert", "cls"),
         ("bert", "max"),
         ("xlm-roberta", "cls"),
+        ("modernbert", "mean"),
         ("qwen3", "lasttoken"),
         ("qwen3-window", "mean"),
     ],
@@ -70,6 +72,26 @@ def test_vectors_are_those_of_transformers(name: str, mode: str, tmp_path: Path)
         alone = run(engine, Pool(100 + number, ids))[100 + number]
         assert np.abs(alone - wanted).max() < 1e-5
     assert engine.stats().steps < 2 * len(TEXTS)
+
+
+def test_modernbert_as_it_is_published() -> None:
+    """Before transformers 5 its layers and angles were described by other keys."""
+    shared = {
+        "architectures": ["ModernBertModel"], "vocab_size": 30, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 9e4, "local_rope_theta": 1e3}
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    angles = {
+        "full_attention": {"rope_type": "default", "rope_theta": 9e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    }
+    new = {"layer_types": kinds, "rope_parameters": angles, "local_attention": 128}
+    config = modernbert.read_config({**shared, **old})
+    assert config == modernbert.read_config({**shared, **new})
+    assert config.windows == (None, 65, 65, None)
+    assert (config.full_rope.theta, config.window_rope.theta) == (9e4, 1e3)
 
 
 def test_products_behind_the_pooling_and_dimensions(tmp_path: Path) -> None:
@@ -106,7 +128,7 @@ def test_a_decoder_that_is_not_causal_sees_later_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-score", "roberta-score", "xlm-roberta-score", "qwen3-score"]
+    "name", ["bert-score", "modernbert-score", "roberta-score", "xlm-roberta-score", "qwen3-score"]
 )
 def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = write_model(name, tmp_path)

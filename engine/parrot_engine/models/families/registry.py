@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from parrot_engine.exceptions import UnsupportedModelError
 from parrot_engine.models.config import ModelConfig, architecture_of
 from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.encoder import Encoder
 from parrot_engine.models.encoder_config import EncoderConfig
 from parrot_engine.models.families import (
     bert,
@@ -19,6 +20,7 @@ from parrot_engine.models.families import (
     llama,
     mistral,
     mixtral,
+    modernbert,
     olmo2,
     olmoe,
     phi3,
@@ -29,6 +31,7 @@ from parrot_engine.models.families import (
     smollm3,
 )
 from parrot_engine.models.parts import TensorSpec
+from parrot_engine.models.rotary_encoder import RotaryEncoder, RotaryEncoderConfig
 
 
 class Family(NamedTuple):
@@ -58,17 +61,28 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(smollm3.read_config),
 }
 
-#: The same for encoders, which see a text at once and generate nothing.
-ENCODERS: dict[str, Callable[[Mapping[str, Any]], EncoderConfig]] = {
-    "BertForMaskedLM": bert.read_config,
-    "BertForSequenceClassification": bert.read_config,
-    "BertModel": bert.read_config,
-    "RobertaForMaskedLM": roberta.read_config,
-    "RobertaForSequenceClassification": roberta.read_config,
-    "RobertaModel": roberta.read_config,
-    "XLMRobertaForMaskedLM": roberta.read_config,
-    "XLMRobertaForSequenceClassification": roberta.read_config,
-    "XLMRobertaModel": roberta.read_config,
+
+class EncoderFamily(NamedTuple):
+    """The same of encoders, which see a text at once and generate nothing."""
+
+    read_config: Callable[[Mapping[str, Any]], EncoderConfig | RotaryEncoderConfig]
+    build: Callable[[Any, TensorSpec], Encoder | RotaryEncoder] = Encoder
+
+
+#: By the name in `architectures` of `config.json`.
+ENCODERS: dict[str, EncoderFamily] = {
+    "BertForMaskedLM": EncoderFamily(bert.read_config),
+    "BertForSequenceClassification": EncoderFamily(bert.read_config),
+    "BertModel": EncoderFamily(bert.read_config),
+    "ModernBertForMaskedLM": EncoderFamily(modernbert.read_config, RotaryEncoder),
+    "ModernBertForSequenceClassification": EncoderFamily(modernbert.read_config, RotaryEncoder),
+    "ModernBertModel": EncoderFamily(modernbert.read_config, RotaryEncoder),
+    "RobertaForMaskedLM": EncoderFamily(roberta.read_config),
+    "RobertaForSequenceClassification": EncoderFamily(roberta.read_config),
+    "RobertaModel": EncoderFamily(roberta.read_config),
+    "XLMRobertaForMaskedLM": EncoderFamily(roberta.read_config),
+    "XLMRobertaForSequenceClassification": EncoderFamily(roberta.read_config),
+    "XLMRobertaModel": EncoderFamily(roberta.read_config),
 }
 
 
