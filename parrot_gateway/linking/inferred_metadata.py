@@ -6,6 +6,7 @@ may cost time, within the scheduler's bounds for starvation, and nothing else.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import OrderedDict
@@ -52,6 +53,7 @@ class InferredMetadata:
         linking: foretells and infers.
         end_application: called with a session that is over.
         clock: seconds, never going backwards.
+        memory_needed: share of the engines' KV that is in use; see `LinkingSettings`.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class InferredMetadata:
         linking: LinkingService,
         end_application: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        memory_needed: Callable[[], float] = lambda: math.inf,
     ) -> None:
         use = linking.settings.use
         self._linking = linking
         self._end_application = end_application
         self._clock = clock
+        self._memory_needed = memory_needed
         self._lengths = "lengths" in use
         self._groups = ForetoldGroups(_GROUP_GAP_S) if "groups" in use else None
         self._sessions = "sessions" in use
@@ -73,8 +77,8 @@ class InferredMetadata:
     async def of(self, exchange: Exchange, body: bytes) -> CallMetadata:
         """What is to be known of a call; an ordinary one where nothing is used of it.
 
-        Waits at most `linking.session_wait_s`, and only for calls that show that others precede
-        them.
+        Waits at most `linking.session_wait_s`, only for calls that show that others precede them,
+        and only while memory is scarce: otherwise nobody is held, and sessions gain nothing.
         """
         linking = self._linking
         if not self._is_used(exchange):
@@ -84,7 +88,8 @@ class InferredMetadata:
             return metadata
         session = ""
         if _GOES_ON.search(body, 0, _LOOKED_AT):
-            session = await linking.session_of(exchange, linking.settings.session_wait_s)
+            if self._memory_needed() >= linking.settings.session_wait_memory:
+                session = await linking.session_of(exchange, linking.settings.session_wait_s)
         elif returns >= UNKNOWN_RETURNS:
             session = session_id_of(call_id_of(exchange))
         if session:

@@ -360,6 +360,12 @@ class SchedulerRunner:
         if not self._turn_is_booked:
             self._book_turn()
 
+    def memory_needed(self) -> float:
+        """Of the model with the most of it, the share of its engines' KV that calls and retained
+        contexts need."""
+        pools = (model.pool for model in self.scheduler.models.values())
+        return max((pool.memory_needed for pool in pools), default=0.0)
+
     def engine_left(self, engine_id: EngineId) -> None:
         """An engine left. Calls that ran there fail through their channels."""
         self._step([EngineLeft(engine_id)])

@@ -116,7 +116,9 @@ class Gateway:
             settings.batches, self.models, clock=time.time, on_ended=self._application_ended
         )
         self.linking = LinkingService(settings.linking)
-        self.inferred = InferredMetadata(self.linking, self._application_ended)
+        self.inferred = InferredMetadata(
+            self.linking, self._application_ended, memory_needed=self.scheduling.memory_needed
+        )
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,

@@ -366,6 +366,8 @@ class LinkingSettings(_Section):
     #: A call to an own engine that shows that others precede it waits so long for its session; 0:
     #: none waits, and only sessions foretold from their first call are known.
     session_wait_s: float = Field(default=0.02, ge=0, le=1)
+    #: They wait while calls and retained contexts need at least this share of the engines' KV.
+    session_wait_memory: float = Field(default=0.5, ge=0)
     #: Header in which calls that are passed on name their session; empty: none. Each call whose
     #: client does not send it then waits `session_wait_s` at most.
     session_header: str = ""

@@ -29,7 +29,7 @@ class Recorded:
             config={
                 "models": [model],
                 "scheduler": {"record": str(self.log)},
-                "linking": {"session_wait_s": 1.0, **linking},
+                "linking": {"session_wait_s": 1.0, "session_wait_memory": 0, **linking},
             }
         )
         self.client = openai.OpenAI(base_url=self.gateway.base_url, api_key="none", timeout=60)

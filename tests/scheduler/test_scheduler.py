@@ -93,6 +93,18 @@ def started(*engines: EngineDescription, **changes: object) -> Scheduler:
 # Bounds
 
 
+def test_memory_is_needed_by_what_is_placed_on_engines() -> None:
+    scheduler = Scheduler(CONFIG)
+    scheduler.step(0.0, [EngineJoined(engine()), EngineJoined(engine("f"))])
+    pool = scheduler.models["m"].pool
+    assert pool.memory_needed == 0
+    first = task()
+    scheduler.step(1.0, [TaskSubmitted(each) for each in (first, task(), task())])
+    assert 0.15 <= pool.memory_needed <= 0.2, "3 tasks of 100 to 120 tokens; room for 2,000"
+    scheduler.step(2.0, [EngineLeft("f"), EngineLeft("e")])
+    assert pool.memory_needed == 0
+
+
 def test_without_an_engine_a_task_is_refused_after_the_bound() -> None:
     scheduler = started()
     only = task()

@@ -119,6 +119,12 @@ class EnginePool:
         self._draining.pop(row, None)
         self._recount()
 
+    @property
+    def memory_needed(self) -> float:
+        """Share of the engines' KV that placed tasks and retained contexts need; may exceed 1."""
+        needed = self.total_working_set + self.total_retained
+        return needed / self.capacity if self.capacity > 0 else 0.0
+
     def reserve(self, row: int) -> None:
         """Take a row out of `accepting`: it is drained for one task. -1: none is reserved."""
         self._reserved = row

@@ -132,6 +132,15 @@ def test_a_call_that_goes_on_waits_for_its_session_as_long_as_is_set() -> None:
     assert linking.waits == [0.5]
 
 
+@pytest.mark.parametrize(("needed", "session"), [(0.49, ""), (0.5, "sess_1"), (1.7, "sess_1")])
+def test_a_call_waits_for_its_session_while_memory_is_scarce(needed: float, session: str) -> None:
+    linking = FakeLinking("sess_1")
+    inferred = InferredMetadata(linking, lambda _: None, memory_needed=lambda: needed)
+    metadata = asyncio.run(inferred.of(exchange(), body(USER, ANSWER, USER)))
+    assert metadata.application == session
+    assert len(linking.waits) == bool(session)
+
+
 def test_calls_that_are_kept_out_are_ordinary() -> None:
     linking = FakeLinking("sess_1")
     linking.foretell(feeds_fan_in=1.0, siblings=3.0)
