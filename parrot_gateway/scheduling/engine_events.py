@@ -9,7 +9,7 @@ from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepMod
 
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.scheduling.placer import SchedulerRunner, capacity_tokens
+from parrot_gateway.scheduling.placer import POOLING_STEPS, SchedulerRunner, capacity_tokens
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
 
 #: What an engine on a CPU is taken for until it has been measured: the demo model's figures, from
@@ -80,7 +80,7 @@ def describe(engine_id: str, info: EngineInfo, step_model: StepModel) -> EngineD
         id=engine_id,
         model=info.model,
         capacity_tokens=capacity_tokens(info),
-        max_batch=info.max_batch_size,
+        max_batch=info.max_batch_size * (1 if info.generates else POOLING_STEPS),
         max_batch_tokens=info.max_batch_tokens or info.max_context_tokens,
         block_tokens=info.block_size,
         reports_blocks=info.reports_blocks,

@@ -60,6 +60,8 @@ _SHORTEST_WAIT_S = 0.001
 _INLINE_TOKENS = 8192
 #: What an engine without pages is taken to hold, in contexts of full length.
 _UNPAGED_CONTEXTS = 16
+#: Steps that may wait at an engine of vectors or scores, so that it never waits for the next.
+POOLING_STEPS = 4
 #: Blocks that say which template a prompt was made from, where nothing else does.
 _TEMPLATE_BLOCKS = 4
 
@@ -616,7 +618,10 @@ def template_of(prefix: Sequence[int]) -> str:
 
 
 def capacity_tokens(info: EngineInfo) -> int:
-    """Tokens of KV that fit on an engine, 0 where unknown."""
+    """Tokens of KV that fit on an engine, 0 where unknown; of one without KV, tokens that may be
+    there."""
+    if not info.generates:
+        return max(info.max_context_tokens, POOLING_STEPS * info.max_batch_tokens)
     paged = info.num_blocks * info.block_size
     return paged or _UNPAGED_CONTEXTS * info.max_context_tokens
 

@@ -144,6 +144,18 @@ class TestEmbeddings:
             assert len(await asyncio.gather(*calls)) == len(TEXTS)
             assert engine._engine.stats().steps == 1
 
+    async def test_more_calls_are_at_an_engine_than_a_step_takes(
+        self, pooling: Service, folders: dict[str, Path]
+    ) -> None:
+        engine = PoolingRemote(folders["bert"], "bert", automatic=False)
+        async with serving(engine) as service:
+            count = 2 * engine.info.max_batch_size
+            calls = [asyncio.create_task(embed(service, input="a")) for _ in range(count)]
+            await engine.wait_for(lambda: len(engine.contexts) == count)
+            engine.step()
+            engine.step()
+            await asyncio.gather(*calls)
+
     async def test_a_client_that_leaves_cancels(
         self, pooling: Service, folders: dict[str, Path]
     ) -> None:
