@@ -24,6 +24,7 @@ from parrot_engine.kernels.grouped_product import tile_product as grouped_produc
 from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
+from parrot_engine.kernels.lora_product import expand_kernel, shrink_kernel
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.quantized_matmul import quantized_tiles
 from parrot_engine.kernels.quantized_vectors import vector_of_bytes, vector_of_words
@@ -196,6 +197,25 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
         yield Variant(f"sum of ranks {kind}", sum_ranks, constants, dtype, {"num_warps": 16})
     constants = {"SIZE": 14336, "BLOCK": 1024}
     yield Variant(f"swiglu {kind}", swiglu_kernel, constants, dtype, {"num_warps": 4})
+
+
+def lora_variants(dtype: torch.dtype) -> Iterator[Variant]:
+    """Low-rank products of q, k and v, few tokens of small ranks and many of large ones."""
+    types = {**dict.fromkeys(["used", "order"], "*i32"), "inner": "*fp32"}
+    for tile, max_rank in ((16, 16), (64, 256)):
+        constants = {
+            "PROJECTIONS": 3,
+            "MAX_RANK": max_rank,
+            "TILE": tile,
+            "BLOCK_RANK": min(64, max_rank),
+            "SPLITS": 4,
+            "EXACT": dtype is torch.float32,
+        }
+        name, options = f"lora {tile} {max_rank} {NAMES[dtype]}", {"num_warps": 4}
+        own = {**constants, "IN": 4096, "BLOCK_IN": 128}
+        yield Variant(f"{name} shrink", shrink_kernel, own, dtype, {**options}, types)
+        own = {**constants, "SIZE_0": 4096, "SIZE_1": 1024, "SIZE_2": 1024, "BLOCK_OUT": 64}
+        yield Variant(f"{name} expand", expand_kernel, own, dtype, {**options}, types)
 
 
 #: Products of Llama-3.1-8B (norm, gated, outputs, columns) and the narrowest of Qwen2.5-0.5B.
@@ -458,6 +478,7 @@ def main() -> None:
         for variant in itertools.chain(
             product_variants(torch.bfloat16, capability),
             expert_variants(torch.bfloat16, capability) if capability != 89 else (),
+            lora_variants(torch.bfloat16) if capability != 89 else (),
             largest_variants(128_256),
             draw_variants(151_936),
         ):

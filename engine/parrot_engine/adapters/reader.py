@@ -120,7 +120,8 @@ class AdapterReader:
                          _bytes_of(a), _bytes_of(b)):  # fmt: skip
                 digest.update(part)
             rank = max(rank, shapes[module])
-            factors = a.to(self._dtype), (b.float() * scale).to(self._dtype)
+            # NOTE: copies: the file is mapped, and may be written to later.
+            factors = a.to(self._dtype, copy=True), (b.float() * scale).to(self._dtype)
             for name, factor in zip(names[module], factors, strict=True):
                 if not bool(torch.isfinite(factor).all()):
                     raise AdapterError(f"tensor {name} holds values that are no finite numbers")

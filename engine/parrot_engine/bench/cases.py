@@ -376,6 +376,34 @@ def _copilot(bench: Bench) -> Iterator[CaseResult]:
             yield bench.result(case, prompts, *figures)
 
 
+def _adapters(bench: Bench) -> Iterator[CaseResult]:
+    """Decodes of one LoRA adapter, and of as many as there are slots."""
+    subject, sizes = bench.subject, bench.sizes
+    names = (
+        [each.name for each in subject.llm.adapters] if isinstance(subject, ParrotSubject) else []
+    )
+    if not names:
+        yield bench.skip("adapters", "there are no adapters here")
+        return
+    rows, one_ms = sizes.drawn_batches[0], 0.0
+    for count in (1, len(names)):
+        case = f"adapters-{rows}-of-{count}"
+
+        def make(number: int, case: str = case, count: int = count) -> Prompts:
+            made = bench.source.independent(case, number, rows, sizes.prompt, sizes.tokens)
+            return made._replace(adapters=[names[row % count] for row in range(rows)])
+
+        # Kernels and graphs are made when they are first needed.
+        bench.time_s(make(bench.repetitions).with_tokens(2))
+        result = _jobs(bench, case, make)
+        if result.skipped is None:
+            step_ms = result.figure("step").median
+            one_ms = one_ms or step_ms
+            ratio = Figure("over_one", "x", (step_ms / one_ms,))
+            result = replace(result, figures=(*result.figures, ratio))
+        yield result
+
+
 #: By the names of `--cases`, in the order in which they run.
 GROUPS: dict[str, _Group] = {
     "decode": _decode,
@@ -389,6 +417,7 @@ GROUPS: dict[str, _Group] = {
     "mixed": _mixed,
     "load": _load,
     "copilot": _copilot,
+    "adapters": _adapters,
 }
 
 

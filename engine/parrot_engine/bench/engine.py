@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from parrot_engine.bench.adapters import write_adapter
 from parrot_engine.bench.cases import GROUPS, Bench, run_cases
 from parrot_engine.bench.device import Limits, bounds_of, measure_limits
 from parrot_engine.bench.formats import FORMATS, write_configuration
@@ -42,6 +43,7 @@ from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.llm import LLM
 from parrot_engine.loading.factory import add_engine_flags
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
+from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.progress import print_line
 from parrot_engine.protocol import EngineInfo
@@ -50,10 +52,12 @@ from parrot_engine.protocol import EngineInfo
 _PEER_TIMEOUT_S = 3600
 
 #: Cases that need more than a peer offers.
-_OWN_CASES = ("unshared", "load", "copilot")
+_OWN_CASES = ("unshared", "load", "copilot", "adapters")
 
-#: Minutes long, and of interest for one model only: on demand.
-_LONG_CASES = ("copilot",)
+#: Minutes long, or of interest for few, and with memory of their own: on demand.
+_LONG_CASES = ("copilot", "adapters")
+#: Adapters of that case, and their rank.
+_NUM_ADAPTERS, _ADAPTER_RANK = 8, 16
 
 #: Options of the command line that are options of the engine.
 _ENGINE_OPTIONS = (
@@ -176,6 +180,8 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         device=str(device),
         dtype=parsed.dtype,
         seed=parsed.seed,
+        max_loras=_NUM_ADAPTERS if "adapters" in parsed.cases else None,
+        max_lora_rank=_ADAPTER_RANK,
         **options,
     )
     ready_s = time.perf_counter() - begin
@@ -202,6 +208,8 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         "memory": {"ready": memory(device)},
     }
     with llm:
+        if "adapters" in parsed.cases:
+            _load_adapters(llm, config, parsed.seed)
         bench = Bench(
             ParrotSubject(llm),
             PromptSource(info.vocab_size, parsed.seed),
@@ -221,6 +229,13 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         # Peers measure on the same device.
         torch.cuda.empty_cache()
     return report, results
+
+
+def _load_adapters(llm: LLM, config: ModelConfig, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(_NUM_ADAPTERS):
+            path = write_adapter(Path(folder, str(number)), config, _ADAPTER_RANK, seed + number)
+            llm.load_adapter(f"adapter-{number}", str(path))
 
 
 def _of(info: EngineInfo, *names: str) -> dict[str, Any]:

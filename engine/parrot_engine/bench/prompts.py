@@ -124,6 +124,8 @@ class Prompts(NamedTuple):
     #: 0: greedy.
     temperature: float = 0.0
     top_p: float = 1.0
+    #: Of each, the adapter that it is computed with; None: the base for all.
+    adapters: list[str] | None = None
 
     @property
     def num_output_tokens(self) -> int:

@@ -75,7 +75,9 @@ class ParrotSubject:
         self.cache_tokens: int | None = info.num_blocks * info.block_size
 
     def generate(self, prompts: Prompts) -> list[int]:
-        outputs = self.llm.generate(prompts.token_ids, sampling_of(prompts), detokenize=False)
+        outputs = self.llm.generate(
+            prompts.token_ids, sampling_of(prompts), adapter=prompts.adapters, detokenize=False
+        )
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def close(self) -> None:

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parrot_engine.adapters.slots import AdapterSlots
 from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout, aligned
 from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.logits import find_largest
-from parrot_engine.models.lora import GroupedTokens
+from parrot_engine.models.lora import AdapterRows, GroupedTokens, max_tiles, tile_size
 from parrot_engine.runner.paged_model import PagedModel
 from parrot_engine.runner.sampler import Computed, Largest
 from parrot_engine.runner.staging import Staging
@@ -55,6 +56,8 @@ class Key(NamedTuple):
 
     num_tokens: int
     parts: Parts
+    #: Tokens may have adapters.
+    adapters: bool = False
 
 
 class Capture(Protocol):
@@ -119,7 +122,14 @@ class _Graph(NamedTuple):
 class Bucket:
     """Where a step of up to `num_tokens` tokens lies in the buffer."""
 
-    def __init__(self, num_tokens: int, start: int, make_layout: Callable[[int], PlanLayout]):
+    def __init__(
+        self,
+        num_tokens: int,
+        start: int,
+        make_layout: Callable[[int], PlanLayout],
+        num_slots: int = 0,
+    ) -> None:
+        """From `start` of the buffer on; with `num_slots` there is room for tiles of adapters."""
         size = aligned(num_tokens)
         self.num_tokens = num_tokens
         self.start = start
@@ -127,19 +137,41 @@ class Bucket:
         self.positions = start + size
         #: For each token the place in the buffer where its id stands.
         self.places = start + 2 * size
-        self.layout = make_layout(start + 3 * size)
+        #: See `AdapterRows`.
+        self.order = start + 3 * size
+        self.tiles = self.order + (size if num_slots else 0)
+        self.num_tiles = max_tiles(num_tokens, num_slots) if num_slots else 0
+        self.layout = make_layout(self.tiles + aligned(3 * self.num_tiles))
 
-    def write(self, buffer: Ints, tokens: StepTokens, host: HostPlan) -> int:
+    def write(
+        self, buffer: Ints, tokens: StepTokens, host: HostPlan, grouped: GroupedTokens | None = None
+    ) -> int:
         """Write a step that fits; returns the end of what has a meaning."""
         self._write_tokens(buffer, tokens.token_ids, tokens.positions)
         # Tokens of the step before stand at the buffer's beginning, row by row.
         buffer[self.places + tokens.pending_at] = tokens.pending_rows
+        if grouped is not None:
+            tiles = grouped.tiles(tile_size(self.num_tokens)).ravel()
+            self._write_adapters(buffer, grouped.order, tiles)
         return self.layout.write(buffer, host.tables, host.lists)
 
     def write_nothing(self, buffer: Ints) -> int:
         nothing = np.zeros(0, dtype=np.int32)
         self._write_tokens(buffer, nothing, nothing)
+        self._write_adapters(buffer, nothing, nothing)
         return self.layout.write_nothing(buffer)
+
+    def rows(self, buffer: Tensor) -> AdapterRows:
+        """Where the kernels read which tokens have adapters."""
+        tiles = buffer[self.tiles : self.tiles + 3 * self.num_tiles].view(-1, 3)
+        order = buffer[self.order : self.order + self.num_tokens]
+        return AdapterRows(order, tiles, tile_size(self.num_tokens))
+
+    def _write_adapters(self, buffer: Ints, order: Ints, tiles: Ints) -> None:
+        buffer[self.order : self.order + len(order)] = order
+        buffer[self.tiles : self.tiles + len(tiles)] = tiles
+        # Tiles of no tokens.
+        buffer[self.tiles + len(tiles) : self.tiles + 3 * self.num_tiles] = 0
 
     def _write_tokens(self, buffer: Ints, token_ids: Ints, positions: Ints) -> None:
         count, room = len(token_ids), self.num_tokens
@@ -166,10 +198,12 @@ class StepGraphs:
         max_context: int,
         max_tokens: int,
         max_slots: int = MAX_SLOTS,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Make the buffers; graphs are captured by `capture_all`, or when they are first needed.
 
         `max_rows` and `max_tokens` are the largest step's, `max_context` is the longest context.
+        With `adapters` of the model there are graphs for steps in which tokens have some.
         """
         device = kv_cache.device
         self._model = model
@@ -177,7 +211,8 @@ class StepGraphs:
         self.attention = attention
         self._capture = capture
         self._max_sampled = max_rows
-        self.keys = graph_keys(max_tokens, attention)
+        self._adapters = adapters
+        self.keys = graph_keys(max_tokens, attention, with_adapters=adapters is not None)
         start = aligned(max_rows)
 
         def layout(num_tokens: int) -> Callable[[int], PlanLayout]:
@@ -186,7 +221,8 @@ class StepGraphs:
             )
 
         counts = sorted({key.num_tokens for key in self.keys})
-        self._buckets = {count: Bucket(count, start, layout(count)) for count in counts}
+        num_slots = 0 if adapters is None else adapters.count
+        self._buckets = {count: Bucket(count, start, layout(count), num_slots) for count in counts}
         size = max(bucket.layout.size for bucket in self._buckets.values())
         #: Tokens of the step before, then what a bucket lays out.
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
@@ -205,10 +241,13 @@ class StepGraphs:
         )
         #: None: could not be captured.
         self._graphs: dict[Key, _Graph | None] = {}
-        #: For each set of parts the keys that cover it, smallest first.
+        #: For each set of parts, with adapters or without, the keys that cover it, smallest first.
         self._covering = {
-            parts: [key for key in self.keys if key.parts.cover(parts)]
+            (parts, adapted): [
+                key for key in self.keys if key.parts.cover(parts) and key.adapters == adapted
+            ]
             for parts in map(Parts._make, product((False, True), repeat=3))
+            for adapted in (False, True)
         }
         #: Steps that a graph computed, and steps that none did.
         self.num_replays = 0
@@ -241,7 +280,7 @@ class StepGraphs:
         those of the step's tokens alone.
         """
         count = len(tokens.token_ids)
-        key = None if grouped is not None else self._choose(count, host)
+        key = self._choose(count, host, adapted=grouped is not None)
         graph = None if key is None else self._graph(key)
         if key is None or graph is None or len(sampled) > self._max_sampled:
             self.num_misses += 1
@@ -249,7 +288,7 @@ class StepGraphs:
         if len(tokens.pending_at):
             self._buffer[: len(sampled)].copy_(sampled)
         bucket = self._buckets[key.num_tokens]
-        self._staging.send(bucket.start, bucket.write(self._staging.take(), tokens, host))
+        self._staging.send(bucket.start, bucket.write(self._staging.take(), tokens, host, grouped))
         graph.replay()
         self.num_replays += 1
         if count == key.num_tokens:
@@ -259,8 +298,8 @@ class StepGraphs:
             return Computed(hidden[:count], None)
         return Computed(hidden[:count], logits[:count], _first(largest, count))
 
-    def _choose(self, count: int, host: HostPlan) -> Key | None:
-        keys = self._covering[host.parts]
+    def _choose(self, count: int, host: HostPlan, *, adapted: bool) -> Key | None:
+        keys = self._covering[host.parts, adapted]
         place = bisect_left(keys, count, key=lambda key: key.num_tokens)
         if place == len(keys):
             return None
@@ -284,13 +323,17 @@ class StepGraphs:
         plan = self.attention.fixed_plan(self._buffer, bucket.layout, key.parts, self._partials)
         places = self._buffer[bucket.places : bucket.places + count]
         positions = self._buffer[bucket.positions : bucket.positions + count]
+        rows, adapted = None, self._model
+        if key.adapters and self._adapters is not None:
+            rows, adapted = bucket.rows(self._buffer), self._adapters.model
         logits, largest = None, None
         if not key.parts.tiles and count <= len(self._logits):
             logits, largest = self._logits[:count], _first(self._largest, count)
 
         def work() -> Tensor:
             token_ids = self._buffer.index_select(0, places)
-            hidden = self._model(token_ids, positions, self._kv_cache, self.attention, plan)
+            step = token_ids, positions, self._kv_cache, self.attention, plan
+            hidden = self._model(*step) if rows is None else adapted(*step, rows)
             if logits is not None and largest is not None:
                 self._model.logits(hidden, out=logits)
                 find_largest(logits, *largest)
@@ -306,18 +349,21 @@ def _first(largest: Largest, count: int) -> Largest:
     return Largest(*(part[:count] for part in largest))
 
 
-def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
+def graph_keys(
+    max_tokens: int, attention: TritonAttention, *, with_adapters: bool = False
+) -> list[Key]:
     """The graphs for steps of up to `max_tokens` tokens, smallest first.
 
     Steps without prefill have graphs of their own: a launch that finds no work takes some
     microseconds in each layer. So do those among them in which many rows share a prefix, and those
-    in which no row's keys are cut.
+    in which no row's keys are cut, and those in which tokens have adapters.
     """
     decode = _up_to(min(max_tokens, _MAX_DECODE_TOKENS), _decode_buckets())
     mixed = _up_to(min(max_tokens, MAX_MIXED_TOKENS), _mixed_buckets())
     whole = [count for count in decode if count >= _MIN_WHOLE_TOKENS]
     keys = [
-        Key(count, parts)
+        Key(count, parts, adapted)
+        for adapted in ((False, True) if with_adapters else (False,))
         for parts, counts in (
             (_WHOLE, whole),
             (_NARROW, decode),
@@ -330,7 +376,14 @@ def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
     return sorted(keys)
 
 
-def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes: int) -> int:
+def graph_bytes(
+    max_tokens: int,
+    *,
+    vocab_size: int,
+    step_bytes: int,
+    slot_bytes: int,
+    with_adapters: bool = False,
+) -> int:
     """Rough memory of all graphs, to be set aside before the cache takes the rest.
 
     `step_bytes` is what the largest step, of `max_tokens` tokens, takes besides the cache, and
@@ -340,6 +393,7 @@ def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes
     # Where all graphs leave them, and of some models in the model's dtype before.
     logits = 2 * _MAX_HEAD_TOKENS * vocab_size * 4
     num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())
+    num_graphs *= 2 if with_adapters else 1
     return activations + logits + MAX_SLOTS * slot_bytes + num_graphs * _BYTES_PER_GRAPH
 
 

@@ -225,6 +225,7 @@ def _graph_bytes(config: ModelShape, settings: BuiltinSettings, in_step: int) ->
         vocab_size=config.vocab_size,
         step_bytes=in_step,
         slot_bytes=4 * config.num_heads * (config.head_dim + 1),
+        with_adapters=settings.max_loras > 0,
     )
 
 

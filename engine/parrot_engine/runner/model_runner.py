@@ -381,6 +381,7 @@ class ModelRunner(Runner):
             max_rows=max_rows,
             max_context=max_context,
             max_tokens=max_tokens,
+            adapters=self.adapters,
         )
         return self._graphs
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
+from harness.lora_folders import make_adapter
 from paged import PagedHarness, PagedSequence, greedy_row
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import SampledToken, SamplingRow, StepBatch
@@ -58,6 +60,46 @@ def _runner(path: Path) -> ModelRunner:
     return load_runner(
         path, BuiltinSettings(device="cpu", dtype="float32", num_blocks=32, kernels="triton")
     )
+
+
+def _adapted_steps(runner: ModelRunner, folders: list[Path]) -> list[Tensor]:
+    """Logits of steps with adapters and without; more adapters than slots."""
+    assert runner.adapters is not None
+    ids = []
+    for folder in folders:
+        adapter = runner.adapters.read(folder)
+        runner.adapters.add(adapter)
+        ids.append(adapter.id)
+    harness = PagedHarness(runner)
+    first, base, second = PagedSequence(), PagedSequence(), PagedSequence()
+
+    def step(*rows: tuple[PagedSequence, list[int], str]) -> Tensor:
+        batch = [harness.row(sequence, tokens, "last") for sequence, tokens, _ in rows]
+        return runner.execute(StepBatch(batch, adapters=[adapter for *_, adapter in rows]))
+
+    one, two, three = ids
+    return [
+        step((first, [1, 2, 3], one), (base, [6], ""), (second, [8, 9, 1], two)),
+        step((base, [3], ""), (first, [5], one)),
+        step((PagedSequence(), [4], three)),
+        step((second, [5], two)),
+    ]
+
+
+def test_steps_with_adapters(path: Path, tmp_path: Path) -> None:
+    folders = [make_adapter(tmp_path / str(seed), path, seed=seed) for seed in range(3)]
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32}
+    plain, runner = [
+        load_runner(path, BuiltinSettings(**options, kernels=kernels, max_loras=2))
+        for kernels in ("torch", "triton")
+    ]
+    graphs = _graphs(runner, max_tokens=8)
+    expected, ours = (_adapted_steps(each, folders) for each in (plain, runner))
+    assert all(map(_close, ours, expected))
+    assert (graphs.num_replays, graphs.num_misses) == (4, 0)
+    assert runner.adapters is not None
+    # The second one had made room for the third.
+    assert runner.adapters.num_writes == 4
 
 
 def _graphs(
