@@ -379,9 +379,8 @@ def _copilot(bench: Bench) -> Iterator[CaseResult]:
 def _adapters(bench: Bench) -> Iterator[CaseResult]:
     """Decodes of one LoRA adapter, and of as many as there are slots."""
     subject, sizes = bench.subject, bench.sizes
-    names = (
-        [each.name for each in subject.llm.adapters] if isinstance(subject, ParrotSubject) else []
-    )
+    adapters = subject.llm.adapters if isinstance(subject, ParrotSubject) else []
+    names = [adapter.name for adapter in adapters]
     if not names:
         yield bench.skip("adapters", "there are no adapters here")
         return

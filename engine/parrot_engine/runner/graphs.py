@@ -323,9 +323,7 @@ class StepGraphs:
         plan = self.attention.fixed_plan(self._buffer, bucket.layout, key.parts, self._partials)
         places = self._buffer[bucket.places : bucket.places + count]
         positions = self._buffer[bucket.positions : bucket.positions + count]
-        rows, adapted = None, self._model
-        if key.adapters and self._adapters is not None:
-            rows, adapted = bucket.rows(self._buffer), self._adapters.model
+        adapters = self._adapters if key.adapters else None
         logits, largest = None, None
         if not key.parts.tiles and count <= len(self._logits):
             logits, largest = self._logits[:count], _first(self._largest, count)
@@ -333,7 +331,10 @@ class StepGraphs:
         def work() -> Tensor:
             token_ids = self._buffer.index_select(0, places)
             step = token_ids, positions, self._kv_cache, self.attention, plan
-            hidden = self._model(*step) if rows is None else adapted(*step, rows)
+            if adapters is None:
+                hidden = self._model(*step)
+            else:
+                hidden = adapters.model(*step, bucket.rows(self._buffer))
             if logits is not None and largest is not None:
                 self._model.logits(hidden, out=logits)
                 find_largest(logits, *largest)

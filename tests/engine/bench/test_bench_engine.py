@@ -325,6 +325,22 @@ def test_figures_and_table() -> None:
     assert lines[4].split() == ["decode-1", "gain", "x", "2", "-", "-", "-", "-"]
 
 
+def test_rows_over_adapters(
+    shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "adapters.json"
+    run(
+        capsys,
+        *("--model", str(shape), "--dummy-weights", "--device", "cpu", "--quick"),
+        *("--cases", "adapters", "--num-blocks", "64", "--json", str(file)),
+    )
+    one, eight = json.loads(file.read_text())["cases"]
+    assert (one["case"], eight["case"]) == ("adapters-4-of-1", "adapters-4-of-8")
+    assert one["figures"]["over_one"]["median"] == 1
+    steps = [case["figures"]["step"]["median"] for case in (eight, one)]
+    assert eight["figures"]["over_one"]["median"] == pytest.approx(steps[0] / steps[1])
+
+
 def test_the_papers_assistant(
     shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
