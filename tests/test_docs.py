@@ -52,6 +52,7 @@ IN_WORDS = {
                "kv_cache_bytes": "from memory", "host_blocks": "from `host_memory_gb`",
                "host_min_tokens": "measured",
                "max_background_tokens": "a quarter of that, on a GPU 127",
+               "background_burst_tokens": "as that, on a GPU 508",
                "long_prompt_tokens": "none, on a GPU 32768",
                "speculative_batch_tokens": "64, on a GPU 256",
                "max_context_tokens": "the model's", "seed": "fresh at each start",

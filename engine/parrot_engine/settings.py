@@ -17,15 +17,16 @@ DEFAULT_CACHED_CONTEXTS = 16
 DEFAULT_MEMORY_SHARE = 0.4
 
 #: What is another default on a GPU: blocks that its copy engine fetches whole, steps large enough
-#: to keep it busy, and beside something more urgent so few tokens of prompts that a step takes no
-#: more than twice as long as without them: with a token of a generation 128, of which products
-#: take no longer than of half as many (docs/engine-log.md, 25).
+#: to keep it busy, and beside something more urgent in the long run so few tokens of prompts that a
+#: step takes no more than twice as long as without them: with a token of a generation 128, of which
+#: products take no longer than of half as many (docs/engine-log.md, 25 and 45).
 CUDA_DEFAULTS = MappingProxyType(
     {
         "block_size": 64,
         "max_batch_size": 256,
         "max_batch_tokens": 8192,
         "max_background_tokens": 127,
+        "background_burst_tokens": 508,
         "long_prompt_tokens": 32_768,
         "speculative_batch_tokens": 256,
     }
@@ -84,6 +85,10 @@ class BuiltinSettings:
     #: a token; None: a quarter of `max_batch_tokens`, on a GPU 127. More fills prompts sooner,
     #: less gives the urgent shorter steps.
     max_background_tokens: int | None = None
+    #: The same at most, in steps behind others that left some of `max_background_tokens`: what they
+    #: left is saved up, 64 times this at most. None: no more than `max_background_tokens`, on a GPU
+    #: 508.
+    background_burst_tokens: int | None = None
     #: Prompts of more new tokens than this are limited in the same way behind generations of the
     #: same priority; None: none are.
     long_prompt_tokens: int | None = None
@@ -143,7 +148,8 @@ class BuiltinSettings:
             self, "block_size", "max_batch_size", "max_batch_tokens", "max_logprob_tokens",
             "max_waiting", "max_contexts", "speculative_min_ngram", "speculative_batch_tokens",
             "tensor_parallel", "num_threads", "num_blocks", "kv_cache_bytes", "max_context_tokens",
-            "max_background_tokens", "long_prompt_tokens", "host_min_tokens",
+            "max_background_tokens", "background_burst_tokens", "long_prompt_tokens",
+            "host_min_tokens",
         )  # fmt: skip
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise SettingsError(
@@ -216,6 +222,10 @@ class BuiltinSettings:
     @property
     def background_tokens(self) -> int:
         return self.max_background_tokens or max(1, self.max_batch_tokens // 4)
+
+    @property
+    def background_burst(self) -> int:
+        return max(self.background_tokens, self.background_burst_tokens or 0)
 
     @classmethod
     def for_device(cls, device_type: str, **given: Any) -> Self:

@@ -131,6 +131,8 @@ class ModelSettings(_Section):
     max_batch_tokens: int | None = Field(default=None, ge=1)
     #: Tokens of prompts that can wait, in a step in which something more urgent gets a token.
     max_background_tokens: int | None = Field(default=None, ge=1)
+    #: The same at most, where earlier steps left some of it.
+    background_burst_tokens: int | None = Field(default=None, ge=1)
     #: Prompts of more new tokens than this can wait for generations of the same priority.
     long_prompt_tokens: int | None = Field(default=None, ge=1)
     #: Longest context served; the model's own limit when not given.

@@ -53,6 +53,8 @@ class EngineProfile:
     #: Tokens of prompts in a step in which something more urgent decodes, as the builtin engine's
     #: `max_background_tokens`; None: as many as fit.
     max_background_tokens: int | None = None
+    #: As many at most where earlier steps left some; None: no more.
+    background_burst_tokens: int | None = None
     #: Tokens (prompts and outputs allowed) of all running sequences; None: what memory holds.
     token_cap: int | None = None
     model: str = "model"

@@ -9,7 +9,9 @@ stalls them. There is no prefill phase and no decode phase.
 A step lasts as long as all of its tokens take. So a prompt gets no more than
 `max_background_tokens` of a step in which something of a smaller priority number gets a token, nor
 does one of more than `long_prompt_tokens` behind something of the same priority: whoever waits for
-each token waits for a short step, and what nobody waits for fills the rest of it.
+each token waits for a short step, and what nobody waits for fills the rest of it. What steps leave
+of it is saved up, and up to `background_burst_tokens` of a step taken from that: where prompts come
+now and then they are filled soon, and where there is always one steps stay short.
 
 Blocks go by rank as well. Who needs one that is not free takes, in this order: cached prefixes
 (least recently used leaf first), the KV of idle contexts, of waiting ones, and of running ones of
@@ -69,6 +71,8 @@ from parrot_engine.settings import BuiltinSettings
 _LOOK_AHEAD = 4
 #: What every row with a pending token computes.
 _UNKNOWN = [UNKNOWN_TOKEN]
+#: Bursts of background work that may be saved up.
+_SAVED_BURSTS = 64
 
 
 class StepPlan(NamedTuple):
@@ -105,6 +109,8 @@ class Batcher:
         #: Contexts whose KV was taken while they were running.
         self.preemptions = 0
         self.speculation = Speculation(settings) if settings.speculative_tokens > 0 else None
+        #: Tokens that steps left of `max_background_tokens`.
+        self._saved_background = 0
 
     def plan(self, before: StepPlan | None = None) -> StepPlan:
         """Choose what runs next, and give it blocks.
@@ -115,7 +121,16 @@ class Batcher:
         Args:
             before: the step in flight, whose outcome has not been applied; one without drafts.
         """
-        return StepPlanner(self, self._store, self._pool, before).plan()
+        settings = self.settings
+        tokens, burst = settings.background_tokens, settings.background_burst
+        planner = StepPlanner(
+            self, self._store, self._pool, before, min(burst, tokens + self._saved_background)
+        )
+        plan = planner.plan()
+        if plan.rows:
+            saved = self._saved_background + tokens - planner.background_taken
+            self._saved_background = max(0, min(_SAVED_BURSTS * burst, saved))
+        return plan
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
@@ -164,7 +179,12 @@ class StepPlanner:
     """Plans one step of a batcher, by one walk over the ranks."""
 
     def __init__(
-        self, batcher: Batcher, store: ContextStore, pool: BlockPool, before: StepPlan | None
+        self,
+        batcher: Batcher,
+        store: ContextStore,
+        pool: BlockPool,
+        before: StepPlan | None,
+        background_tokens: int,
     ) -> None:
         self._batcher = batcher
         self._store = store
@@ -174,7 +194,7 @@ class StepPlanner:
         self._budget = batcher.settings.max_batch_tokens
         #: Left for prompts behind something more urgent that gets a token, and the priority of
         #: the first that does: as ranks are walked down, no other is more urgent.
-        self._background_budget = batcher.settings.background_tokens
+        self._background_tokens = self._background_budget = background_tokens
         self._urgent: int | None = None
         self._logprob_budget = batcher.settings.max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
@@ -200,6 +220,11 @@ class StepPlanner:
         self._adapters: set[str] = set()
         speculation = batcher.speculation
         self._drafts = {} if speculation is None else speculation.choose(self._running)
+
+    @property
+    def background_taken(self) -> int:
+        """Tokens behind something more urgent."""
+        return self._background_tokens - self._background_budget
 
     def plan(self) -> StepPlan:
         """The plan; called once."""

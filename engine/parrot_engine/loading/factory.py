@@ -75,6 +75,7 @@ class EngineOptions:
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
     max_background_tokens: int | None = None
+    background_burst_tokens: int | None = None
     long_prompt_tokens: int | None = None
     max_context_tokens: int | None = None
     max_logprob_tokens: int | None = None

@@ -96,6 +96,36 @@ class DecodeBatch:
                 self.context_tokens -= node.resident * self._block_tokens
 
 
+class BackgroundBudget:
+    """What prompts that can wait may take of a step in which something more urgent decodes.
+
+    What steps leave of it is saved up, and later ones may take more at a time, as the builtin
+    engine's do.
+
+    Args:
+        tokens: of a step, in the long run.
+        burst: of a step at most; None: the same.
+    """
+
+    #: Bursts that may be saved up.
+    MOST_SAVED = 64
+
+    def __init__(self, tokens: int, burst: int | None) -> None:
+        self._tokens = tokens
+        self._burst = max(tokens, burst or 0)
+        self._saved = 0
+
+    @property
+    def of_step(self) -> int:
+        """Tokens that the next step may take."""
+        return min(self._burst, self._tokens + self._saved)
+
+    def passed(self, steps: int, taken: int) -> None:
+        """So many steps have passed, which took so much of it together."""
+        saved = self._saved + self._tokens * steps - taken
+        self._saved = max(0, min(self.MOST_SAVED * self._burst, saved))
+
+
 class StepBudget:
     """What is left of a step for prompts.
 
@@ -105,10 +135,12 @@ class StepBudget:
         urgent: the most urgent priority that decodes in the step; None: nothing does.
     """
 
-    __slots__ = ("_background", "_urgent", "tokens")
+    __slots__ = ("_background", "_urgent", "background_taken", "tokens")
 
     def __init__(self, tokens: int, background_tokens: int | None, urgent: int | None) -> None:
         self.tokens = tokens
+        #: Tokens that those which can wait fill.
+        self.background_taken = 0
         self._background = background_tokens or 0
         self._urgent = None if background_tokens is None else urgent
 
@@ -129,6 +161,7 @@ class StepBudget:
         self.tokens -= tokens
         if self._can_wait(sequence):
             self._background -= tokens
+            self.background_taken += tokens
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from typing import Protocol
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.task import EngineId
 
-from parrot_simulator.engines.batch import DecodeBatch, MacroStep, StepBudget
+from parrot_simulator.engines.batch import BackgroundBudget, DecodeBatch, MacroStep, StepBudget
 from parrot_simulator.engines.cache import Cache
 from parrot_simulator.engines.sequences import EngineSequence, KvAllocations
 from parrot_simulator.metrics import EngineUse, Timeline
@@ -90,12 +90,15 @@ class SimulatedEngine:
         self._filling: dict[EngineSequence, None] = {}
         self._decodes = DecodeBatch(profile.block_tokens)
         self._link_free_at = 0.0
+        most, burst = profile.max_background_tokens, profile.background_burst_tokens
+        self._background = None if most is None else BackgroundBudget(most, burst)
 
         # The macro-step in work; what its steps fill, and whether they decode.
         self._working = False
         self._wake_pending = False
         self._macro = MacroStep(since=0.0, planned=0, first_s=0.0)
         self._chunks: list[tuple[EngineSequence, int]] = []
+        self._background_taken = 0
         self._advances = False
         self._is_open = True
 
@@ -226,6 +229,8 @@ class SimulatedEngine:
         if self._timeline is not None:
             self._timeline.add(macro.since, now, batch, kv, filled)
         counts.steps += steps
+        if self._background is not None:
+            self._background.passed(steps, self._background_taken * steps)
         counts.prefilled_tokens += filled
         for sequence, tokens in chunks:
             sequence.computed += tokens * steps
@@ -255,15 +260,16 @@ class SimulatedEngine:
             self._preempt(now)
             blocked = True
         self._chunks = []
+        self._background_taken = 0
         tokens = profile.max_batch_tokens - (decodes.size if profile.chunked_prefill else 0)
         if self._filling or self._waiting:
-            budget = StepBudget(
-                tokens,
-                profile.max_background_tokens,
-                None if profile.max_background_tokens is None else decodes.most_urgent,
-            )
+            background, most, urgent = self._background, None, None
+            if background is not None:
+                most, urgent = background.of_step, decodes.most_urgent
+            budget = StepBudget(tokens, most, urgent)
             blocked = self._fill(now, budget, blocked)
             tokens = budget.tokens
+            self._background_taken = budget.background_taken
         self._is_open = tokens > 0 and not blocked and self.running < profile.max_batch
         self._begin(now)
         self._listener.stepped(self, now)

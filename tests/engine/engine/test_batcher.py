@@ -72,6 +72,39 @@ def test_prompts_that_can_wait_leave_urgent_generations_short_steps(
     assert trace.tokens(1) == expected(prompt(3))
 
 
+def test_what_steps_leave_to_prompts_that_can_wait_is_saved_up() -> None:
+    engine, runner = scripted_engine(
+        max_batch_tokens=40, max_background_tokens=3, background_burst_tokens=9
+    )
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, replace(GREEDY, max_tokens=30)))
+    for _ in range(4):
+        trace.step()
+    # Four steps have left 12 tokens: two bursts, and then as many as each step gains.
+    trace.submit(Fill(2, prompt(35, 2), priority=1)).run()
+    assert sizes(runner)[:10] == [[3], [1], [1], [1], *[[1, 9]] * 2, *[[1, 3]] * 4]
+    assert trace.tokens(1) == expected(prompt(3), replace(GREEDY, max_tokens=30))
+
+
+def test_no_more_than_64_bursts_are_saved_up() -> None:
+    engine, runner = scripted_engine(
+        num_blocks=600,
+        max_position=600,
+        max_batch_tokens=400,
+        max_background_tokens=4,
+        background_burst_tokens=8,
+    )
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, replace(GREEDY, max_tokens=500)))
+    for _ in range(150):
+        trace.step()
+    for index in range(2, 22):
+        trace.submit(Fill(index, prompt(60, index), priority=1))
+    for _ in range(140):
+        trace.step()
+    # A step gains 4 and takes 8: 64 x 8 tokens last for 128 steps.
+    chunks = [sum(rows[1:]) for rows in sizes(runner)[150:285]]
+    assert chunks == [8] * 128 + [4] * 7
+
+
 def test_generations_that_can_wait_take_from_what_prompts_that_can_wait_get() -> None:
     engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=5)
     trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))

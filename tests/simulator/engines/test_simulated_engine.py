@@ -257,6 +257,20 @@ def test_prompts_that_can_wait_leave_urgent_decodes_short_steps(
     assert more_s == pytest.approx(steps * MODEL.overhead_s, abs=steps * 1e-4)
 
 
+def test_what_steps_leave_to_what_can_wait_is_saved_up() -> None:
+    """508 tokens a step as long as decodes before left enough of 127 each."""
+    filled: list[float] = []
+    for burst in (None, 508):
+        bench = Bench(profile(max_background_tokens=127, background_burst_tokens=burst, hidden=0.0))
+        bench.submit(0.0, 1, [("u", 16)], 400)
+        background = bench.submit(1.0, 2, [("b", 2032)], 1, priority=2)
+        bench.run()
+        filled.append(background.first_token_at - background.admitted_at)
+    # The prompt is filled as fast as it can be, in 4 steps instead of 16.
+    step_s = MODEL.weights_s + MODEL.overhead_s
+    assert filled[0] - filled[1] == pytest.approx(12 * step_s, rel=0.01)
+
+
 def test_a_limit_for_what_can_wait_binds_nobody_as_urgent_as_the_decodes() -> None:
     limited = Bench(profile(max_background_tokens=512))
     free = Bench(profile())
