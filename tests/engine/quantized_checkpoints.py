@@ -214,6 +214,10 @@ FORMS: dict[str, Form] = {
         {"quant_method": "fp8", "activation_scheme": "static"},
         _scaled(_FP8, _of_tensor, "weight_scale", static=True),
     ),
+    "modelopt": Form(
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        _scaled(_FP8, _of_tensor, "weight_scale", static=True),
+    ),
     "fp8-rows": Form(
         {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]},
         _scaled(_FP8, _of_rows, "weight_scale"),
