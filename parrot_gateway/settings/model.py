@@ -89,8 +89,7 @@ class ModelSettings(_Section):
     num_blocks: int | None = Field(default=None, ge=1)
     #: Memory for the KV cache in bytes; `num_blocks` wins over it.
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    #: How keys and values are stored: in the model's dtype, or in 8 bits with scales; the builtin
-    #: engine only.
+    #: How keys and values are stored: in the model's dtype, or in 8 bits with scales.
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] | None = None
     #: Share of a GPU's memory that may be used where neither is given.
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
@@ -102,8 +101,7 @@ class ModelSettings(_Section):
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     #: Whether those GPUs read each other's memory for small sums; NCCL's messages otherwise.
     peer_memory: bool | None = None
-    #: Memory of the host for KV blocks that leave the device, in GB of 10^9 bytes, or in blocks;
-    #: the builtin engine only.
+    #: Memory of the host for KV blocks that leave the device, in GB of 10^9 bytes, or in blocks.
     host_memory_gb: float | None = Field(default=None, ge=0)
     host_blocks: int | None = Field(default=None, ge=0)
     #: Fewest tokens that are brought back from there rather than computed; measured when not given.
@@ -120,7 +118,7 @@ class ModelSettings(_Section):
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
     #: Draft tokens at a time, from what a text repeats (0: none); how many tokens have
     #: to agree with an earlier place, and are compared at most; and up to how many tokens of a step
-    #: drafts are made. The builtin engine only.
+    #: drafts are made.
     speculative_tokens: int | None = Field(default=None, ge=0, le=7)
     speculative_min_ngram: int | None = Field(default=None, ge=1, le=64)
     speculative_max_ngram: int | None = Field(default=None, ge=1, le=64)
@@ -142,6 +140,9 @@ class ModelSettings(_Section):
     seed: int | None = None
     #: CPU threads of the engine. More than one pays only on an otherwise idle machine.
     num_threads: int = Field(default=1, ge=1, le=256)
+    #: Run models over paged KV where they can be, not one context at a time (huggingface engine
+    #: only).
+    paged_attention: bool = True
     #: Run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
     #: Whether reasoning between `<think>` and `</think>` is parted from the content of chats: where

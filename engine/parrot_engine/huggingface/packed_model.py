@@ -107,7 +107,9 @@ class _Step(NamedTuple):
         index = module.layer_idx
         assert isinstance(index, int)
         layer = self.layers[index]
-        query, key, value = (part[0].transpose(0, 1).contiguous() for part in heads)
+        # Some models rotate in float32, and leave it at that.
+        dtype = heads[2].dtype
+        query, key, value = (part[0].transpose(0, 1).to(dtype).contiguous() for part in heads)
         missing = layer.head_dim - layer.value_dim
         if missing:
             value = F.pad(value, (0, missing))

@@ -65,7 +65,7 @@ class EngineOptions:
     gpu_memory_utilization: float | None = None
     memory_share: float | None = None
     cuda_graphs: str | None = None
-    #: How keys and values are stored (builtin engine only).
+    #: How keys and values are stored.
     kv_cache_dtype: str | None = None
     overlap: str | None = None
     speculative_tokens: int | None = None
@@ -90,7 +90,7 @@ class EngineOptions:
     #: GPUs of this host that hold the model together (builtin engine only).
     tensor_parallel: int | None = None
     peer_memory: bool | None = None
-    #: Host memory for KV that leaves the device, in GB or in blocks (builtin engine only).
+    #: Host memory for KV that leaves the device, in GB or in blocks.
     host_memory_gb: float | None = None
     host_blocks: int | None = None
     host_min_tokens: int | None = None
