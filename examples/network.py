@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 class _Client:
     """One client on the simulated network: an address of its own.
 
-    A round trip begins when the client sends something and has got something since it last sent:
-    calls that are under way side by side are one, whatever the number of connections.
+    A round trip begins when the client sends a request and has got something since it last sent
+    one: calls that are under way side by side are one, whatever the number of connections. A
+    request that comes in pieces begins with the first: what its connection gets ends it.
     """
 
     def __init__(self, latency_s: float) -> None:
@@ -36,10 +37,23 @@ class _Client:
             except OSError:
                 client_out.close()
                 return
+            has_begun = False
+
+            def sends() -> None:
+                nonlocal has_begun
+                if not has_begun:
+                    has_begun = True
+                    self._sends()
+
+            def gets() -> None:
+                nonlocal has_begun
+                has_begun = False
+                self._gets()
+
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pass_on(client_in, server_out, self._sends, None))
-                    group.create_task(self._pass_on(server_in, client_out, None, self._gets))
+                    group.create_task(self._pass_on(client_in, server_out, sends, None))
+                    group.create_task(self._pass_on(server_in, client_out, None, gets))
             except* OSError:
                 pass  # One side is gone: so is the connection.
             finally:
