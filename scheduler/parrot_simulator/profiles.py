@@ -241,5 +241,62 @@ PROFILES["H200-8B-long"] = PROFILES["H200-8B"].with_(
     "6.6 s).",
 )
 
+
+def _of_h200(name: str, step: StepModel, capacity_tokens: int, source: str) -> EngineProfile:
+    """An engine like H200-8B but for its steps and its memory."""
+    return PROFILES["H200-8B"].with_(
+        name=name,
+        step_model=step,
+        capacity_tokens=capacity_tokens,
+        source=f"Step: {source} Prompts beside decodes and shared prefixes: as of H200-8B. KV: "
+        "arithmetic.",
+    )
+
+
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        _of_h200(
+            "H200-8B-FP8",
+            StepModel(
+                weights_s=2.4e-3,
+                context_token_s=3.25e-8,
+                prefill_token_s=1.784e-5,
+                overhead_s=0.5e-3,
+                sequence_s=11.7e-6,
+            ),
+            950_000,
+            "`bench engine` with weights in FP8 (docs/engine-log.md, 44): 2.66, 3.37, 5.13 and "
+            "10.7 ms at batch 1, 8, 64 and 256, 54,962 tokens of prompts a second; within 11 %.",
+        ),
+        _of_h200(
+            "H200-8B-INT4",
+            StepModel(
+                weights_s=2.1e-3,
+                context_token_s=3.25e-8,
+                prefill_token_s=2.369e-5,
+                overhead_s=0.5e-3,
+                sequence_s=42.6e-6,
+            ),
+            975_000,
+            "`bench engine` with weights in 4 bits (W4A16; docs/engine-log.md, 44): 2.18, 3.75, "
+            "6.68 and 18.3 ms, 41,654 tokens a second; within 23 % at batch 1 and 8, 3 % beyond.",
+        ),
+        _of_h200(
+            "H200x2-8B",
+            StepModel(
+                weights_s=2.25e-3,
+                context_token_s=1.63e-8,
+                prefill_token_s=1.506e-5,
+                overhead_s=0.5e-3,
+                sequence_s=10e-6,
+            ),
+            1_900_000,
+            "`bench engine` on two GPUs (docs/engine-performance.md): 2.67, 3.01, 3.82 and 7.71 "
+            "ms, 64,938 tokens a second; within 6 %.",
+        ),
+    )
+}
+
 #: The modern baseline, and what this project's own engine does beyond it.
 DEFAULT_PROFILE = "H200-8B"

@@ -34,6 +34,25 @@ def test_decode_steps_of_the_h200(rows: int, measured: float) -> None:
     assert decode_ms(H200, rows, 0, 512, 128) == pytest.approx(measured, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("name", "measured", "within", "rate"),
+    [
+        ("H200-8B-FP8", (2.66, 3.37, 5.13, 10.7), (0.11, 0.11, 0.11, 0.11), 54_962),
+        ("H200-8B-INT4", (2.18, 3.75, 6.68, 18.3), (0.23, 0.19, 0.03, 0.03), 41_654),
+        ("H200x2-8B", (2.67, 3.01, 3.82, 7.71), (0.06, 0.06, 0.06, 0.06), 64_938),
+    ],
+)
+def test_engines_of_other_formats_and_two_gpus(
+    name: str, measured: tuple[float, ...], within: tuple[float, ...], rate: int
+) -> None:
+    """Their steps and whole steps of prompts; as close as a straight line comes to each."""
+    profile = PROFILES[name]
+    for rows, step_ms, tolerance in zip((1, 8, 64, 256), measured, within, strict=True):
+        seconds = profile.step_s(sequences=rows, context_tokens=rows * 576)
+        assert 1000 * seconds == pytest.approx(step_ms, rel=tolerance), rows
+    assert 8192 / profile.step_s(prefill_tokens=8192) == pytest.approx(rate, rel=0.01)
+
+
 @pytest.mark.parametrize(("shares", "measured"), [(True, 6.31), (False, 12.5)])
 def test_steps_behind_a_shared_prefix(shares: bool, measured: float) -> None:
     """64 x (6,144 shared + 128), 256 out; without shared attention the L2 cache still helps."""
