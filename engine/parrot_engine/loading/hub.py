@@ -170,7 +170,11 @@ def hub_failures(repository: str) -> Iterator[None]:
             f"reached{offline}. Give a folder, or '{DEMO_MODEL}', which needs no download.",
             "hub_unreachable",
         ) from error
-    except ValueError as error:
+    except ModelError:
+        raise
+    except Exception as error:
+        # NOTE: what is wrong on the way is an exception of the HTTP client, which is another one in
+        # each major version of the library.
         raise ModelNotFoundError(
-            f"{repository} cannot be downloaded: {error}", "download_failed"
+            f"{repository} cannot be downloaded: {type(error).__name__}: {error}", "download_failed"
         ) from error
