@@ -26,6 +26,7 @@ from parrot_gateway.bench.serving import serving_command
 from parrot_gateway.bench.upstreams import upstreams_command
 from parrot_gateway.cli.explain import explain_command
 from parrot_gateway.cli.graph import graph_command
+from parrot_gateway.cli.models import list_command, load_command, pull_command, unload_command
 from parrot_gateway.cli.simulate import simulate
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-models = typer.Typer(help="Models that own engines can run.", no_args_is_help=True)
+models = typer.Typer(help="Models of own engines, at run time.", no_args_is_help=True)
 app.add_typer(models, name="models")
 app.add_typer(simulate, name="simulate")
 
@@ -227,6 +228,11 @@ def supported_models(context: typer.Context) -> None:
     """List families of models and formats of weights that the builtin engine loads."""
     _become("parrot_engine.models.supported", context)
 
+
+models.command("list")(list_command)
+models.command("pull")(pull_command)
+models.command("load")(load_command)
+models.command("unload")(unload_command)
 
 app.command("graph")(graph_command)
 app.command("explain")(explain_command)

@@ -40,8 +40,8 @@ def read_secret(reference: str) -> str:
     return value
 
 
-def key_of_option(reference: str) -> str:
-    """The key behind `env:NAME`.
+def key_of_option(reference: str, option: str = "--api-key") -> str:
+    """The key behind `env:NAME`, given as an option of a command.
 
     Raises:
         ConfigError: the variable is not set, or something else than `env:NAME` was given (which
@@ -49,7 +49,7 @@ def key_of_option(reference: str) -> str:
     """
     if not reference.startswith("env:"):
         raise ConfigError(
-            "--api-key takes env:NAME, the name of the environment variable that holds the key "
+            f"{option} takes env:NAME, the name of the environment variable that holds the key "
             "(secrets on command lines are read by others)."
         )
     return read_secret(reference)

@@ -117,14 +117,14 @@ class ModelRoutes:
         fields = decode(await exchange.body(_MAX_BODY_BYTES), _load_decoder)
         wait, stream = _flag(fields, "wait", True), _flag(fields, "stream", False)
         model = self._settings_of(fields)
+        configured = self.manager.configured.get(fields["model"])
+        known = None if configured is None else configured.model
         from_hub = False
         if model.model != DEMO_MODEL:
-            is_configured = self.manager.configured.get(model.served_name)
-            known = None if is_configured is None else is_configured.model
-            found = await asyncio.to_thread(self._find, model.model, known)
-            from_hub = found is None
-            if found is not None:
-                model = model.model_copy(update={"model": str(found)})
+            folder = await asyncio.to_thread(self._find, model.model, known)
+            from_hub = folder is None
+            if folder is not None:
+                model = model.model_copy(update={"model": str(folder)})
         name = model.served_name
         work = self.manager.load(model, from_hub=from_hub)
         await self._answer(
