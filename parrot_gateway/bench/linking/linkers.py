@@ -7,7 +7,6 @@ from itertools import count
 
 from parrot_gateway.bench.linking.naive import NaiveLinker
 from parrot_gateway.bench.linking.score import Linker
-from parrot_gateway.linking.linker import linker
 from parrot_gateway.linking.linker.conversation import answer_of, conversation_of
 from parrot_gateway.linking.linker.links import Link
 
@@ -16,13 +15,14 @@ class GatewayLinker:
     """The gateway's own, with its default limits."""
 
     def __init__(self) -> None:
-        # Here, so that the command line does not wait for them.
+        # Here, so that the command line does not wait for them, nor the gateway keeps them.
+        from parrot_gateway.linking.linker.linker import Linker as CallLinker
         from parrot_gateway.linking.process.worker_process import limits_of
         from parrot_gateway.settings.model import LinkingSettings
 
         numbers = count()
         settings = LinkingSettings()
-        self._linker = linker.Linker(
+        self._linker = CallLinker(
             lambda: f"session-{next(numbers)}", limits_of(settings), settings.max_tenants
         )
         self._paths: dict[str, str] = {}

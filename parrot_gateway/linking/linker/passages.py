@@ -253,7 +253,7 @@ class _Matcher:
         own = np.bincount(owners[is_own], minlength=num)
         share = np.where(rows >= self._most, _OWN_OF_ALL, _OWN)
         can_join = own >= np.maximum(1, share * rows)
-        for each in np.flatnonzero((own > 0) & ~can_join).tolist():
+        for each in ((own > 0) & ~can_join).nonzero()[0].tolist():
             # What stood in its own prompt does not count.
             output = self._output(each)
             if output.copied:
