@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.kv_cache.block_hash import prompt_hashes
-from parrot_engine.protocol import BlockChanges, EngineStats, Fill, SamplingParams
+from parrot_engine.link.wire import Adapters
+from parrot_engine.protocol import AdapterInfo, BlockChanges, EngineStats, Fill, SamplingParams
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.task import StepModel
 from scripted_remote import ScriptedRemoteEngine
@@ -58,6 +59,33 @@ def tasks_of(service: Service) -> int:
     found = service.gateway.scheduling.describe()["tasks"]
     assert isinstance(found, int)
     return found
+
+
+async def test_calls_with_an_adapter_go_where_it_is() -> None:
+    """And to all engines once all have it; the same prompt has other hashes there."""
+    engines = small_engine(), small_engine()
+    adapter = AdapterInfo("sql", "ff", "/adapters/sql", 8)
+    async with serving(*engines) as service:
+        registry = service.gateway.registry
+        first, second = registry.joined.values()
+        registry.note_adapters(second, Adapters([adapter], 0))
+        for _ in range(3):
+            assert (await ask(service, SYSTEM, model="sql"))[0] == 200
+        assert [fills(engine) for engine in engines] == [0, 3]
+        named = {item.adapter for item in engines[1].submitted if isinstance(item, Fill)}
+        assert named == {"ff"}
+        registry.note_adapters(first, Adapters([replace(adapter, id="00")], 0))
+        assert registry.adapted["sql"] == [first]
+        registry.note_adapters(first, Adapters([adapter], 0))
+        assert registry.adapted["sql"] == [first, second]
+        for _ in range(2):
+            answers = await asyncio.gather(
+                *(ask(service, f"{number} {SYSTEM}", model="sql") for number in range(12))
+            )
+            assert {status for status, _ in answers} == {200}
+        assert all(fills(engine) > 3 for engine in engines)
+    assert prompt_hashes(range(32), 16) != prompt_hashes(range(32), 16, "", "ff")
+    assert prompt_hashes(range(32), 16) == prompt_hashes(range(32), 16, "", "")
 
 
 def test_a_call_of_many_prompts_is_no_smaller_than_its_longest() -> None:
