@@ -185,8 +185,9 @@ def edited_turns(script: Script, number: int) -> None:
 def summaries(script: Script, number: int) -> None:
     """A known call summarises the conversation; the summary is the next first message.
 
-    The summarising call gets the history as messages (it continues) or as one text (it reads the
-    last answer; older ones are neutral). The next call reads the summary; the old chain is neutral.
+    The summarising call gets the history as messages (it continues, and is continued) or as one
+    text (it reads the last answer; older ones are neutral). The next call reads the summary; the
+    old chain is neutral.
     """
     text = Text(f"summaries {number}")
     chain = _chat(script, text, 4)
@@ -200,8 +201,9 @@ def summaries(script: Script, number: int) -> None:
         prompt = user(f"{instruction['content']}\n<conversation>\n{lines}\n</conversation>")
         made = script.chat([prompt], summary, edges={last: ("output",)}, neutral=old)
     compacted = [_ASSISTANT, user(f"This session continues an earlier one. Summary:\n{summary}")]
+    kinds: Kinds = ("continues", "output") if number % 2 else ("output",)
     chain = Chain(script, [*compacted, user(text.prose(80))])
-    chain.call(text.answer(), edges={made: ("output",)}, neutral=old, pause_s=PERSON_S)
+    chain.call(text.answer(), edges={made: kinds}, neutral=old, pause_s=PERSON_S)
     chain.hear(user(text.prose(80)))
     chain.call(text.answer(), pause_s=PERSON_S)
 

@@ -80,6 +80,7 @@ class StoredCall:
         ended: None while it runs.
         peer: its client's address, as far as it is known.
         message_keys: hashes of its last messages.
+        opening: see `Prompt.opening`.
         seed: hash of what stands before its last message.
         head: hash of how that begins.
         text: hash of its text.
@@ -101,6 +102,7 @@ class StoredCall:
     peer: str = ""
     parent: StoredCall | None = None
     root: int = 0
+    opening: int = 0
     seed: int = 0
     head: int = 0
     text: int = 0

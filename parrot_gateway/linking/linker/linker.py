@@ -43,6 +43,10 @@ class LinkedCall(NamedTuple):
 _MAX_SEEN = 60_000
 #: What a call with one answer takes beside texts and tables, by tracemalloc: objects and keys.
 _CALL_BYTES = 3500
+#: So many characters of an answer, and such a part of it, are a summary from which a conversation
+#: may go on.
+_LEAST_SUMMARY = 200
+_MOST_OF_SUMMARY = 0.6
 _NO_HASHES = np.zeros(0, np.uint32)
 
 
@@ -114,7 +118,22 @@ class TenantLinker:
             reader.found.add(parent.call.session.current)
         found, passages = self._passages(prompt, parent, reader)
         links += found
+        if parent is None:
+            links += self._goes_on_from_summary(prompt, found)
         return self._take(call_id, prompt, now, peer, own, parent, links, passages)
+
+    def _goes_on_from_summary(self, prompt: Prompt, found: list[Link]) -> list[Link]:
+        """The link to a call of a conversation whose answer is what this one begins with, under the
+        same system prompt: it goes on from a summary."""
+        for link in found if prompt.opening else ():
+            call, evidence = self._store.by_id[link.source], link.evidence
+            if call.parent is None or call.opening != prompt.opening or evidence is None:
+                continue
+            written = max(len(each.text) for each in call.outputs)
+            shown = evidence.source_end - evidence.source_start
+            if evidence.message <= 1 and shown >= max(_LEAST_SUMMARY, _MOST_OF_SUMMARY * written):
+                return [Link(link.source, "continues", 0.7)]
+        return []
 
     def _take(
         self,
@@ -148,6 +167,7 @@ class TenantLinker:
             parent=parent.call if parent else None,
             is_alone=not links,
         )
+        call.opening = prompt.opening
         call.root = call.parent.root if call.parent else call.number
         if prompt.is_completion:
             if len(prompt.messages) == 1:

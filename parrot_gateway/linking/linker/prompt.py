@@ -44,6 +44,12 @@ class Prompt:
         return bool(self.messages) and self.messages[0].role == "prompt"
 
     @property
+    def opening(self) -> int:
+        """Hash of the system prompt before other messages; 0 for none."""
+        has_system = len(self.messages) > 1 and self.messages[0].role == "system"
+        return self.keys[0] if has_system else 0
+
+    @property
     def text_seed(self) -> int:
         """Seed of the text of a chat's last message: what stands before it."""
         return hash((self.states[-2], self.messages[-1].role))

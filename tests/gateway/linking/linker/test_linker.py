@@ -203,6 +203,19 @@ def test_a_transcript_between_two_instructions_continues() -> None:
     assert not linked.links
 
 
+def test_a_conversation_goes_on_from_its_summary() -> None:
+    play = Play()
+    question, ask = user("Tell me a story."), user("Sum up all that was said.")
+    play.run(SYSTEM, question, text=STORY)
+    told, linked = play.run(SYSTEM, question, said(STORY), ask, text=f"{OTHER} {STORY}")
+    assert len(linked.links) == 1
+    begin = f"This goes on from an earlier conversation:\n{OTHER} {STORY}"
+    _, linked = play.start(SYSTEM, user(begin), user("Go on."))
+    assert edges(linked) == {(told, "continues"), (told, "output")}
+    _, linked = play.start(Message("system", "You find titles."), user(begin))
+    assert edges(linked) == {(told, "output")}
+
+
 def test_a_join_reads_all_of_its_parts() -> None:
     play = Play()
     one, _ = play.run(user("Summarise part one."), text=STORY)
