@@ -53,7 +53,7 @@ def test_packed_attention(causal: bool, window: int | None, kv_heads: int) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    "name", ["bert", "xlm-roberta", "modernbert", "qwen3", "qwen3-window", "bert-score"]
+    "name", ["bert", "xlm-roberta", "mpnet", "modernbert", "qwen3", "qwen3-window", "bert-score"]
 )
 def test_vectors_and_scores(name: str, dtype: str, tmp_path: Path) -> None:
     write_model(name, tmp_path)

@@ -13,9 +13,13 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -77,6 +81,21 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Qwen3Model,
         Qwen3Config(**_DECODER, use_sliding_window=True, sliding_window=4, max_window_layers=1),
     ),
+    "distilbert": (
+        DistilBertModel,
+        DistilBertConfig(
+            vocab_size=len(VOCAB),
+            dim=32,
+            hidden_dim=48,
+            n_layers=2,
+            n_heads=4,
+            max_position_embeddings=66,
+        ),
+    ),
+    "mpnet": (
+        MPNetModel,
+        MPNetConfig(**{**_ENCODER, "pad_token_id": 1, "max_position_embeddings": 400}),
+    ),
     "modernbert": (ModernBertModel, ModernBertConfig(**_MODERN)),
     "modernbert-score": (
         ModernBertForSequenceClassification,
@@ -119,7 +138,8 @@ def write_modules(
 ) -> None:
     """Write the files of sentence-transformers; `details` are its configuration."""
     kinds = ["Transformer", "Pooling"]
-    hidden_size = json.loads((folder / "config.json").read_text())["hidden_size"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    hidden_size = config.get("hidden_size") or config["dim"]
     if dense is not None:
         kinds.append("Dense")
     if normalize:

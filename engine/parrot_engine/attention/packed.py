@@ -75,11 +75,22 @@ class PackedAttention(LayerAttention[PackedPlan]):
         window: int | None,
         scale: float,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """As `LayerAttention.forward`; `layer_kv` is not read and not written."""
+        """As `LayerAttention.forward`; `layer_kv` is not read and not written.
+
+        `bias` `[heads, longest, longest]` is added to the scores of each sequence, of which none
+        has a window then, and all tokens see each other.
+        """
         del layer_kv
         assert sinks is None, "models with sinks have no vectors here"
-        if self._varlen is not None and query.itemsize == 2 and query.shape[-1] <= _MAX_HEAD_DIM:
+        assert bias is None or (window is None and not self._causal)
+        if (
+            self._varlen is not None
+            and bias is None
+            and query.itemsize == 2
+            and query.shape[-1] <= _MAX_HEAD_DIM
+        ):
             left = -1 if window is None else window - 1
             out: Tensor = self._varlen(
                 query,
@@ -94,11 +105,18 @@ class PackedAttention(LayerAttention[PackedPlan]):
                 enable_gqa=query.shape[1] != key.shape[1],
             )
             return out.flatten(1)
-        parts = [self._attend(query, key, value, run, window, scale) for run in plan.runs]
+        parts = [self._attend(query, key, value, run, window, scale, bias) for run in plan.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, run: Run, window: int | None, scale: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        run: Run,
+        window: int | None,
+        scale: float,
+        bias: Tensor | None,
     ) -> Tensor:
         begin, count, length = run
         end = begin + count * length
@@ -106,7 +124,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
         def by_sequence(heads: Tensor) -> Tensor:
             return heads[begin:end].unflatten(0, (count, length)).transpose(1, 2)
 
-        mask = None
+        mask = None if bias is None else bias[:, :length, :length]
         if window is not None and window < length:
             near = torch.ones(length, length, dtype=torch.bool, device=query.device)
             mask = near.triu(1 - window).tril(0 if self._causal else window - 1)

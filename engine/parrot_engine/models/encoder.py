@@ -6,15 +6,14 @@ positions are counted and by the head that scores a pair of texts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parrot_engine.attention.interface import LayerAttention
+from parrot_engine.attention.packed import PackedAttention, PackedPlan
 from parrot_engine.models.encoder_config import EncoderActivation, EncoderConfig
 from parrot_engine.models.parts import Linear, TensorSpec
+from parrot_engine.models.relative_bias import biases
 
 
 class LayerNorm(nn.Module):
@@ -49,13 +48,17 @@ class Embeddings(nn.Module):
         super().__init__()
         self.word_embeddings = Table(config.vocab_size, config.hidden_size, spec)
         self.position_embeddings = Table(config.num_positions, config.hidden_size, spec)
-        self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, spec)
+        self.token_type_embeddings = None
+        if config.num_token_types:
+            self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, spec)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, spec)
 
     def forward(self, token_ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """`[num_tokens, hidden_size]`."""
-        summed = self.word_embeddings(token_ids) + self.token_type_embeddings(types)
-        normed: Tensor = self.LayerNorm(summed + self.position_embeddings(positions))
+        summed = self.word_embeddings(token_ids) + self.position_embeddings(positions)
+        if self.token_type_embeddings is not None:
+            summed += self.token_type_embeddings(types)
+        normed: Tensor = self.LayerNorm(summed)
         return normed
 
 
@@ -87,11 +90,13 @@ class EncoderAttention(nn.Module):
         self._qkv = (qkv,)
         self.output = _Projected(size, config, spec)
 
-    def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
+    def forward(
+        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, bias: Tensor | None
+    ) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
         query, key, value = apply(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
         attended = attention.forward(
-            query, key, value, hidden, plan, window=None, scale=self._heads[2] ** -0.5
+            query, key, value, hidden, plan, window=None, scale=self._heads[2] ** -0.5, bias=bias
         )
         out: Tensor = self.output(attended, hidden)
         return out
@@ -115,9 +120,11 @@ class EncoderLayer(nn.Module):
         self.output = _Projected(config.intermediate_size, config, spec)
         self._activation = config.activation
 
-    def forward(self, hidden: Tensor, attention: LayerAttention[Any], plan: Any) -> Tensor:
+    def forward(
+        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, bias: Tensor | None
+    ) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
-        hidden = self.attention(hidden, attention, plan)
+        hidden = self.attention(hidden, attention, plan, bias)
         inner = activate(apply(self.intermediate.dense, hidden), self._activation)
         out: Tensor = self.output(inner, hidden)
         return out
@@ -127,6 +134,9 @@ class _Layers(nn.Module):
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.layer = nn.ModuleList(EncoderLayer(config, spec) for _ in range(config.num_layers))
+        self.relative_attention_bias = None
+        if config.num_buckets:
+            self.relative_attention_bias = Table(config.num_buckets, config.num_heads, spec)
 
 
 class EncoderBody(nn.Module):
@@ -137,15 +147,15 @@ class EncoderBody(nn.Module):
         self.embeddings = Embeddings(config, spec)
         self.encoder = _Layers(config, spec)
         self._first_position = config.first_position
-        self._last_type = config.num_token_types - 1
+        self._last_type = max(0, config.num_token_types - 1)
 
     def forward(
         self,
         token_ids: Tensor,
         positions: Tensor,
         types: Tensor,
-        attention: LayerAttention[Any],
-        plan: Any,
+        attention: PackedAttention,
+        plan: PackedPlan,
     ) -> Tensor:
         """Hidden states `[num_tokens, hidden_size]`.
 
@@ -155,8 +165,11 @@ class EncoderBody(nn.Module):
         # Where there is one type of tokens, texts of a pair are not told apart by it.
         types = types.clamp_max(self._last_type)
         hidden = self.embeddings(token_ids, positions + self._first_position, types)
+        table, bias = self.encoder.relative_attention_bias, None
+        if table is not None:
+            bias = biases(table.weight, plan.longest)
         for layer in self.encoder.layer:
-            hidden = layer(hidden, attention, plan)
+            hidden = layer(hidden, attention, plan, bias)
         return hidden
 
 
@@ -196,6 +209,8 @@ class Encoder(nn.Module):
         name = name.removeprefix(self.config.prefix)
         if name.endswith("position_ids"):
             return None
+        for theirs, ours in self.config.names:
+            name = name.replace(theirs, ours)
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         if name.startswith(("embeddings.", "encoder.")):

@@ -45,11 +45,16 @@ class EncoderConfig:
     #: Rows of the table of positions, and the one of a text's first token.
     num_positions: int
     first_position: int
+    #: 0: there are none.
     num_token_types: int
     #: dtype of the checkpoint as `config.json` names it.
     dtype: str | None
     #: Of cross-encoders.
     score_head: ScoreHead | None = None
+    #: Parts of a checkpoint's names, and what stands there in BERT's.
+    names: tuple[tuple[str, str], ...] = ()
+    #: Of biases of attention by distance; 0: there are none.
+    num_buckets: int = 0
 
     @property
     def max_tokens(self) -> int:

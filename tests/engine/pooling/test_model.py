@@ -56,6 +56,8 @@ def pooled(hidden: torch.Tensor, mode: str) -> torch.Tensor:
         ("bert", "cls"),
         ("bert", "max"),
         ("xlm-roberta", "cls"),
+        ("distilbert", "mean"),
+        ("mpnet", "mean"),
         ("modernbert", "mean"),
         ("qwen3", "lasttoken"),
         ("qwen3-window", "mean"),
@@ -72,6 +74,16 @@ def test_vectors_are_those_of_transformers(name: str, mode: str, tmp_path: Path)
         alone = run(engine, Pool(100 + number, ids))[100 + number]
         assert np.abs(alone - wanted).max() < 1e-5
     assert engine.stats().steps < 2 * len(TEXTS)
+
+
+def test_biases_of_distant_tokens(tmp_path: Path) -> None:
+    """Texts of more tokens than there are buckets, and than there are different distances."""
+    model = write_model("mpnet", tmp_path)
+    texts = [[_RANDOM.randrange(2, len(VOCAB)) for _ in range(n)] for n in (300, 40)]
+    vectors = run(load(tmp_path), *(Pool(i, ids) for i, ids in enumerate(texts)))
+    for number, ids in enumerate(texts):
+        wanted = pooled(states(model, ids), "mean").numpy()
+        assert np.abs(vectors[number] - wanted).max() < 1e-5
 
 
 def test_modernbert_as_it_is_published() -> None:

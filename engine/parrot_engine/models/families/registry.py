@@ -12,6 +12,7 @@ from parrot_engine.models.encoder import Encoder
 from parrot_engine.models.encoder_config import EncoderConfig
 from parrot_engine.models.families import (
     bert,
+    distilbert,
     gemma2,
     gemma3,
     glm4,
@@ -21,6 +22,7 @@ from parrot_engine.models.families import (
     mistral,
     mixtral,
     modernbert,
+    mpnet,
     olmo2,
     olmoe,
     phi3,
@@ -74,6 +76,10 @@ ENCODERS: dict[str, EncoderFamily] = {
     "BertForMaskedLM": EncoderFamily(bert.read_config),
     "BertForSequenceClassification": EncoderFamily(bert.read_config),
     "BertModel": EncoderFamily(bert.read_config),
+    "DistilBertForMaskedLM": EncoderFamily(distilbert.read_config),
+    "DistilBertModel": EncoderFamily(distilbert.read_config),
+    "MPNetForMaskedLM": EncoderFamily(mpnet.read_config),
+    "MPNetModel": EncoderFamily(mpnet.read_config),
     "ModernBertForMaskedLM": EncoderFamily(modernbert.read_config, RotaryEncoder),
     "ModernBertForSequenceClassification": EncoderFamily(modernbert.read_config, RotaryEncoder),
     "ModernBertModel": EncoderFamily(modernbert.read_config, RotaryEncoder),

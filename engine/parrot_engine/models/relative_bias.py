@@ -1,0 +1,31 @@
+"""Biases of attention by distance: T5's buckets (arXiv 1910.10683), for both directions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+#: Distances from here on share the last bucket of their direction.
+_FAR = 128
+
+
+def buckets(length: int, num_buckets: int, device: torch.device) -> Tensor:
+    """The bucket of each pair of positions, `[length, length]`: of queries, then of keys.
+
+    One half is for keys behind the query, the other for those before it; within a half one half
+    has a bucket a distance, and the other's grow with the logarithm.
+    """
+    places = torch.arange(length, device=device)
+    ahead = places[None, :] - places[:, None]
+    half = num_buckets // 2
+    exact, distance = half // 2, ahead.abs()
+    growth = torch.log(distance.clamp_min(1).float() / exact) / math.log(_FAR / exact)
+    far = (exact + (growth * (half - exact)).long()).clamp_max(half - 1)
+    return (ahead > 0).long() * half + torch.where(distance < exact, distance, far)
+
+
+def biases(table: Tensor, length: int) -> Tensor:
+    """`[heads, length, length]` of a table `[num_buckets, heads]`."""
+    return table[buckets(length, len(table), table.device)].permute(2, 0, 1)
