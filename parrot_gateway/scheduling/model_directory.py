@@ -15,7 +15,7 @@ Keeps no state: the registry of engines and the upstreams have it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -189,7 +189,6 @@ class ModelDirectory(Catalog):
         aliases: from the settings.
         scheduler: places calls.
         updater: passes on what becomes known of calls later.
-        keeps_reasoning: models whose reasoning stays in the content.
         base_of: as of `Catalog`.
     """
 
@@ -203,7 +202,6 @@ class ModelDirectory(Catalog):
         aliases: Mapping[str, str],
         scheduler: SchedulerRunner,
         updater: TaskUpdater,
-        keeps_reasoning: Collection[str] = (),
         base_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         super().__init__(self.engine_models, upstreams, aliases, base_of)
@@ -214,7 +212,6 @@ class ModelDirectory(Catalog):
         self._last_used = last_used
         self._scheduler = scheduler
         self._updater = updater
-        self._keeps_reasoning = frozenset(keeps_reasoning)
         #: Of the models that joined, whether reasoning is parted from the content.
         self._parses_reasoning: dict[str, bool] = {}
         registry.subscribe(self._engines_changed)
@@ -222,9 +219,10 @@ class ModelDirectory(Catalog):
     def _engines_changed(self, change: Change, engine: RemoteEngine) -> None:
         model = engine.info.model
         if change == "joined":
-            self._parses_reasoning[model] = model not in self._keeps_reasoning and writes_reasoning(
-                template_source(engine.text)
-            )
+            settings = self._supervisor.settings_of_models().get(model)
+            self._parses_reasoning[model] = (
+                settings is None or settings.reasoning_parser == "auto"
+            ) and writes_reasoning(template_source(engine.text))
         elif change == "left" and model not in self._registry.serving:
             self._parses_reasoning.pop(model, None)
 
@@ -323,7 +321,7 @@ class ModelDirectory(Catalog):
             engine,
             metadata,
             adapter=None if model == base else engine.adapters.get(model),
-            parses_reasoning=self._parses_reasoning.get(base, base not in self._keeps_reasoning),
+            parses_reasoning=self._parses_reasoning.get(base, True),
         )
 
 

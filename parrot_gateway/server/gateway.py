@@ -109,7 +109,6 @@ class Gateway:
             settings.aliases,
             self.scheduling,
             self.task_updater,
-            [item.served_name for item in settings.models if item.reasoning_parser == "off"],
             self.adapters.base_of,
         )
         self.batches = BatchService(

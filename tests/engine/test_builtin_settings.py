@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.runner.memory import gpu_cache_blocks
+from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks, share_left_bytes
 from parrot_engine.runner.profiling import largest_step
 from parrot_engine.settings import BuiltinSettings, kv_blocks
 
@@ -87,6 +88,19 @@ def test_a_gpu_without_room_for_the_cache_says_so() -> None:
     with pytest.raises(SettingsError, match="lower max_batch_tokens") as caught:
         gpu_blocks(step_bytes=60 * GIB)
     assert caught.value.setting == "gpu_memory_utilization"
+
+
+def test_a_share_of_the_memory_is_an_engines_own_account() -> None:
+    device = torch.device("cpu")
+    whole, half = (share_left_bytes(device, share) for share in (1.0, 0.5))
+    assert 0 < half <= whole <= free_memory_bytes(device) * 1.1
+    # This process has more than that already.
+    assert share_left_bytes(device, 1e-6) == 0
+    with pytest.raises(SettingsError) as caught:
+        gpu_blocks(free_bytes=GIB, utilization=1.0, setting="memory_share")  # type: ignore[arg-type]
+    assert caught.value.setting == "memory_share"
+    with pytest.raises(SettingsError, match="at most 1"):
+        BuiltinSettings(memory_share=1.5)
 
 
 @given(st.integers(1, 700), st.integers(1, 40), st.integers(1, 90), st.integers(1, 50))

@@ -272,9 +272,27 @@ def test_the_cache_is_what_is_left_of_a_share(path: Path) -> None:
         llm.generate(_prompt(3000), _PARAMS)
 
 
+def test_a_share_of_its_own_does_not_count_what_others_take(path: Path) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    # As another engine would: memory that torch has not allocated in this process does not count.
+    reserved = torch.cuda.memory_reserved()
+    free = torch.cuda.mem_get_info()[0]
+    with LLM(
+        str(path), device="cuda", memory_share=0.1, max_batch_tokens=4096, cuda_graphs="lazy"
+    ) as llm:
+        taken = free - torch.cuda.mem_get_info()[0]
+        print(f"{taken / total:.4f} of the memory, {reserved} reserved before")
+        assert 0.07 * total < taken + reserved < 0.105 * total
+        llm.generate(_prompt(3000), _PARAMS)
+
+
 def test_a_share_that_is_too_small_says_so(path: Path) -> None:
     with pytest.raises(SettingsError, match="leaves nothing for the KV cache"):
         LLM(str(path), device="cuda", gpu_memory_utilization=0.001)
+    with pytest.raises(SettingsError, match="memory_share"):
+        LLM(str(path), device="cuda", memory_share=0.001)
 
 
 def test_a_cache_that_does_not_fit_says_what_would(path: Path) -> None:

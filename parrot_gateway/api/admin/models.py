@@ -161,17 +161,18 @@ class ModelRoutes:
                     param=field,
                     code="path_not_allowed",
                 )
+        if fields.get("trust_remote_code"):
+            raise ForbiddenError(
+                "Code of checkpoints is not run at a request: give the model with "
+                "trust_remote_code in the gateway's settings, and load it by its name.",
+                param="trust_remote_code",
+                code="remote_code_not_allowed",
+            )
         configured = self.manager.configured.get(given)
         if configured is not None:
             name = fields.get("name", given)
             fields = {**configured.model_dump(exclude_unset=True), **fields}
             fields |= {"model": configured.model, "name": name}
-        elif fields.get("trust_remote_code"):
-            raise ForbiddenError(
-                "Code of checkpoints is not run at a request: give the model with "
-                "trust_remote_code in the gateway's settings, and load it by its name.",
-                code="remote_code_not_allowed",
-            )
         name = fields.get("name")
         if isinstance(name, str):
             _check_text("name", name, _MAX_NAME_CHARACTERS)

@@ -174,3 +174,34 @@ def test_settings_cannot_be_changed() -> None:
     settings = Settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.aliases = {}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("models", "conflict"),
+    [
+        ([("a", 0.5, "cuda:0"), ("b", 0.5, "cuda")], None),
+        ([("a", 0.7, "cuda:0"), ("b", 0.2, "cuda:0"), ("c", 0.1, "cuda:0")], None),
+        ([("a", 0.6, "cuda:0"), ("b", 0.5, "cuda")], "cuda:0 come to 1.1"),
+        ([("a", 0.6, "cuda:0"), ("b", 0.5, "cuda:1")], None),
+        ([("a", 0.6, "cuda:0"), ("b", None, "cuda:0")], None),
+    ],
+)
+def test_shares_of_a_device_come_to_one_at_most(
+    models: list[tuple[str, float | None, str]], conflict: str | None
+) -> None:
+    given = [
+        {"model": name, "memory_share": share, "device": device} for name, share, device in models
+    ]
+    if conflict is None:
+        assert len(Settings.model_validate({"models": given}).models) == len(models)
+    else:
+        with pytest.raises(ValueError, match=conflict):
+            Settings.model_validate({"models": given})
+
+
+def test_every_process_of_a_model_has_its_share() -> None:
+    shared = {"model": "a", "memory_share": 0.4, "device": "cuda:0,cuda:1"}
+    assert Settings.model_validate({"models": [{**shared, "engines": 4}]})
+    for more in ({"engines": 5}, {"engines": 2, "tensor_parallel": 2, "memory_share": 0.6}):
+        with pytest.raises(ValueError, match="more than 1"):
+            Settings.model_validate({"models": [{**shared, **more}]})
