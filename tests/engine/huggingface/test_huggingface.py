@@ -84,12 +84,12 @@ def test_greedy_tokens_are_those_of_generate(folder: Path) -> None:
     engine = load(folder)
     primitives: list[Any] = []
     for number, prompt in enumerate(prompts):
-        primitives += [Fill(number, prompt), Generate(number, greedy(24))]
+        primitives += [Fill(number, prompt), Generate(number, greedy(12))]
     events = run_until_idle(engine, *primitives)
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
         expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
             eos_token_id=None,
         )  # fmt: skip
         assert tokens_of(events, number) == expected[0, len(prompt) :].tolist()

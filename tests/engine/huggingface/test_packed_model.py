@@ -142,7 +142,7 @@ def test_tokens_are_those_of_transformers(paged: Model) -> None:
     paged.check_greedy(PROMPTS[2], alone)
     primitives: list[Any] = []
     for number, prompt in PROMPTS.items():
-        primitives += [Fill(number, prompt), Generate(number, greedy(20))]
+        primitives += [Fill(number, prompt), Generate(number, greedy(12))]
     events = run_until_idle(engine, *primitives)
     for number, prompt in PROMPTS.items():
         paged.check_greedy(prompt, tokens_of(events, number))
@@ -152,9 +152,9 @@ def test_tokens_are_those_of_transformers(paged: Model) -> None:
     forked = run_until_idle(
         engine,
         Fill(20, [*BASE, 9]),
-        Fill(21, [4], parent_context_id=20), Generate(21, greedy(10)),
-        Fill(22, [8, 8], parent_context_id=20), Generate(22, greedy(10)),
-        Generate(23, greedy(10), parent_context_id=20),
+        Fill(21, [4], parent_context_id=20), Generate(21, greedy(6)),
+        Fill(22, [8, 8], parent_context_id=20), Generate(22, greedy(6)),
+        Generate(23, greedy(6), parent_context_id=20),
     )  # fmt: skip
     assert cached_tokens(forked, 20) == 32
     for number, more in ((21, [4]), (22, [8, 8]), (23, [])):
