@@ -22,6 +22,7 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
 from parrot_gateway.cli.graph import read_graph
+from parrot_gateway.exceptions import ModelNotFoundError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.scheduling.placer import task_of
@@ -400,3 +401,22 @@ def test_a_restarted_counter_is_no_reading() -> None:
     assert before is not None
     assert after is not None
     assert after.weights_s == pytest.approx(before.weights_s, rel=0.2)
+
+
+async def test_calls_that_wait_for_a_model_are_refused_when_it_goes() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine) as service:
+        scheduling, model = service.gateway.scheduling, engine.info.model
+        first = asyncio.create_task(ask(service, "one"))
+        await until(lambda: fills(engine) == 1)
+        waits = [asyncio.create_task(ask(service, f"more {number}")) for number in range(2)]
+        await until(lambda: scheduling.waiting(model) == 2)
+        assert scheduling.waiting("another") == 0
+        scheduling.refuse_waiting(model, ModelNotFoundError("It was unloaded.", param="model"))
+        for status, answer in await asyncio.gather(*waits):
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        # The one that runs goes on.
+        assert scheduling.waiting(model) == 0
+        engine.automatic = True
+        engine.step()
+        assert (await first)[0] == 200
