@@ -90,12 +90,16 @@ class HeapItem:
 Placed = TypeVar("Placed", bound=HeapItem)
 
 
-class ItemHeap(Generic[Placed]):
-    """As `LazyHeap`, of items that know their own place: nothing is looked up. Keys are tuples."""
+class ItemHeap(HeapItem, Generic[Placed]):
+    """As `LazyHeap`, of items that know their own place: nothing is looked up. Keys are tuples.
+
+    May itself be an item of another one.
+    """
 
     __slots__ = ("_count", "_heap", "_size")
 
     def __init__(self) -> None:
+        super().__init__()
         self._heap: list[tuple[Any, ...]] = []
         self._size = 0
         self._count = 0

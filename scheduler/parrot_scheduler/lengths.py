@@ -28,13 +28,14 @@ class FadingHistogram:
         weight: samples, faded ones counted less.
     """
 
-    __slots__ = ("_bins", "_quantiles", "weight")
+    __slots__ = ("_bins", "_edge", "_share", "weight")
 
     def __init__(self, bins: Mapping[int, float] | None = None) -> None:
         self._bins: dict[int, float] = dict(bins or {})
         self.weight = sum(self._bins.values())
-        #: Those that were asked for since the last sample.
-        self._quantiles: dict[float, float] = {}
+        # The last quantile that was asked for since the last sample, and its share; -1: none.
+        self._share = -1.0
+        self._edge = 0.0
 
     @property
     def bins(self) -> Mapping[int, float]:
@@ -46,7 +47,7 @@ class FadingHistogram:
         index = 0 if value < 1 else 1 + min(int(math.log2(value) * _PER_OCTAVE), MAX_BIN - 1)
         self._bins[index] = self._bins.get(index, 0.0) + 1.0
         self.weight += 1.0
-        self._quantiles.clear()
+        self._share = -1.0
         if self.weight > _MAX_WEIGHT:
             faded = {at: count / 2 for at, count in self._bins.items() if count >= 0.5}
             self._bins = faded
@@ -54,16 +55,15 @@ class FadingHistogram:
 
     def quantile(self, share: float) -> float:
         """A value that is not exceeded by `share` of the samples: the upper edge of its bin."""
-        known = self._quantiles.get(share)
-        if known is not None:
-            return known
+        if share == self._share:
+            return self._edge
         wanted, seen, edge = share * self.weight, 0.0, 0.0
         for index in sorted(self._bins):
             edge = 2.0 ** (index / _PER_OCTAVE) if index else 0.0
             seen += self._bins[index]
             if seen >= wanted:
                 break
-        self._quantiles[share] = edge
+        self._share, self._edge = share, edge
         return edge
 
 

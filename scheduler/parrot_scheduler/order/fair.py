@@ -76,30 +76,27 @@ class _QueuedTask(HeapItem):
         self.group: _GroupQueue | None = None
 
 
-class _GroupQueue(HeapItem):
+class _GroupQueue(ItemHeap[_QueuedTask]):
     """A task group's queued members, the longest path first."""
 
-    __slots__ = ("longest_s", "members", "name")
+    __slots__ = ("longest_s", "name")
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self.members: ItemHeap[_QueuedTask] = ItemHeap()
         #: Seconds of the longest member's path.
         self.longest_s = 0.0
 
 
-class _ApplicationQueue(HeapItem):
-    """An application's queued throughput tasks of one priority."""
+class _ApplicationQueue(ItemHeap[HeapItem]):
+    """An application's queued throughput tasks of one priority: groups, and tasks without one."""
 
-    __slots__ = ("application", "by_group", "longest")
+    __slots__ = ("by_group",)
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.application = application
-        #: Groups, and tasks without one.
-        self.longest: ItemHeap[HeapItem] = ItemHeap()
-        self.by_group: dict[str, _GroupQueue] = {}
+        #: None: there were none.
+        self.by_group: dict[str, _GroupQueue] | None = None
 
 
 class _PriorityQueue:
@@ -247,21 +244,25 @@ class Fair(RankedOrder):
     ) -> None:
         state, tasks = queued.state, queue.by_application.get(application)
         if tasks is None:
-            tasks = queue.by_application[application] = _ApplicationQueue(application)
+            tasks = queue.by_application[application] = _ApplicationQueue()
             queue.applications.push(tasks, self._finish_tag(application))
         queued.tasks = tasks
         path_s = self._demand.path_s(state)
         if not state.groups:
-            tasks.longest.push(queued, (-path_s, state.sequence))
+            tasks.push(queued, (-path_s, state.sequence))
             return
         name = state.groups[0].id
-        group = queued.group = tasks.by_group.get(name)
+        by_group = tasks.by_group
+        if by_group is None:
+            by_group = tasks.by_group = {}
+        group = by_group.get(name)
         if group is None:
-            group = queued.group = tasks.by_group[name] = _GroupQueue(name)
-        if path_s > group.longest_s or not group.members:
+            group = by_group[name] = _GroupQueue(name)
+        queued.group = group
+        if path_s > group.longest_s or not group:
             group.longest_s = max(path_s, group.longest_s)
-            tasks.longest.push(group, (-group.longest_s, state.sequence))
-        group.members.push(queued, (-path_s, state.sequence))
+            tasks.push(group, (-group.longest_s, state.sequence))
+        group.push(queued, (-path_s, state.sequence))
 
     def _take_out(self, state: TaskState, application: Application) -> None:
         queued = self._queued[state]
@@ -272,13 +273,13 @@ class Fair(RankedOrder):
             queue.urgent.remove(queued)
         else:
             if group is None:
-                tasks.longest.remove(queued)
+                tasks.remove(queued)
             else:
-                group.members.remove(queued)
-                if not group.members:
-                    tasks.longest.remove(group)
+                group.remove(queued)
+                if not group and tasks.by_group is not None:
+                    tasks.remove(group)
                     del tasks.by_group[group.name]
-            if not tasks.longest:
+            if not tasks:
                 queue.applications.remove(tasks)
                 del queue.by_application[application]
         if not queue.urgent and not queue.by_application:
@@ -311,9 +312,9 @@ class Fair(RankedOrder):
             first = queue.urgent.first()
         else:
             tasks = queue.applications.first()
-            first = tasks.longest.first() if tasks is not None else None
+            first = tasks.first() if tasks is not None else None
             if isinstance(first, _GroupQueue):
-                first = first.members.first()
+                first = first.first()
         return first.state if isinstance(first, _QueuedTask) else None
 
     def pop(self, state: TaskState, application: Application, now: float) -> None:
