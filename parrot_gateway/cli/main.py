@@ -292,6 +292,21 @@ def _complain(text: str) -> None:
     typer.secho(text, err=True, fg=typer.colors.RED)
 
 
+def _example(model: str, gateway: Gateway) -> tuple[str, str]:
+    """Path and body of a call that the model answers."""
+    engines = gateway.models.engines_for(model)
+    pooling = engines[0].info.pooling if engines and not engines[0].info.generates else None
+    if pooling is None:
+        return (
+            "completions",
+            f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 60}}',
+        )
+    if pooling.task == "embed":
+        return "embeddings", f'{{"model": "{model}", "input": "Once upon a time"}}'
+    documents = '"documents": ["Paris is in France.", "Fish swim."]'
+    return "rerank", f'{{"model": "{model}", "query": "Where is Paris?", {documents}}}'
+
+
 def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     """Print the base URL, the models, those that cannot be served, and lines to paste."""
     from parrot_gateway.settings import DEMO_MODEL
@@ -316,7 +331,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     reference = gateway.settings.server.api_key or "env:PARROT_API_KEY"
     variable = reference.removeprefix("env:")
     key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
-    body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    path, body = _example(first, gateway)
     lost = set(gateway.models.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
@@ -334,8 +349,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         "try:",
         f"  export OPENAI_BASE_URL={base_url}",
         *([f'  export OPENAI_API_KEY="${variable}"'] if key else []),
-        f"  curl {base_url}/completions{key} -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(body)}",
+        f"  curl {base_url}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         "",
     ]
     for line in lines:

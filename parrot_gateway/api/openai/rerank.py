@@ -104,7 +104,7 @@ async def handle_rerank(
         results.append(result)
     await exchange.respond_json(
         {
-            "id": f"rerank-{exchange.request_id}",
+            "id": f"rerank-{exchange.request_id.removeprefix('req_')}",
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "results": results,
@@ -144,7 +144,7 @@ async def handle_score(
     scores = await _scores(placer, sequences, deadline)
     await exchange.respond_json(
         {
-            "id": f"score-{exchange.request_id}",
+            "id": f"score-{exchange.request_id.removeprefix('req_')}",
             "object": "list",
             "created": int(time.time()),
             "model": model,
