@@ -179,6 +179,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "GB",
         "help": "of the host's memory, for KV blocks that leave the device (default: 0)",
     },
+    "max_loras": {"help": "LoRA adapters of one step (default: 8 where some are given)"},
+    "max_lora_rank": {"help": "their largest rank, to 256 (default: 16, or theirs)"},
     "dummy_weights": {
         "action": "store_true",
         "default": None,

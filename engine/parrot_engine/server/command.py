@@ -92,8 +92,23 @@ def _parser() -> argparse.ArgumentParser:
         parser, "kind", "device", "dtype", "block_size", "num_blocks", "kv_cache_bytes",
         "kv_cache_dtype", "gpu_memory_utilization", "cuda_graphs", "speculative_tokens",
         "max_batch_size", "max_batch_tokens", "max_context_tokens", "prefix_caching", "seed",
-        "num_threads", "tensor_parallel", "host_memory_gb", "dummy_weights", "trust_remote_code",
+        "num_threads", "tensor_parallel", "host_memory_gb", "max_loras", "max_lora_rank",
+        "dummy_weights", "trust_remote_code",
     )  # fmt: skip
+    parser.add_argument(
+        "--lora",
+        type=_named_path,
+        action="append",
+        metavar="NAME=PATH",
+        help="LoRA adapter (a PEFT folder) that is served under NAME; repeatable",
+    )
+    parser.add_argument(
+        "--adapter-folder",
+        dest="adapter_folders",
+        action="append",
+        metavar="PATH",
+        help="folder from which the gateway may have others loaded; repeatable",
+    )
     parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -109,7 +124,15 @@ def _parser() -> argparse.ArgumentParser:
 def _options(parsed: argparse.Namespace) -> EngineOptions:
     if parsed.options is not None:
         return EngineOptions.from_json(parsed.options)
-    return EngineOptions(**given_options(parsed))
+    adapters = dict(parsed.lora) if parsed.lora else None
+    return EngineOptions(**given_options(parsed), adapters=adapters)
+
+
+def _named_path(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=PATH")
+    return name, path
 
 
 def _load(options: EngineOptions) -> LoadedEngine:

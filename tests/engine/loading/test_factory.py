@@ -133,6 +133,10 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         ('{"model": "x", "num_blocks": true}', "num_blocks"),
         ('{"model": "x", "kind": "fast"}', "kind"),
         ('{"model": 3}', "model"),
+        ('{"model": "x", "adapters": ["a"]}', "adapters"),
+        ('{"model": "x", "adapters": {"a": 1}}', "adapters"),
+        ('{"model": "x", "adapter_folders": {"a": "b"}}', "adapter_folders"),
+        ('{"model": "x", "kind": "huggingface", "adapters": {"a": "b"}}', "adapters"),
     ],
 )
 def test_options_are_checked(text: str, names: str) -> None:

@@ -308,6 +308,20 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     assert options.paged_attention is False
 
 
+def test_adapters_on_the_command_lines_of_workers_and_of_engines() -> None:
+    from parrot_engine.server.command import _options, _parser
+
+    model = ModelSettings(model="m", adapters={"a": "/x", "b": "/y"}, adapter_folders=["/z"])
+    command = worker_command(model, "ws://host/join", "served-0")
+    typed = ["--model", "m", "--join", "ws://host/join", "--lora", "a=/x", "--lora", "b=/y"]
+    for arguments in (command[3:], [*typed, "--adapter-folder", "/z"]):
+        options = _options(_parser().parse_args(arguments))
+        assert options.adapters == {"a": "/x", "b": "/y"}
+        assert options.adapter_folders == ["/z"]
+    with pytest.raises(SystemExit):
+        _parser().parse_args([*typed, "--lora", "=/x"])
+
+
 def test_engines_of_a_model_take_its_devices_in_turn() -> None:
     model = ModelSettings(model="owner/model", engines=3, device="cuda:0, cuda:1")
     supervisor = EngineSupervisor(
