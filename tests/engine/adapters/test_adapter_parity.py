@@ -15,6 +15,7 @@ from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
 from harness.lora_folders import make_adapter
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.protocol import TokenLogprobs
+from quantized_checkpoints import write_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -180,3 +181,21 @@ def test_draft_tokens_are_verified_with_the_adapter(case: Case) -> None:
         [output] = case.llm.generate([prompt], params, adapter=name)
         check(case.references[name], prompt, output.outputs[0].token_ids)
     assert case.llm.stats().proposed_tokens > before
+
+
+@pytest.mark.parametrize("form", ["awq", "fp8-blocks"])
+def test_on_quantised_weights(form: str, tmp_path: Path) -> None:
+    """The same as on the dense weights that the codes stand for."""
+    path, dense = write_checkpoint(tmp_path, form)
+    adapter = make_adapter(tmp_path / "adapter", dense)
+    prompt, params = prompt_of(20), SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    answers = []
+    for base in (path, dense):
+        with LLM(
+            str(base), kind="builtin", skip_tokenizer=True, device="cpu", dtype="float32",
+            num_blocks=16, adapters={"a": str(adapter)},
+        ) as llm:  # fmt: skip
+            outputs = llm.generate([prompt, prompt], params, adapter=["a", None])
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
