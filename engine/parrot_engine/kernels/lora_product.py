@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Columns of x that a program takes at a time, and outputs of a program.
-_BLOCK_IN, _BLOCK_OUT = 128, 64
+#: Bytes of a row of x that a program takes at a time, and outputs of a program.
+_BYTES_IN, _BLOCK_OUT = 256, 64
 #: Programs that divide the columns of x, at most.
 _MAX_SPLITS = 8
 #: The most projections of one product: q, k and v.
@@ -168,11 +168,10 @@ class StackedWeights(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def num_splits(in_size: int, num_programs: int, num_cores: int) -> int:
-    """Programs that divide the columns, where so many others keep the device's cores busy."""
+def num_splits(num_blocks: int, num_programs: int, num_cores: int) -> int:
+    """Programs that divide blocks of columns, where so many others keep the cores busy."""
     wanted = max(1, 2 * num_cores // max(1, num_programs))
-    most = min(_MAX_SPLITS, -(-in_size // _BLOCK_IN))
-    return min(most, 1 << (wanted - 1).bit_length())
+    return min(_MAX_SPLITS, num_blocks, 1 << (wanted - 1).bit_length())
 
 
 def add_lora(
@@ -203,7 +202,8 @@ def add_lora(
         return
     block_rank = min(64, max(16, triton.next_power_of_2(max_rank)))
     rank_blocks = projections * triton.cdiv(max_rank, block_rank)
-    splits = num_splits(in_size, len(tiles) * rank_blocks, num_cores)
+    block_in = _BYTES_IN // x.itemsize
+    splits = num_splits(triton.cdiv(in_size, block_in), len(tiles) * rank_blocks, num_cores)
     inner = torch.empty(
         (splits, num_tokens, projections * max_rank), dtype=torch.float32, device=x.device
     )
@@ -217,7 +217,7 @@ def add_lora(
     }
     shrink_kernel[(len(tiles), rank_blocks, splits)](
         x, a, used, order, tiles, inner, num_tokens,
-        IN=in_size, BLOCK_IN=_BLOCK_IN, num_warps=4, **constants,
+        IN=in_size, BLOCK_IN=block_in, num_warps=4, **constants,
     )  # fmt: skip
     padded = [*sizes, 0, 0]
     blocks = sum(triton.cdiv(size, _BLOCK_OUT) for size in sizes)

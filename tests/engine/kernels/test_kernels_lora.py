@@ -24,9 +24,9 @@ def test_half_precision_and_large_tiles() -> None:
 
 
 def test_columns_are_divided_where_cores_are_idle() -> None:
-    assert lora_product.num_splits(4096, 8, 132) == 8
-    assert lora_product.num_splits(4096, 264, 132) == 1
-    assert lora_product.num_splits(100, 1, 132) == 1
+    assert lora_product.num_splits(32, 8, 132) == 8
+    assert lora_product.num_splits(32, 264, 132) == 1
+    assert lora_product.num_splits(1, 1, 132) == 1
 
 
 def test_another_rank_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
