@@ -288,7 +288,9 @@ def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent
             return Parent(chooser.choose(found), depth + 1, 0.9 if len(found) == 1 else 0.8)
         is_enough = size >= _LONG_PROMPT and messages[depth - 1].role != "system"
         if len(found) == 1 and is_enough:
-            is_only = len(store.prompts[states[depth]]) == 1
+            # A decision that is not kept in the history; a longer answer would stand there.
+            said = sum(len(each.text) for each in found[0].outputs)
+            is_only = len(store.prompts[states[depth]]) == 1 and said < _LONG_ANSWER
             if is_only or not chooser.is_elsewhere(found[0].session.current):
                 return Parent(found[0], depth, 0.8)
         return None

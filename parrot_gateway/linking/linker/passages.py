@@ -61,13 +61,14 @@ _MAX_NEAR = 4
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
 _WORD = re.compile(r"[^\W\d_]{3,}")
-#: Parts of an answer that others may take by themselves, as groups: strings of JSON, quotations,
-#: what stands between tags or marks, items of a list. A line of prose may be a stock phrase.
+#: Parts of an answer that others may take by themselves, as groups: strings of JSON and code, what
+#: stands between tags or marks, items of a list. A line of prose may be a stock phrase, and what
+#: prose quotes a title.
 _PARTS = tuple(
     re.compile(each)
     for each in (
-        r'(?<!\\)"(?=((?:[^"\\]|\\.){40,})")',
-        r"(?<!\w)['“«](?=((?:[^'”»]|(?<=\w)'(?=\w)){40,})['”»](?!\w))",
+        r'[:\[{,(=]\s*"(?=((?:[^"\\]|\\.){40,})"\s*[,\]}:)])',
+        r"[:\[{,(=]\s*'(?=((?:[^'\\]|\\.|(?<=\w)'(?=\w)){40,})'\s*[,\]}:)])",
         r"[>\]}|`](?=([^<>\[\]{}|`]{40,})[<\[{|`])",
         r"(?:^|\n|\\n)[ \t]*(?:\d+[.)]|[-*•])[ \t]+(?=([^\n]{40,}?)(?:\n|\\n|$))",
     )

@@ -121,7 +121,7 @@ def test_an_answer_within_another_prompt_is_an_output() -> None:
         '{{"title": "An article", "steps": ["{}", "{}", "{}"]}}',
         "The plan:\n1. {}\n2. {}\n3. {}\nThat is all.",
         "<note>{}</note><note>{}</note><note>{}</note>",
-        "He asked first: “{}”, then “{}”, and at last “{}”.",
+        "run(first='{}', then='{}', last='{}')",
     ],
 )
 def test_one_part_of_an_answer_is_an_output(answer: str) -> None:
