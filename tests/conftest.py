@@ -112,8 +112,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than cores: for a third of its time one waits for processes and timers."""
-    return (os.cpu_count() or 1) + 2
+    """One worker more than cores: for a quarter of its time one waits for processes and timers."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_unconfigure() -> None:

@@ -35,8 +35,7 @@ def model(request: pytest.FixtureRequest, demo: GatewayProcess) -> Callable[...,
             base_url=demo.base_url,
             api_key=demo.api_key,
             temperature=0,
-            max_tokens=6,
-            **options,
+            **{"max_tokens": 6, **options},
         )
 
     return make
@@ -116,10 +115,11 @@ def _map(llm: Any) -> Any:
 
 @HOW
 def test_map_reduce_by_map(demo: GatewayProcess, model: Callable[..., Any], how: str) -> None:
-    config, llm = _thread(), model(defer=True)
+    # What a call is for is deduced from what waits while it runs: long enough for the reader.
+    config, llm = _thread(), model(defer=True, max_tokens=32)
     text = _run(_map(llm).map() | _reduce(llm), DOCUMENTS, config, how)
     _assert_map_reduce(_graph(demo, config), len(DOCUMENTS))
-    ordinary = _map(model()).map() | _reduce(model())
+    ordinary = _map(model(max_tokens=32)).map() | _reduce(model(max_tokens=32))
     assert text == _run(ordinary, DOCUMENTS, _thread(), how)
 
 
