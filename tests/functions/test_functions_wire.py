@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -326,7 +327,9 @@ def test_pauses_between_tries_grow_to_a_bound(
         await wait(0)
 
     monkeypatch.setattr(_client.random, "uniform", lambda low, high: high)
-    monkeypatch.setattr(_client.asyncio, "sleep", sleep)
+    # The client's alone: servers of other tests may sleep in this process as well.
+    own = SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+    monkeypatch.setattr(_client, "asyncio", own)
     server.special = lambda sent: error(503, "shutting_down")
     with Session(client=server.client(max_retries=7)), pytest.raises(OverloadedError):
         review("x").get()
