@@ -180,9 +180,9 @@ async def run_rounds(
     return await alternate(list(ways), len(workloads), run, progress, title, ends_by=ends_by)
 
 
-def salt_of(app: str, seed: int, number: int) -> str:
-    """Of a round; all salts have one length."""
-    draw = random.Random(f"{app} {seed} {number}")  # noqa: S311 - a workload, not a secret
+def salt_of(app: str, load: float, seed: int, number: int) -> str:
+    """Of a round at a load; all salts have one length."""
+    draw = random.Random(f"{app} {load:g} {seed} {number}")  # noqa: S311 - a workload, not a secret
     return f"Copy {draw.randrange(10**12):012d}."
 
 

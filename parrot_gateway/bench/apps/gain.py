@@ -175,7 +175,7 @@ async def _compare(
     size = plan.size(app)
     # The first is not timed.
     workloads = [
-        at_load(recipe.build(size, salt_of(app, seed, number)), load)
+        at_load(recipe.build(size, salt_of(app, load, seed, number)), load)
         for number in range(rounds + 1)
     ]
     distinct, longest = distinct_tokens(workloads[0], size.characters_per_token)

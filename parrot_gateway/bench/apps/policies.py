@@ -219,7 +219,7 @@ async def _compare(
     seeds = [*plan.seeds] * plan.plan.rounds
 
     def workload(seed: int, number: int) -> Workload:
-        salt = salt_of(app, seed, number)
+        salt = salt_of(app, load, seed, number)
         built = RECIPES[app].build(replace(size, seed=seed), salt)
         return at_load(salted(built, salt), load)
 

@@ -42,6 +42,14 @@ def test_a_salt_comes_before_all_else(app: str) -> None:
         assert replace(call, prompt=(), history=()) == replace(before, prompt=(), history=())
 
 
+def test_no_two_rounds_have_the_same_salt() -> None:
+    """Whatever their load: caches still hold what the load before has filled."""
+    of = [(load, seed, number) for load in (1, 2.5) for seed in (0, 1) for number in (0, 1)]
+    salts = [arms.salt_of("agents", *each) for each in of]
+    assert len(set(salts)) == len(of)
+    assert {len(salt) for salt in salts} == {len(SALT)}
+
+
 @pytest.mark.parametrize("app", ["gpts", "mixed", "agents", "map-reduce"])
 def test_a_seed_draws_lengths_or_arrivals(app: str) -> None:
     def shape(workload: Workload) -> list[object]:
