@@ -178,8 +178,6 @@ class BuiltinSettings:
             raise SettingsError(
                 "max_lora_rank", f"must be from 1 to {MAX_LORA_RANK}, not {self.max_lora_rank}"
             )
-        if self.max_loras and self.tensor_parallel > 1:
-            raise SettingsError("max_loras", "there are no adapters with tensor_parallel yet")
 
     def _check_host_tier(self) -> None:
         for name in ("host_memory_gb", "host_blocks"):

@@ -43,15 +43,17 @@ class Story(NamedTuple):
     name: str
     settings: dict[str, Any]
     kind: str = "conversation"
+    #: Folders of adapters that are loaded while it runs.
+    adapters: Sequence[str] = ()
 
 
 # In the started process
 
 
-def conversation(engine: BuiltinEngine) -> dict[str, Any]:
-    """A prompt, a prefix of it, a fork; greedy, drawn, with a penalty."""
+def conversation(engine: BuiltinEngine, adapters: Sequence[str]) -> dict[str, Any]:
+    """A prompt, a prefix of it, a fork; greedy, drawn, with a penalty; then with adapters."""
     from harness.engine_checks import greedy, run_until_idle, tokens_of
-    from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams
+    from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, SamplingParams
 
     drawn = SamplingParams(20, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
     events = run_until_idle(
@@ -63,20 +65,35 @@ def conversation(engine: BuiltinEngine) -> dict[str, Any]:
         Fill(3, [9, 8, 7, 6] * 5, parent_context_id=1),
         Generate(3, greedy(30, repetition_penalty=1.3)),
     )
+    ids = []
+    for folder in adapters:
+        read = engine.read_adapter(folder, folder)
+        engine.add_adapter(read)
+        ids.append(read.adapter.id)
+    numbers = range(4, 4 + len(ids))
+    events += run_until_idle(
+        engine,
+        *(FreeContext(context_id) for context_id in (1, 2, 3)),
+        *(Fill(number, PROMPT, adapter=name) for number, name in zip(numbers, ids, strict=True)),
+        *(Generate(number, greedy(20)) for number in numbers),
+    )
     for event in events:
         assert not isinstance(event, Failed), event.message
-    return {"said": [tokens_of(events, context_id) for context_id in (1, 2, 3)]}
+    return {
+        "said": [tokens_of(events, context_id) for context_id in (1, 2, 3)],
+        "adapted": [tokens_of(events, number) for number in numbers],
+    }
 
 
-def loss(engine: BuiltinEngine) -> dict[str, Any]:
+def loss(engine: BuiltinEngine, adapters: Sequence[str]) -> dict[str, Any]:
     """The same, and then rank 1 is killed in the middle of a generation."""
     from harness.engine_checks import greedy
     from parrot_engine.distributed.leader import LeaderRunner
     from parrot_engine.exceptions import ShardError
     from parrot_engine.protocol import Fill, Generate
 
-    told = conversation(engine)
-    engine.submit([Fill(4, PROMPT[:60]), Generate(4, greedy(400))])
+    told = conversation(engine, adapters)
+    engine.submit([Fill(40, PROMPT[:60]), Generate(40, greedy(400))])
     for _ in range(20):
         engine.step()
     runner = _runner(engine)
@@ -93,7 +110,7 @@ def loss(engine: BuiltinEngine) -> dict[str, Any]:
     return {**told, "problem": f"not noticed within {LOSS_DEADLINE_S:g} s"}
 
 
-_KINDS: dict[str, Callable[[BuiltinEngine], dict[str, Any]]] = {
+_KINDS: dict[str, Callable[[BuiltinEngine, Sequence[str]], dict[str, Any]]] = {
     "conversation": conversation,
     "loss": loss,
 }
@@ -132,7 +149,7 @@ def tell(story: Story, folder: Path, device: str) -> dict[str, Any]:
     engine = BuiltinEngine.load(folder, settings, model="m")
     loaded = time.perf_counter()
     try:
-        told = {**_KINDS[story.kind](engine), **_looked_at(engine)}
+        told = {**_KINDS[story.kind](engine, story.adapters), **_looked_at(engine)}
         asked = time.perf_counter()
         if story.kind == "loss":
             # Taking leave of a rank that is lost is no part of the story.

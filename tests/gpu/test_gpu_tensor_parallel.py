@@ -19,6 +19,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
 from checkpoints import CONFIGS, make_checkpoint
+from harness.lora_folders import make_adapter
 from ranks import Process, Story, started
 
 pytestmark = pytest.mark.gpu
@@ -29,22 +30,24 @@ SIZES = [size for size in (2, 4) if size <= torch.cuda.device_count()]
 Processes: TypeAlias = Callable[[str, int], Process]
 
 
-def stories(name: str, size: int) -> list[Story]:
+def stories(name: str, size: int, adapters: list[str]) -> list[Story]:
     """What is told in one process, in this order.
 
     A process can exchange peer memory once: the first engine of each does.
     """
-    ranks: dict[str, Any] = {"tensor_parallel": size}
+    ranks: dict[str, Any] = {"tensor_parallel": size, "max_loras": 2}
     off = {**ranks, "cuda_graphs": "off"}
     lazy = {**ranks, "cuda_graphs": "lazy"}
     sized = {**off, "num_blocks": None, "gpu_memory_utilization": 0.1}
     if name == "graphs":
-        return [Story("peer memory, graphs", lazy, "loss" if size == 2 else "conversation")]
+        kind = "loss" if size == 2 else "conversation"
+        return [Story("peer memory, graphs", lazy, kind, adapters)]
+    alone = {"cuda_graphs": "lazy", "max_loras": 2}
     return [
-        *([Story("alone", {"cuda_graphs": "lazy"})] if size == 2 else []),
-        Story("peer memory, kernel by kernel", off),
+        *([Story("alone", alone, adapters=adapters)] if size == 2 else []),
+        Story("peer memory, kernel by kernel", off, adapters=adapters),
         Story("a second engine", lazy),
-        Story("NCCL, kernel by kernel", {**off, "peer_memory": False}),
+        Story("NCCL, kernel by kernel", {**off, "peer_memory": False}, adapters=adapters),
         Story("a cache sized from memory", sized),
     ]
 
@@ -77,12 +80,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def processes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """All processes of this module; none outlives it."""
     logs = tmp_path_factory.mktemp("logs")
+    adapters = [
+        str(make_adapter(logs / f"adapter-{rank}", folder, rank=rank, seed=rank))
+        for rank in (4, 8, 3)
+    ]
     with ExitStack() as stack:
 
         @cache
         def process(name: str, size: int) -> Process:
             log = logs / f"{name}-{size}.log"
-            return stack.enter_context(started(folder, "cuda:0", stories(name, size), log))
+            return stack.enter_context(
+                started(folder, "cuda:0", stories(name, size, adapters), log)
+            )
 
         yield process
 
@@ -101,6 +110,14 @@ def said_alone(processes: Processes) -> list[list[int]]:
     return said
 
 
+def check_adapters(processes: Processes, told: dict[str, Any]) -> None:
+    """Three adapters, of which a step may have two, say what they say on one GPU."""
+    adapted: list[list[int]] = tell(processes, "kernels", 2, "alone")["adapted"]
+    assert [len(tokens) for tokens in adapted] == [20, 20, 20]
+    assert len(set(map(tuple, adapted))) == 3
+    assert told["adapted"] == adapted
+
+
 def peers_reach_each_other(size: int) -> bool:
     return all(torch.cuda.can_device_access_peer(0, other) for other in range(1, size))
 
@@ -109,6 +126,7 @@ def test_kernels_launched_one_by_one(processes: Processes, size: int) -> None:
     expected = said_alone(processes)
     told = tell(processes, "kernels", size, "peer memory, kernel by kernel")
     assert told["said"] == expected
+    check_adapters(processes, told)
     assert told["has_peers"] == peers_reach_each_other(size)
     assert told["graph_steps"] == 0
 
@@ -125,6 +143,7 @@ def test_a_second_engine_of_a_process_does_without_peer_memory(
 def test_nccl_alone(processes: Processes, size: int) -> None:
     told = tell(processes, "kernels", size, "NCCL, kernel by kernel")
     assert told["said"] == said_alone(processes)
+    check_adapters(processes, told)
     assert not told["has_peers"]
     assert told["graph_steps"] == 0
 
@@ -138,6 +157,7 @@ def test_a_cache_sized_from_memory_is_the_same_on_all(processes: Processes, size
 def test_peer_memory_in_graphs(processes: Processes, size: int) -> None:
     told = tell(processes, "graphs", size, "peer memory, graphs")
     assert told["said"] == said_alone(processes)
+    check_adapters(processes, told)
     assert told["has_peers"] == peers_reach_each_other(size)
     assert told["graph_steps"] > 0
 

@@ -19,6 +19,7 @@ from parrot_engine.adapters.peft_config import PeftConfig, read_peft_config
 from parrot_engine.exceptions import AdapterError
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.loader import name_in_text_model
+from parrot_engine.models.sharding import Shard, part_of
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -36,10 +37,21 @@ class Projection(NamedTuple):
     place: int
     in_size: int
     out_size: int
+    #: Of its inputs and outputs those that the model computes, where it is one rank's part.
+    columns: slice
+    rows: slice
+
+
+class Product(NamedTuple):
+    """A product of a model whose projections adapters can change, as far as shapes go."""
+
+    #: Rows of each projection, by its name in a checkpoint.
+    parts: Mapping[str, int]
+    in_size: int
 
 
 class Adapter(NamedTuple):
-    """An adapter in host memory, in a model's dtype."""
+    """An adapter in host memory, in a model's dtype; of a rank's model the rank's part."""
 
     #: Hash of all that is computed from: equal for equal adapters.
     id: str
@@ -52,28 +64,35 @@ class AdapterReader:
     """Reads adapters for one model.
 
     Args:
-        products: by path, the projections of the model's products: names, rows, and columns.
+        products: of the model, by path.
         config: of the model.
         dtype: of the weights.
         max_rank: refuse larger ones.
+        own: the products of the part of the model that is here, and which part that is; None
+            where all of it is.
     """
 
     def __init__(
         self,
-        products: Mapping[str, tuple[Mapping[str, int], int]],
+        products: Mapping[str, Product],
         config: ModelConfig,
         dtype: torch.dtype,
         max_rank: int,
+        own: tuple[Mapping[str, Product], Shard] | None = None,
     ) -> None:
         self._dtype = dtype
         self._max_rank = max_rank
         self._num_projections = {path: len(parts) for path, (parts, _) in products.items()}
+        held, shard = own or (products, Shard())
         #: By module name of a checkpoint; one that is fused there is several of ours.
         self._modules: dict[str, list[Projection]] = {}
         for path, (parts, in_size) in products.items():
             parent = path.rpartition(".")[0]
             for index, (name, size) in enumerate(parts.items()):
-                projection = Projection(path, index, in_size, size)
+                rows, columns = part_of(
+                    (size, in_size), (held[path].parts[name], held[path].in_size), shard
+                )
+                projection = Projection(path, index, in_size, size, columns, rows)
                 module = f"{parent}.{name}"
                 for fused in config.fused:
                     if name in dict(fused.parts):
@@ -131,7 +150,10 @@ class AdapterReader:
                 places = weights.setdefault(
                     projection.path, [None] * self._num_projections[projection.path]
                 )
-                places[projection.place] = factors[0], factors[1][begin:end].contiguous()
+                places[projection.place] = (
+                    factors[0][:, projection.columns].contiguous(),
+                    factors[1][begin:end][projection.rows].contiguous(),
+                )
                 begin = end
         return Adapter(digest.hexdigest(), rank, weights)
 

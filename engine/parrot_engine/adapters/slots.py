@@ -8,16 +8,17 @@ behind those launched before.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from parrot_engine.adapters.reader import Adapter, AdapterReader
+from parrot_engine.adapters.reader import Adapter, AdapterReader, Product
 from parrot_engine.exceptions import EngineStateError
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.lora import GroupedTokens, LoraSlots
 from parrot_engine.models.parts import Linear
+from parrot_engine.models.sharding import Shard
 
 
 class AdapterSlots:
@@ -28,10 +29,17 @@ class AdapterSlots:
         count: adapters of one step.
         max_rank: of any adapter.
         device, dtype: of the model.
+        whole: what the model is a part of, and which part; that model needs no memory.
     """
 
     def __init__(
-        self, model: Decoder, count: int, max_rank: int, device: torch.device, dtype: torch.dtype
+        self,
+        model: Decoder,
+        count: int,
+        max_rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        whole: tuple[Decoder, Shard] | None = None,
     ) -> None:
         self.model = model
         self.count = count
@@ -39,12 +47,16 @@ class AdapterSlots:
         self._device = device
         #: Of products by path.
         self._slots: dict[str, LoraSlots] = {}
-        products = {}
-        for path, module in model.named_modules():
-            if isinstance(module, Linear) and module is not model.lm_head:
-                self._slots[path] = module.make_lora_slots(count, max_rank, device, dtype)
-                products[path] = module.parts, module.weight.shape[1]
-        self._reader = AdapterReader(products, model.config, dtype, max_rank)
+        for path, module in _products(model):
+            self._slots[path] = module.make_lora_slots(count, max_rank, device, dtype)
+        products = _shapes(model)
+        if whole is None:
+            self._reader = AdapterReader(products, model.config, dtype, max_rank)
+        else:
+            origin, shard = whole
+            self._reader = AdapterReader(
+                _shapes(origin), model.config, dtype, max_rank, (products, shard)
+            )
         self._adapters: dict[str, Adapter] = {}
         #: Slots by adapter, least recently used first.
         self._slot_of: OrderedDict[str, int] = OrderedDict()
@@ -61,11 +73,12 @@ class AdapterSlots:
         if self._device.type != "cuda":
             return adapter
         # Only from pinned memory does a copy go beside what the host does.
-        weights = {
-            path: [None if pair is None else (pair[0].pin_memory(), pair[1].pin_memory())
-                   for pair in pairs]
-            for path, pairs in adapter.weights.items()
-        }  # fmt: skip
+        with torch.cuda.device(self._device):
+            weights = {
+                path: [None if pair is None else (pair[0].pin_memory(), pair[1].pin_memory())
+                       for pair in pairs]
+                for path, pairs in adapter.weights.items()
+            }  # fmt: skip
         return adapter._replace(weights=weights)
 
     def add(self, adapter: Adapter) -> None:
@@ -106,3 +119,16 @@ class AdapterSlots:
             slots.write(slot, adapter.weights.get(path) or [None] * len(slots.sizes))
         self._slot_of[adapter.id] = slot
         self.num_writes += 1
+
+
+def _products(model: Decoder) -> Iterator[tuple[str, Linear]]:
+    """The products that adapters can change, by path."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear) and module is not model.lm_head:
+            yield path, module
+
+
+def _shapes(model: Decoder) -> dict[str, Product]:
+    return {
+        path: Product(module.parts, module.weight.shape[1]) for path, module in _products(model)
+    }

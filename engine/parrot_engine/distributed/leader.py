@@ -18,6 +18,8 @@ import torch
 
 from parrot_engine.batch import Launch, StepBatch
 from parrot_engine.distributed.collective import TorchCollective
+from parrot_engine.distributed.rank_adapters import LeaderAdapters
+from parrot_engine.distributed.step_message import StepMessage
 from parrot_engine.distributed.worker_group import LOAD_TIMEOUT_S, START_TIMEOUT_S, WorkerGroup
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.models.loader import read_model_config, resolve_device
@@ -72,6 +74,8 @@ class LeaderRunner(ModelRunner):
         """As `ModelRunner`; the workers of `group` have runners with the same settings."""
         super().__init__(*model, **options)
         self.group: RankGroup | None = group
+        if self.adapters is not None:
+            self.adapters = LeaderAdapters(self.adapters, group.workers)
 
     def launch(self, batch: StepBatch) -> Launch:
         """See `ModelRunner.launch`.
@@ -111,7 +115,7 @@ class LeaderRunner(ModelRunner):
         if self.group is None:
             return super()._forward(batch)
         with self.group.workers.together():
-            self.group.workers.send(batch, len(self._sampled))
+            self.group.workers.send(StepMessage(batch, len(self._sampled)))
             return super()._forward(batch)
 
 

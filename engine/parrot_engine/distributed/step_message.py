@@ -1,7 +1,7 @@
-"""A step as bytes: what the leader of a tensor-parallel engine sends its workers.
+"""Steps as bytes, and changes of adapters between them: what workers get from rank 0.
 
-A header of fixed size and 32-bit integers, in the machine's byte order: the ranks are processes
-of one host. What concerns tokens once they are sampled is not in it.
+A header of fixed size, 32-bit integers and names of adapters, in the machine's byte order: the
+ranks are processes of one host. What concerns tokens once they are sampled is not in it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import numpy as np
 from parrot_engine.batch import BatchRow, BatchRows, BlockCopy, LogitsNeed, StepBatch
 from parrot_engine.exceptions import ShardError
 
-_MAGIC: Final = b"PGS1"
-#: Magic, then the numbers of copies, rows, tokens and block ids, and of rows of the step before.
-_HEADER: Final = struct.Struct("=4s5I")
-#: By row: tokens, first position, length of the block table, pending row or -1, logits.
-_ROW_INTS: Final = 5
+_STEP: Final = b"PGS2"
+_CHANGE: Final = b"PGA1"
+#: Magic, then the numbers of copies, rows, tokens and block ids, of rows of the step before, and of
+#: bytes of adapters' ids. Of a change: the number to add, and the bytes of the id to remove.
+_HEADER: Final = struct.Struct("=4s6I")
+#: By row: tokens, first position, length of the block table, pending row or -1, logits, and the
+#: place of its adapter among the ids or -1.
+_ROW_INTS: Final = 6
 _NEEDS: Final[tuple[LogitsNeed, ...]] = ("none", "last", "all")
-#: No step comes near this; a larger header is not ours.
+#: No step comes near these; a larger header is not ours.
 _MAX_INTS: Final = 1 << 28
+_MAX_ID_BYTES: Final = 1 << 20
 
 
 class StepMessage(NamedTuple):
@@ -34,42 +38,57 @@ class StepMessage(NamedTuple):
     num_sampled: int
 
 
-def encode(message: StepMessage) -> bytes:
+class AdapterChange(NamedTuple):
+    """What becomes of the ranks' adapters between two steps."""
+
+    #: The number under which one was read that steps name from now on; 0: none.
+    add: int = 0
+    #: Id of one that no step names any more.
+    remove: str = ""
+
+
+def encode(message: StepMessage | AdapterChange) -> bytes:
+    if isinstance(message, AdapterChange):
+        removed = message.remove.encode()
+        return _HEADER.pack(_CHANGE, message.add, 0, 0, 0, 0, len(removed)) + removed
     batch = message.batch
     rows = BatchRows.of(batch.rows)
+    places = {adapter: place for place, adapter in enumerate(sorted({*batch.adapters} - {""}))}
     columns = (
         map(len, rows.token_ids),
         rows.starts,
         map(len, rows.block_tables),
         (-1 if pending is None else pending for pending in rows.pending),
         map(_NEEDS.index, rows.logits),
+        (places.get(adapter, -1) for adapter in batch.adapters or [""] * len(rows)),
     )
+    ids = "\n".join(places).encode()
     table = np.array(list(zip(*columns, strict=True)), dtype=np.int32)
     tokens = np.array(list(chain.from_iterable(rows.token_ids)), dtype=np.int32)
     block_ids = np.zeros(0, dtype=np.int32)
     if rows:
         block_ids = np.concatenate(rows.block_tables, dtype=np.int32, casting="unsafe")
     copies = np.array(batch.copies, dtype=np.int32).reshape(-1, 2)
-    header = _HEADER.pack(
-        _MAGIC, len(copies), len(rows), len(tokens), len(block_ids), message.num_sampled
-    )
+    counts = len(copies), len(rows), len(tokens), len(block_ids), message.num_sampled, len(ids)
     parts = (copies, table, tokens, block_ids)
-    return b"".join([header, *(part.tobytes() for part in parts)])
+    return b"".join([_HEADER.pack(_STEP, *counts), *(part.tobytes() for part in parts), ids])
 
 
-def decode(read: Callable[[int], bytes]) -> StepMessage:
+def decode(read: Callable[[int], bytes]) -> StepMessage | AdapterChange:
     """The next message; `read` gives exactly so many bytes.
 
     Raises:
         ShardError: what is read is no message.
     """
-    magic, num_copies, num_rows, num_tokens, num_blocks, num_sampled = _HEADER.unpack(
-        read(_HEADER.size)
-    )
+    magic, *counts, num_bytes = _HEADER.unpack(read(_HEADER.size))
+    num_copies, num_rows, num_tokens, num_blocks, num_sampled = counts
     sizes = (2 * num_copies, _ROW_INTS * num_rows, num_tokens, num_blocks)
-    if magic != _MAGIC or sum(sizes) > _MAX_INTS:
+    if magic not in (_STEP, _CHANGE) or sum(sizes) > _MAX_INTS or num_bytes > _MAX_ID_BYTES:
         raise ShardError("what came from rank 0 is no step")
+    if magic == _CHANGE:
+        return AdapterChange(num_copies, read(num_bytes).decode())
     ints = np.frombuffer(read(4 * sum(sizes)), dtype=np.int32)
+    ids = [*read(num_bytes).decode().split("\n"), ""] if num_bytes else []
     copies, table, tokens, block_ids = np.split(ints, np.cumsum(sizes)[:-1])
     table = table.reshape(-1, _ROW_INTS)
     if table[:, 0].sum() != num_tokens or table[:, 2].sum() != num_blocks:
@@ -77,7 +96,7 @@ def decode(read: Callable[[int], bytes]) -> StepMessage:
     token_list = tokens.tolist()
     rows = []
     token = block = 0
-    for count, start, length, pending, need in table.tolist():
+    for count, start, length, pending, need, _ in table.tolist():
         rows.append(
             BatchRow(
                 token_list[token : token + count],
@@ -89,4 +108,9 @@ def decode(read: Callable[[int], bytes]) -> StepMessage:
         )
         token, block = token + count, block + length
     pairs = copies.reshape(-1, 2).tolist()
-    return StepMessage(StepBatch(rows, [BlockCopy(*pair) for pair in pairs]), num_sampled)
+    batch = StepBatch(
+        rows,
+        [BlockCopy(*pair) for pair in pairs],
+        adapters=[ids[place] for place in table[:, 5].tolist()] if ids else (),
+    )
+    return StepMessage(batch, num_sampled)

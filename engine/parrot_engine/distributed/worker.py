@@ -1,8 +1,8 @@
 """The process of one rank other than 0 of a tensor-parallel engine.
 
 Started by `parrot_engine.distributed.worker_group`. Loads its part of the model, then computes the
-steps that rank 0 sends, in their order, until the socket or its standard input ends. Samples
-nothing and decides nothing.
+steps that rank 0 sends, in their order, until the socket or its standard input ends. Commands to
+read adapters come by standard input. Samples nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from parrot_engine.distributed.step_message import decode
+from parrot_engine.distributed.step_message import AdapterChange, decode
 from parrot_engine.runner.torch_import import import_torch
 from parrot_engine.settings import BuiltinSettings
+
+if TYPE_CHECKING:
+    from parrot_engine.distributed.rank_adapters import WorkerAdapters
 
 _log = logging.getLogger(__name__)
 
 _EXIT_FAILED = 70
+#: Characters of a report: it is written at once.
+_MAX_PROBLEM = 500
 
 
 def main() -> None:
@@ -35,13 +41,14 @@ def main() -> None:
     start = json.loads(sys.stdin.buffer.readline() or b"null")
     if start is None:
         return
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(commands,), name="parent-watch", daemon=True).start()
     logging.basicConfig(
         level="INFO", format=f"%(levelname)s rank {start['rank']}: %(message)s", stream=sys.stderr
     )
     code = 0
     try:
-        _follow(start, steps, reports)
+        _follow(start, steps, commands, reports)
     except EOFError:
         _log.debug("rank 0 is gone")
     except Exception as error:
@@ -54,11 +61,17 @@ def main() -> None:
     os._exit(code)
 
 
-def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
+def _follow(
+    start: dict[str, Any],
+    steps: socket.socket,
+    commands: queue.SimpleQueue[dict[str, Any]],
+    reports: int,
+) -> None:
     import_torch()
     import torch
 
     from parrot_engine.distributed.collective import TorchCollective
+    from parrot_engine.distributed.rank_adapters import WorkerAdapters
     from parrot_engine.models.sharding import Shard
     from parrot_engine.runner.loader import load_runner
 
@@ -70,6 +83,10 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
     shard = Shard(start["rank"], start["size"])
     collective = TorchCollective(shard, Path(start["store"]), device)
     runner = load_runner(Path(start["folder"]), settings, collective=collective)
+    adapters = WorkerAdapters(runner.adapters)
+    threading.Thread(
+        target=_read_adapters, args=(commands, adapters, reports), name="adapters", daemon=True
+    ).start()
     _report(reports, status="ready")
     with steps.makefile("rb") as stream:
 
@@ -82,7 +99,10 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
         try:
             while True:
                 message = decode(read)
-                runner.follow(message.batch, message.num_sampled)
+                if isinstance(message, AdapterChange):
+                    adapters.apply(message)
+                else:
+                    runner.follow(message.batch, message.num_sampled)
         except EOFError:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -90,14 +110,28 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
     collective.leave()
 
 
-def _report(reports: int, **what: str) -> None:
+def _read_adapters(
+    commands: queue.SimpleQueue[dict[str, Any]], adapters: WorkerAdapters, reports: int
+) -> None:
+    """Read adapters as rank 0 asks for them, beside the steps."""
+    while True:
+        command = commands.get()
+        number = command["number"]
+        if command["folder"] is None:
+            adapters.forget(number)
+            continue
+        problem = adapters.read(number, command["folder"], command["id"])
+        _report(reports, read=number, problem=problem[:_MAX_PROBLEM])
+
+
+def _report(reports: int, **what: str | int) -> None:
     os.write(reports, json.dumps(what).encode() + b"\n")
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, which is that of rank 0, and follow at once."""
-    while os.read(0, 4096):
-        pass
+def _listen(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Take commands from standard input, whose end is that of rank 0: follow at once."""
+    for line in sys.stdin.buffer:
+        commands.put(json.loads(line))
     os._exit(0)
 
 

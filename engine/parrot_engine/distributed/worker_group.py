@@ -1,9 +1,9 @@
 """The worker processes of a tensor-parallel engine: start, steps, status, loss.
 
-Each is started here, with three pipes: its standard input, which ends when this process does and
-takes it along; a socket by which it gets steps; and a pipe on which it reports its status. A thread
-for each reads that. Once one is lost, whatever the engine is asked raises `ShardError`: what the
-others compute is a part of a sum that nobody completes.
+Each is started here, with three pipes: its standard input for commands, which ends when this
+process does and takes it along; a socket by which it gets steps; and a pipe on which it reports its
+status. A thread for each reads that. Once one is lost, whatever the engine is asked raises
+`ShardError`: what the others compute is a part of a sum that nobody completes.
 
 Work on a GPU that waits for a lost rank never ends. Outcomes are therefore not waited for in the
 CUDA driver but polled (`WatchedLaunch`); where this process is stuck in the driver all the same, it
@@ -28,9 +28,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Final
 
-from parrot_engine.batch import Launch, RowOutcome, StepBatch
-from parrot_engine.distributed.step_message import StepMessage, encode
-from parrot_engine.exceptions import ShardError
+from parrot_engine.batch import Launch, RowOutcome
+from parrot_engine.distributed.step_message import AdapterChange, StepMessage, encode
+from parrot_engine.exceptions import AdapterError, ShardError
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 #: How long workers may take to start, and to load the model once rank 0 has.
 START_TIMEOUT_S: Final = 120.0
 LOAD_TIMEOUT_S: Final = 600.0
+#: How long workers may take to read an adapter.
+ADAPTER_TIMEOUT_S: Final = 300.0
 #: How long a step may take, kernels that are compiled in it included.
 STEP_TIMEOUT_S: Final = 300.0
 #: How long workers may take to read a step, to leave, and to report why they fail.
@@ -57,6 +59,8 @@ class _WorkerProcess:
         #: Its last report: nothing, `here`, `ready`.
         self.status = ""
         self.error = ""
+        #: By the number of an adapter that it read: why that failed, or nothing.
+        self.reads: dict[int, str] = {}
         steps, theirs = socket.socketpair()
         reports, their_reports = os.pipe()
         try:
@@ -84,10 +88,13 @@ class _WorkerProcess:
         self.steps.settimeout(_SEND_TIMEOUT_S)
         self.reports = os.fdopen(reports, encoding="utf-8")
         self.lifeline: IO[bytes] | None = self.process.stdin
+        self.tell({**start, "rank": rank, "device": device})
+
+    def tell(self, command: dict[str, object]) -> None:
+        """Write a line to its standard input; that it is gone shows elsewhere."""
         assert self.lifeline is not None
         with suppress(BrokenPipeError):
-            line = json.dumps({**start, "rank": rank, "device": device})
-            self.lifeline.write(line.encode() + b"\n")
+            self.lifeline.write(json.dumps(command).encode() + b"\n")
             self.lifeline.flush()
 
 
@@ -108,6 +115,8 @@ class WorkerGroup:
         self._busy = 0
         self._on_loss: Callable[[], None] | None = None
         self._has_gpu = devices[0] != "cpu"
+        #: Adapters that workers were asked to read.
+        self._num_reads = 0
         self._threads: list[threading.Thread] = []
         self._workers: list[_WorkerProcess] = []
         start = {
@@ -189,11 +198,45 @@ class WorkerGroup:
         finally:
             self._count(-1)
 
-    def send(self, batch: StepBatch, num_sampled: int) -> None:
-        """Let the workers compute a step as well, in the order of calls."""
-        message = encode(StepMessage(batch, num_sampled))
-        for worker in self._workers:
-            worker.steps.sendall(message)
+    def send(self, message: StepMessage | AdapterChange) -> None:
+        """Let the workers compute a step as well, or change adapters, in the order of calls.
+
+        Raises:
+            ShardError: a rank is lost.
+        """
+        data = encode(message)
+        with self.together():
+            for worker in self._workers:
+                worker.steps.sendall(data)
+
+    def read_adapter(self, folder: str, adapter_id: str) -> int:
+        """Have all workers read their parts of an adapter; from any thread, beside steps.
+
+        Returns the number under which they keep it for an `AdapterChange`.
+
+        Raises:
+            AdapterError: one of them cannot, or takes too long; none keeps it then.
+            ShardError: a rank is lost.
+        """
+        with self._changed:
+            number = self._num_reads = self._num_reads + 1
+            for worker in self._workers:
+                worker.tell({"number": number, "folder": folder, "id": adapter_id})
+            self._changed.wait_for(
+                lambda: self._problem or all(number in each.reads for each in self._workers),
+                ADAPTER_TIMEOUT_S,
+            )
+            self.check()
+            problems = [
+                f"rank {each.rank}: {problem}"
+                for each in self._workers
+                if (problem := each.reads.pop(number, "it takes too long"))
+            ]
+            if problems:
+                for worker in self._workers:
+                    worker.tell({"number": number, "folder": None})
+                raise AdapterError("; ".join(problems))
+        return number
 
     def watch(self, launch: Launch) -> Launch:
         """The same launch, whose outcome is not waited for longer than the ranks live."""
@@ -242,6 +285,8 @@ class WorkerGroup:
                 with self._changed:
                     worker.status = report.get("status", worker.status)
                     worker.error = report.get("error", worker.error)
+                    if "read" in report:
+                        worker.reads[report["read"]] = report["problem"]
                     self._changed.notify_all()
         try:
             code = worker.process.wait(_LEAVE_TIMEOUT_S)

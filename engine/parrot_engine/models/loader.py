@@ -56,6 +56,16 @@ def read_model_config(path: Path) -> ModelConfig:
     return family_of(raw).read_config(raw)
 
 
+def build_empty(path: Path) -> Decoder:
+    """The model of a checkpoint without memory for its weights, for their shapes.
+
+    Raises: as `read_model_config`.
+    """
+    raw = read_json(path / "config.json")
+    family = family_of(raw)
+    return family.build(family.read_config(raw), TensorSpec(torch.device("meta"), torch.float32))
+
+
 def load_model(
     path: Path,
     device: torch.device,

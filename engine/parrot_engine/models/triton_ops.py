@@ -204,12 +204,10 @@ class TritonOps(Ops):
     def linear_onto(
         self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
     ) -> Residual:
-        if branch is not PLAIN or linear.lora is not None:
+        if branch is PLAIN and self._collective is not None and self._collective.sums_onto(hidden):
+            return Residual(hidden, self.share(x, linear, self._collective), is_share=True)
+        if branch is not PLAIN or linear.lora is not None or self._collective is not None:
             return super().linear_onto(hidden, x, linear, branch)
-        if self._collective is not None:
-            if self._collective.sums_onto(hidden):
-                return Residual(hidden, self.share(x, linear, self._collective), is_share=True)
-            return super().linear_onto(hidden, x, linear)
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)

@@ -14,8 +14,8 @@ from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.decoder import Decoder
-from parrot_engine.models.loader import Progress, load_model, resolve_device
-from parrot_engine.models.sharding import Collective
+from parrot_engine.models.loader import Progress, build_empty, load_model, resolve_device
+from parrot_engine.models.sharding import Collective, Shard
 from parrot_engine.progress import ProgressLines
 from parrot_engine.runner.memory import (
     free_memory_bytes,
@@ -76,7 +76,10 @@ def load_runner(
             "device", f"the weights do not fit into the memory of {device}: {error}"
         ) from error
 
-    adapters = adapter_slots(model, settings, device, spec.dtype)
+    whole = None
+    if collective is not None and settings.max_loras:
+        whole = build_empty(path), collective.shard
+    adapters = adapter_slots(model, settings, device, spec.dtype, whole)
     if collective is not None and settings.peer_memory and kernels == "triton":
         collective.use_peer_memory(model.config.hidden_size, spec.dtype)
     return runner_of(
@@ -190,9 +193,13 @@ def runner_of(
 
 
 def adapter_slots(
-    model: Decoder, settings: BuiltinSettings, device: torch.device, dtype: torch.dtype
+    model: Decoder,
+    settings: BuiltinSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    whole: tuple[Decoder, Shard] | None = None,
 ) -> AdapterSlots | None:
-    """Room for adapters of a model, if settings ask for any.
+    """Room for adapters of a model, or of the part of `whole` that it is, if settings ask for any.
 
     Raises:
         SettingsError: there is no memory for it.
@@ -200,7 +207,8 @@ def adapter_slots(
     if not settings.max_loras:
         return None
     try:
-        return AdapterSlots(model, settings.max_loras, settings.max_lora_rank, device, dtype)
+        rank = settings.max_lora_rank
+        return AdapterSlots(model, settings.max_loras, rank, device, dtype, whole)
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(
             "max_loras",

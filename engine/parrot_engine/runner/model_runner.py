@@ -21,6 +21,7 @@ from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import (
+    AdapterMemory,
     BatchRow,
     BatchRows,
     BlockCopy,
@@ -277,7 +278,8 @@ class ModelRunner(Runner):
         """
         config = model.config
         self._model = model
-        self.adapters: AdapterSlots | None = adapters
+        self._adapter_slots = adapters
+        self.adapters: AdapterMemory | None = adapters
         self._device = device
         self._kernels = kernels
         #: Tokens that the head knows: the width of the logits.
@@ -381,7 +383,7 @@ class ModelRunner(Runner):
             max_rows=max_rows,
             max_context=max_context,
             max_tokens=max_tokens,
-            adapters=self.adapters,
+            adapters=self._adapter_slots,
         )
         return self._graphs
 
@@ -403,9 +405,9 @@ class ModelRunner(Runner):
             return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         tokens = gather_tokens(rows)
         grouped = None
-        if batch.adapters and self.adapters is not None:
+        if batch.adapters and self._adapter_slots is not None:
             counts = list(map(len, BatchRows.of(rows).token_ids))
-            grouped = self.adapters.group(batch.adapters, counts)
+            grouped = self._adapter_slots.group(batch.adapters, counts)
         hidden, logits, largest = self._compute(rows, tokens, grouped)
         if tokens.logit_tokens is None:
             if logits is None:
@@ -451,9 +453,9 @@ class ModelRunner(Runner):
             # The tokens that only the device knows.
             token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
         step = token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan
-        if adapters is None or self.adapters is None:
+        if adapters is None or self._adapter_slots is None:
             return Computed(self._model(*step), None)
-        return Computed(self.adapters.model(*step, adapters.rows()), None)
+        return Computed(self._adapter_slots.model(*step, adapters.rows()), None)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer, as if one after the other."""

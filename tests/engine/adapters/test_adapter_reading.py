@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
-from harness.lora_folders import make_adapter
+from harness.lora_folders import ALL, make_adapter
 from parrot_engine import LLM, SamplingParams
+from parrot_engine.adapters.slots import AdapterSlots
 from parrot_engine.exceptions import AdapterError, GenerationError, SettingsError
 from parrot_engine.llm.session import Session
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.families.registry import family_of
+from parrot_engine.models.parts import Linear, TensorSpec
+from parrot_engine.models.sharding import Shard, part_of, shard_config
 from parrot_engine.protocol import Fill, FreeContext
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -139,10 +145,50 @@ def test_no_room_no_adapters(base: Path, adapter: Path) -> None:
         llm.load_adapter("any", str(adapter))
     with pytest.raises(SettingsError, match="max_loras: 0, but there are"):
         open_llm(base, adapters={"any": str(adapter)}, max_loras=0)
-    with pytest.raises(SettingsError, match="tensor_parallel"):
-        open_llm(base, max_loras=1, tensor_parallel=2)
     with pytest.raises(SettingsError, match="huggingface engine takes none"):
         LLM(str(base), kind="huggingface", adapters={"any": str(adapter)})
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_parts_of_an_adapter_are_those_of_its_products(
+    name: str, size: int, tmp_path: Path
+) -> None:
+    """Over tensor-parallel ranks A is divided by the columns of a product, B by its rows."""
+    base = make_checkpoint(tmp_path / "base", CONFIGS[name])
+    fused = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    folder = make_adapter(tmp_path / "adapter", base, targets=fused if name == "phi3" else ALL)
+    raw = json.loads((base / "config.json").read_text())
+    family, spec = family_of(raw), TensorSpec(torch.device("cpu"), torch.float32)
+    config = family.read_config(raw)
+
+    def slots(config: ModelConfig, whole: tuple[Decoder, Shard] | None = None) -> AdapterSlots:
+        return AdapterSlots(family.build(config, spec), 1, 16, spec.device, spec.dtype, whole=whole)
+
+    alone = slots(config)
+    expected = alone.read(folder)
+    for rank in range(size):
+        shard = Shard(rank, size)
+        part = slots(shard_config(config, shard), (alone.model, shard))
+        own = part.read(folder)
+        assert own.id == expected.id
+        for path, pairs in own.weights.items():
+            product = part.model.get_submodule(path)
+            assert isinstance(product, Linear)
+            for got, whole, rows in zip(
+                pairs, expected.weights[path], product.parts.values(), strict=True
+            ):
+                assert got is not None
+                assert whole is not None
+                (a, b), (whole_a, whole_b) = got, whole
+                assert a.shape[1] == product.weight.shape[1]
+                assert len(b) == rows
+                columns, share = (
+                    part_of(of_whole.shape, of_part.shape, shard)
+                    for of_whole, of_part in ((whole_a, a), (whole_b, b))
+                )
+                assert torch.equal(a, whole_a[columns])
+                assert torch.equal(b, whole_b[share])
 
 
 def test_ranks_up_to_256_are_given_room(base: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
+from harness.lora_folders import ALL, make_adapter
 from harness.processes import is_alive
 from parrot_engine.batch import RowOutcome
 from parrot_engine.distributed import leader as leader_module
@@ -23,7 +25,7 @@ from parrot_engine.distributed.leader import LeaderRunner, RankGroup
 from parrot_engine.distributed.worker_group import wait_for
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.driver import EngineDriver
-from parrot_engine.exceptions import CheckpointError, SettingsError, ShardError
+from parrot_engine.exceptions import AdapterError, CheckpointError, SettingsError, ShardError
 from parrot_engine.protocol import Event, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
@@ -84,6 +86,51 @@ def conversation(engine: BuiltinEngine) -> list[list[int]]:
     return said
 
 
+def served(engine: BuiltinEngine, name: str, folder: Path) -> str:
+    """Serve an adapter, as is done while steps go on; its id."""
+    read = engine.read_adapter(name, str(folder))
+    engine.add_adapter(read)
+    return read.adapter.id
+
+
+def with_adapters(engine: BuiltinEngine, folders: Sequence[Path]) -> list[list[int]]:
+    """More adapters than a step may have beside the base, forks, and one that comes back."""
+    ids = [served(engine, folder.name, folder) for folder in folders]
+    events = run_until_idle(
+        engine,
+        *(Fill(10 + number, PROMPT, adapter=name) for number, name in enumerate(["", *ids])),
+        *(Generate(10 + number, greedy(8)) for number in range(1 + len(ids))),
+        Fill(20, [5, 6, 7], parent_context_id=12),
+        Generate(20, greedy(5)),
+    )
+    engine.remove_adapter(folders[0].name)
+    events += run_until_idle(engine, Fill(21, [8], parent_context_id=11), Generate(21, greedy(4)))
+    events += run_until_idle(engine, FreeContext(11), FreeContext(21), Fill(22, [9, 9]))
+    again = served(engine, "again", folders[0])
+    assert again == ids[0]
+    events += run_until_idle(engine, Fill(23, PROMPT, adapter=again), Generate(23, greedy(8)))
+    said = {number: tokens_of(events, number) for number in (10, 11, 12, 13, 20, 21, 23)}
+    assert said[23] == said[11]
+    assert len({tuple(said[number]) for number in range(10, 14)}) == 4
+    return list(said.values())
+
+
+@pytest.fixture(scope="module")
+def adapters(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Three adapters of a checkpoint."""
+    path = tmp_path_factory.mktemp("adapters")
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+    def make(name: str) -> list[Path]:
+        targets = attention if name == "qwen3-moe" else ALL
+        return [
+            make_adapter(path / name / str(rank), folders[name], targets=targets, rank=rank)
+            for rank in (4, 8, 3)
+        ]
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints: with KV heads that are divided, and with one that both ranks hold."""
@@ -99,14 +146,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head", "qwen3-moe"]
 )
-def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> None:
-    alone = open_engine(folders[name])
-    expected = conversation(alone)
+def test_two_ranks_say_what_one_says(
+    folders: dict[str, Path], name: str, adapters: Callable[[str], list[Path]]
+) -> None:
+    paths = adapters(name)
+    alone = open_engine(folders[name], max_loras=2)
+    expected = conversation(alone), with_adapters(alone, paths)
     kv_bytes = runner_of(alone).kv_bytes_per_block
-    engine = open_engine(folders[name], tensor_parallel=2)
+    engine = open_engine(folders[name], tensor_parallel=2, max_loras=2)
     try:
         pids = pids_of(engine)
-        assert conversation(engine) == expected
+        assert (conversation(engine), with_adapters(engine, paths)) == expected
         assert engine.info.num_blocks == 64
         # One KV head cannot be divided: both have it.
         of_rank = kv_bytes if name == "qwen3-one-kv-head" else kv_bytes // 2
@@ -115,6 +165,17 @@ def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> Non
         engine.close()
     assert len(pids) == 1
     assert not any(map(is_alive, pids))
+
+
+def refuses_adapters(engine: BuiltinEngine, good: Path) -> None:
+    """What one rank cannot read, none serves."""
+    workers, nothing = group_of(engine).workers, str(good / "nothing")
+    with pytest.raises(AdapterError, match=r"bad: .*nothing is no folder"):
+        engine.read_adapter("bad", nothing)
+    with pytest.raises(AdapterError, match=r"^rank 1: .*nothing is no folder"):
+        workers.read_adapter(nothing, "id")
+    with pytest.raises(AdapterError, match="rank 1: its files changed while they were read"):
+        workers.read_adapter(str(good), "id of other weights")
 
 
 def test_dummy_weights_are_the_same_for_any_number_of_ranks(folders: dict[str, Path]) -> None:
@@ -128,9 +189,11 @@ def test_dummy_weights_are_the_same_for_any_number_of_ranks(folders: dict[str, P
     assert said[0] == said[1]
 
 
-def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
-    engine = open_engine(folders["llama"], tensor_parallel=2)
+def test_a_lost_rank_ends_the_engine(folders: dict[str, Path], tmp_path: Path) -> None:
+    engine = open_engine(folders["llama"], tensor_parallel=2, max_loras=1)
+    adapter = make_adapter(tmp_path / "adapter", folders["llama"])
     try:
+        refuses_adapters(engine, adapter)
         engine.submit([Fill(1, PROMPT), Generate(1, greedy(100))])
         while not any(isinstance(event, Generated) for event in engine.step().events):
             pass
@@ -141,6 +204,8 @@ def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
             run_until_idle(engine)
         with pytest.raises(ShardError, match="SIGKILL"):
             engine.step()
+        with pytest.raises(AdapterError, match="rank 1 of the engine was lost"):
+            engine.read_adapter("late", str(adapter))
     finally:
         engine.close()
     assert not is_alive(pid)

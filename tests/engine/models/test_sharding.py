@@ -14,7 +14,7 @@ from checkpoints import CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.batch import BatchRow, BlockCopy, StepBatch
-from parrot_engine.distributed.step_message import StepMessage, decode, encode
+from parrot_engine.distributed.step_message import AdapterChange, StepMessage, decode, encode
 from parrot_engine.exceptions import SettingsError, ShardError
 from parrot_engine.models.decoder import Decoder, gather_logits
 from parrot_engine.models.families.registry import family_of
@@ -31,26 +31,35 @@ rows = st.builds(
     st.sampled_from(["none", "last", "all"]),
     st.none() | st.integers(0, 1000),
 )
-messages = st.builds(
-    StepMessage,
-    st.builds(
-        StepBatch,
-        st.lists(rows, max_size=5),
-        st.lists(st.builds(BlockCopy, ints, ints), max_size=4),
-    ),
-    st.integers(0, 1000),
-)
+ids = st.text("0123456789abcdef", min_size=1, max_size=9)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> StepMessage:
+    some = draw(st.lists(rows, max_size=5))
+    copies = draw(st.lists(st.builds(BlockCopy, ints, ints), max_size=4))
+    each = st.lists(st.just("") | ids, min_size=len(some), max_size=len(some))
+    adapters = draw(st.just([]) | each)
+    return StepMessage(StepBatch(some, copies, adapters=adapters), draw(st.integers(0, 1000)))
+
+
+changes = st.builds(AdapterChange, st.integers(0, 1000), st.just("") | ids)
 
 
 def reading(data: bytes) -> Callable[[int], bytes]:
     return io.BytesIO(data).read
 
 
-@given(st.lists(messages, max_size=3))
-def test_steps_arrive_as_they_were_sent(sent: list[StepMessage]) -> None:
+@given(st.lists(messages() | changes, max_size=3))
+def test_steps_arrive_as_they_were_sent(sent: list[StepMessage | AdapterChange]) -> None:
     read = reading(b"".join(map(encode, sent)))
     for message in sent:
         got = decode(read)
+        if isinstance(message, AdapterChange) or isinstance(got, AdapterChange):
+            assert got == message
+            continue
+        adapters = message.batch.adapters
+        assert list(got.batch.adapters) == (list(adapters) if any(adapters) else [])
         assert got.num_sampled == message.num_sampled
         assert got.batch.copies == message.batch.copies
         # What was drafted concerns tokens once they are sampled: other ranks need not know.
@@ -63,7 +72,9 @@ def test_steps_arrive_as_they_were_sent(sent: list[StepMessage]) -> None:
 def test_block_tables_may_be_arrays() -> None:
     table = np.array([3, 1, 2], dtype=np.int32)
     message = StepMessage(StepBatch([BatchRow([5], 40, table, "last", 0)]), 1)
-    (row,) = decode(reading(encode(message))).batch.rows
+    got = decode(reading(encode(message)))
+    assert isinstance(got, StepMessage)
+    (row,) = got.batch.rows
     assert list(row.block_table) == [3, 1, 2]
     assert row.pending == 0
 
