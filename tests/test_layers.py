@@ -174,6 +174,10 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
             "parrot_gateway.cli.main",
             ["torch", "fastapi", "aiohttp", "uvicorn", "pydantic", "yaml", "numpy"],
         ),
+        (
+            "parrot_gateway.cli.main",
+            ["parrot_gateway.bench", "parrot_gateway.semantic", "parrot_simulator"],
+        ),
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),

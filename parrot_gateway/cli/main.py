@@ -1,50 +1,49 @@
 """The command line: `parrot-gateway serve | engine | graph | bench | simulate | doctor`.
 
-Only parses and prints. Imports what a command needs inside it, so that `--help` is quick.
+Only parses and prints. Imports what a command needs inside it.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from parrot_gateway import __version__
-from parrot_gateway.bench.apps.command import apps_command
-from parrot_gateway.bench.linking.command import linking_command
-from parrot_gateway.bench.overhead import overhead_command
-from parrot_gateway.bench.scheduler import scheduler_command
-from parrot_gateway.bench.serving import serving_command
-from parrot_gateway.bench.upstreams import upstreams_command
-from parrot_gateway.cli.explain import explain_command
-from parrot_gateway.cli.graph import graph_command
-from parrot_gateway.cli.models import list_command, load_command, pull_command, unload_command
-from parrot_gateway.cli.simulate import simulate
+from parrot_gateway.cli.commands import PASS_ON, LazyGroup, become
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
     from parrot_gateway.settings.model import ModelSettings
 
+
+class _Commands(LazyGroup):
+    """Those of this file, and the others."""
+
+    targets: ClassVar = {
+        "graph": "parrot_gateway.cli.graph:graph_command",
+        "explain": "parrot_gateway.cli.explain:explain_command",
+        "bench": "parrot_gateway.cli.bench:bench",
+        "models": "parrot_gateway.cli.models:models",
+        "simulate": "parrot_gateway.cli.simulate:simulate",
+    }
+
+
 app = typer.Typer(
     name="parrot-gateway",
+    cls=_Commands,
     help="An OpenAI-compatible gateway that sees the application behind the calls.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
-models = typer.Typer(help="Models of own engines, at run time.", no_args_is_help=True)
-app.add_typer(models, name="models")
-app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:
@@ -174,22 +173,10 @@ def serve(
     raise typer.Exit(status)
 
 
-def _become(module: str, context: typer.Context) -> None:
-    """Become a program of the engine: the gateway's process must never load torch."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])  # noqa: S606
-
-
-#: The options of such a command are those of the program.
-_PASS_ON: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "add_help_option": False,
-}
-
-
-@app.command(**_PASS_ON)
+@app.command(**PASS_ON)
 def engine(context: typer.Context) -> None:
     """Run one engine: --join URL for a gateway, --listen on its own (see engine --help)."""
-    _become("parrot_engine", context)
+    become("parrot_engine", context)
 
 
 @app.command()
@@ -201,41 +188,6 @@ def doctor() -> None:
     show(findings)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
-
-
-bench.command("overhead")(overhead_command)
-bench.command("apps")(apps_command)
-bench.command("scheduler")(scheduler_command)
-bench.command("linking")(linking_command)
-bench.command("serving")(serving_command)
-bench.command("upstreams")(upstreams_command)
-
-
-@bench.command("engine", **_PASS_ON)
-def bench_engine(context: typer.Context) -> None:
-    """Measure the builtin engine: steps, prefill, shared prompts, load (see --help)."""
-    _become("parrot_engine.bench.engine", context)
-
-
-@bench.command("embeddings", **_PASS_ON)
-def bench_embeddings(context: typer.Context) -> None:
-    """Measure the engine of vectors and scores on random texts (see --help)."""
-    _become("parrot_engine.bench.embeddings", context)
-
-
-@models.command("supported", **_PASS_ON)
-def supported_models(context: typer.Context) -> None:
-    """List families of models and formats of weights that the builtin engine loads."""
-    _become("parrot_engine.models.supported", context)
-
-
-models.command("list")(list_command)
-models.command("pull")(pull_command)
-models.command("load")(load_command)
-models.command("unload")(unload_command)
-
-app.command("graph")(graph_command)
-app.command("explain")(explain_command)
 
 
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from parrot_gateway.cli.commands import PASS_ON, become
 from parrot_gateway.cli.graph import DEFAULT_BASE_URL, BaseUrl
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Config = Annotated[
     Path | None,
     typer.Option(help="Settings of the gateway: where its address and its admin key are."),
 ]
+
+models = typer.Typer(help="Models of own engines, at run time.", no_args_is_help=True)
 
 #: Between two looks at a download on this machine.
 _LOOK_S = 0.1
@@ -118,6 +121,13 @@ def _refusal(data: bytes, status: int) -> str:
         return f"The answer is not one of a Parrot Gateway (status {status})."
 
 
+@models.command("supported", **PASS_ON)
+def supported_command(context: typer.Context) -> None:
+    """List families of models and formats of weights that the builtin engine loads."""
+    become("parrot_engine.models.supported", context)
+
+
+@models.command("list")
 def list_command(
     base_url: BaseUrl = None,
     admin_key: AdminKey = None,
@@ -136,6 +146,7 @@ def list_command(
     _run(base_url, admin_key, config, show)
 
 
+@models.command("load")
 def load_command(
     model: Model,
     name: Annotated[str | None, typer.Option(help="The name that clients use.")] = None,
@@ -170,6 +181,7 @@ def load_command(
     _run(base_url, admin_key, config, load)
 
 
+@models.command("unload")
 def unload_command(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     base_url: BaseUrl = None,
@@ -186,6 +198,7 @@ def unload_command(
     _run(base_url, admin_key, config, unload)
 
 
+@models.command("pull")
 def pull_command(
     model: Annotated[str, typer.Argument(help="Hub id, such as Qwen/Qwen3-0.6B.")],
     base_url: Annotated[
