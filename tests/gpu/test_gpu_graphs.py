@@ -149,8 +149,8 @@ def test_shared_prefixes(path: Path, wide_min_bytes: int) -> None:
     chosen: list[Parts] = []
     choose = graphs._choose
 
-    def spy(*args: Any) -> Any:
-        key = choose(*args)
+    def spy(*args: Any, **options: Any) -> Any:
+        key = choose(*args, **options)
         if key is not None:
             chosen.append(key.parts)
         return key

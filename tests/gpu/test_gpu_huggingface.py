@@ -16,7 +16,7 @@ from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
 from parrot_engine.huggingface.engine import ContextEngine
 from parrot_engine.protocol import Fill, Generate
-from transformers import DeepseekV2Config, GPTNeoXConfig, Starcoder2Config
+from transformers import DeepseekV2Config, GPTNeoXConfig, GptOssConfig, Starcoder2Config
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,8 @@ MODELS: dict[str, Any] = {
         moe_intermediate_size=64, n_shared_experts=1, n_group=1, topk_group=1,
     ),
     "gemma2": CONFIGS["gemma2"],
-    "gpt-oss": CONFIGS["gpt-oss"],
+    # transformers 5.17 has the limit of the published gpt-oss in its code alone.
+    "gpt-oss": GptOssConfig(**CONFIGS["gpt-oss"].to_dict() | {"swiglu_limit": 7.0}),
 }  # fmt: skip
 
 
@@ -62,7 +63,9 @@ def test_tokens_are_those_of_transformers(name: str, dtype: str, tmp_path: Path)
         primitives += [Fill(number, prompt), Generate(number, greedy(24))]
     events = run_until_idle(engine, *primitives)
     engine.close()
-    reference = load_reference(folder, torch.float32).to("cuda")
+    # Some versions take SDPA on a GPU, which has neither soft caps nor sinks.
+    attention = "eager" if name in ("gemma2", "gpt-oss") else None
+    reference = load_reference(folder, torch.float32, attention).to("cuda")
     agreeing = []
     for number, prompt in prompts.items():
         generated = tokens_of(events, number)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -98,8 +99,15 @@ def _load(folder: Path, settings: HuggingFaceSettings, device: torch.device) -> 
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             local_files_only=True,
+            # Some versions take SDPA, which leaves soft caps out.
+            attn_implementation="eager" if _caps_scores(config) else None,
         )
     except Exception as error:
         # transformers raises nearly everything here: OSError, ValueError, KeyError, …
         raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
     return _Loaded(model.to(device).eval(), defaults)
+
+
+def _caps_scores(config: Mapping[str, Any]) -> bool:
+    text = config.get("text_config") or config
+    return text.get("attn_logit_softcapping") is not None
