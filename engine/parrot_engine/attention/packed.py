@@ -92,7 +92,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
             and query.shape[-1] <= _MAX_HEAD_DIM
         ):
             left = -1 if window is None else window - 1
-            out: Tensor = self._varlen(
+            out = self._varlen(
                 query,
                 key,
                 value,
@@ -102,7 +102,6 @@ class PackedAttention(LayerAttention[PackedPlan]):
                 plan.longest,
                 scale=scale,
                 window_size=(left, 0 if self._causal else left),
-                enable_gqa=query.shape[1] != key.shape[1],
             )
             return out.flatten(1)
         parts = [self._attend(query, key, value, run, window, scale, bias) for run in plan.runs]
@@ -140,11 +139,26 @@ class PackedAttention(LayerAttention[PackedPlan]):
         return out.transpose(1, 2).reshape(end - begin, -1)
 
 
-def _varlen_kernel() -> Callable[..., Any] | None:
-    """Torch's kernel, where this version's has windows and grouped heads."""
+def _varlen_kernel() -> Callable[..., Tensor] | None:
+    """Torch's kernel, for key heads of the queries' number or fewer; None before it has windows.
+
+    Versions without `enable_gqa` get the key heads repeated.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     known = inspect.signature(varlen_attn).parameters
-    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
+    if not {"scale", "window_size"} <= known.keys():
+        return None
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *lengths: Any, **options: Any) -> Tensor:
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1 and "enable_gqa" in known:
+            options["enable_gqa"] = True
+        elif groups > 1:
+            key, value = (heads.repeat_interleave(groups, 1) for heads in (key, value))
+        out: Tensor = varlen_attn(query, key, value, *lengths, **options)
+        return out
+
+    return attend
