@@ -248,6 +248,10 @@ class PoolingInfo:
     default_prompt: str | None = None
     #: Texts are put in lower case first.
     lowercase: bool = False
+    #: Of scores: variables with which the model's chat template writes a pair, as messages of the
+    #: roles `query` and `document`, behind one of `system` where there is an instruction; None:
+    #: pairs are not written by it.
+    pair_template: dict[str, Any] | None = None
     #: For trying things out only: nobody has trained the vectors to mean anything.
     is_toy: bool = False
 

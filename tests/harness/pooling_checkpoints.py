@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
     Qwen3Model,
     RobertaConfig,
@@ -111,7 +112,21 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         XLMRobertaConfig(**_XLM, num_labels=1),
     ),
     "qwen3-score": (Qwen3ForSequenceClassification, Qwen3Config(**_DECODER, num_labels=1)),
+    "qwen3-rerank": (Qwen3ForCausalLM, Qwen3Config(**_DECODER, tie_word_embeddings=True)),
+    "qwen3-rerank-untied": (Qwen3ForCausalLM, Qwen3Config(**_DECODER, tie_word_embeddings=False)),
 }
+
+#: Laid out as that of Qwen3-Reranker, in words of the vocabulary.
+PAIR_TEMPLATE = (
+    '{%- set instruction = messages | selectattr("role", "eq", "system") | map(attribute="content")'
+    ' | first | default("old night") -%}\n'
+    '{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content")'
+    " | first -%}\n"
+    '{%- set document = messages | selectattr("role", "eq", "document")'
+    ' | map(attribute="content") | first -%}\n'
+    "sea {{ instruction }} day {{ query }} ship {{ document }} sleeps\n"
+    "{% if add_generation_prompt %}and a{% endif %}\n"
+)
 
 
 def write_model(name: str, folder: Path) -> PreTrainedModel:
@@ -180,6 +195,32 @@ def write_modules(
         }
         save_file(weights, folder / "2_Dense" / "model.safetensors")
     write_json(folder / "config_sentence_transformers.json", details)
+
+
+def write_logit_score(
+    folder: Path, *, yes: str = "king", no: str | None = "queen", **details: Any
+) -> None:
+    """Write the files of a reranker that asks a decoder for a token, as Qwen3-Reranker has them."""
+    kinds = {"base.modules.transformer.Transformer": "",
+             "cross_encoder.modules.logit_score.LogitScore": "1_LogitScore"}  # fmt: skip
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.{kind}"}
+        for index, (kind, path) in enumerate(kinds.items())
+    ]
+    write_json(folder / "modules.json", modules)
+    tokens = {"true_token_id": VOCAB[yes], "false_token_id": None if no is None else VOCAB[no]}
+    write_json(folder / "1_LogitScore" / "config.json", tokens)
+    modality = {"method": "forward", "method_output_name": "logits"}
+    transformer = {
+        "transformer_task": "text-generation",
+        "modality_config": {"text": modality, "message": {**modality, "format": "flat"}},
+        "module_output_name": "causal_logits",
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+    }
+    write_json(folder / "sentence_bert_config.json", transformer)
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    saved = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None, **details}
+    write_json(folder / "config_sentence_transformers.json", saved)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeAlias, cast
 
 from parrot_engine.exceptions import AdapterError
 from parrot_engine.llm.context import LLMContext
-from parrot_engine.llm.pooling import pool, prepared_text
+from parrot_engine.llm.pooling import encode_pairs, pool, prepared_text
 from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, tokenizer_of
 from parrot_engine.llm.session import Session
 from parrot_engine.loading.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
@@ -302,15 +302,20 @@ class LLM:
         ]
         return pool(self._session, sequences, dimensions)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """How well the second text of each pair answers the first, by a cross-encoder.
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None
+    ) -> list[float]:
+        """How well the second text of each pair answers the first, by a reranker.
+
+        Args:
+            pairs: queries and documents.
+            instruction: what a document is wanted for, if the model takes one; None: its default.
 
         Raises:
             GenerationError: a pair is too long, or its score is not finite.
-            ValueError: the model makes no scores.
+            ValueError: the model makes no scores, or takes no instruction.
         """
-        self._pooling("score")
-        sequences = self.tokenizer.encode_for_pooling(pairs)
+        sequences = encode_pairs(self.tokenizer, self._pooling("score"), pairs, instruction)
         return [values[0] for values in pool(self._session, sequences)]
 
     def _pooling(self, task: str) -> PoolingInfo:

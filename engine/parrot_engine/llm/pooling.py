@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from parrot_engine.llm.session import Session, raise_failure
 from parrot_engine.protocol import Event, Pool, Pooled, PoolingInfo
-from parrot_engine.text.tokenizer import PoolingTokens
+from parrot_engine.text.pairs import encode_written_pairs
+from parrot_engine.text.tokenizer import PoolingTokens, Tokenizer
 
 #: Sequences at the engine at once, in steps of full size.
 _STEPS_AHEAD = 2
@@ -26,6 +27,27 @@ def prepared_text(info: PoolingInfo, text: str, prompt_name: str | None) -> str:
             raise ValueError(f"there is no prompt {name!r}, only {sorted(info.prompts)}")
         text = info.prompts[name] + text
     return text.lower() if info.lowercase else text
+
+
+def encode_pairs(
+    tokenizer: Tokenizer,
+    info: PoolingInfo,
+    pairs: Sequence[tuple[str, str]],
+    instruction: str | None,
+) -> list[PoolingTokens]:
+    """Pairs as a model of scores reads them.
+
+    Raises:
+        ChatTemplateError: the model's template refuses a pair.
+        ValueError: the model takes no instruction.
+    """
+    if info.pair_template is None:
+        if instruction is not None:
+            raise ValueError("the model takes no instruction")
+        return tokenizer.encode_for_pooling(pairs)
+    if instruction is None and info.default_prompt is not None:
+        instruction = info.prompts[info.default_prompt]
+    return encode_written_pairs(tokenizer, pairs, instruction, info.pair_template)
 
 
 def pool(

@@ -8,13 +8,16 @@ not understood is refused by name: a vector computed otherwise would be wrong in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from parrot_engine.exceptions import CheckpointError, PoolingModelError
 from parrot_engine.models.checkpoint import read_json, read_json_list, read_optional_json
 from parrot_engine.models.families.registry import ENCODERS, FAMILIES, causal_name
+from parrot_engine.text.chat import ChatTemplateError
+from parrot_engine.text.loading import load_chat_template
+from parrot_engine.text.pairs import write_pair
 
 PoolingMode: TypeAlias = Literal["cls", "lasttoken", "max", "mean"]
 
@@ -26,6 +29,11 @@ _MODES: dict[str, PoolingMode] = {
     "pooling_mode_mean_tokens": "mean",
 }
 _SCORES_PAIRS = "ForSequenceClassification"
+#: Modules of a reranker that is a language model: its next token is asked for.
+_ASKS_FOR_A_TOKEN = ["Transformer", "LogitScore"]
+_MODULES = "modules.json"
+_SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
+_TRANSFORMER = "sentence_bert_config.json"
 
 
 class Dense(NamedTuple):
@@ -56,6 +64,10 @@ class PoolingConfig:
     default_prompt: str | None = None
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
+    #: Scores are the logit of one token behind a pair, less that of another, if there is one.
+    logit_tokens: tuple[int, int | None] | None = None
+    #: See `PoolingInfo`.
+    pair_template: Mapping[str, Any] | None = None
     #: The model generates as well.
     also_generates: bool = False
     is_toy: bool = False
@@ -75,8 +87,8 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
     names = raw.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     if architecture.endswith(_SCORES_PAIRS):
-        return _scores(raw, architecture)
-    if (folder / "modules.json").exists():
+        return _scores(folder, raw, architecture)
+    if (folder / _MODULES).exists():
         return _vectors(folder, raw, architecture)
     if architecture in ENCODERS or (architecture.endswith("Model") and _is_decoder(architecture)):
         return _with_details(folder, raw, PoolingConfig("embed", "mean"))
@@ -87,22 +99,89 @@ def _is_decoder(architecture: str) -> bool:
     return causal_name(architecture) in FAMILIES
 
 
-def _scores(raw: Mapping[str, Any], architecture: str) -> PoolingConfig:
+def _scores(folder: Path, raw: Mapping[str, Any], architecture: str) -> PoolingConfig:
+    """Of a classifier with one label."""
     if architecture not in ENCODERS and not _is_decoder(architecture):
         raise PoolingModelError(f"architecture {architecture!r} ({_known()})")
-    given = raw.get("sentence_transformers")
-    activation = raw.get("sbert_ce_default_activation_function")
-    if isinstance(given, Mapping):
-        activation = given.get("activation_fn", activation)
-    kind = str(activation or "Sigmoid").rpartition(".")[2]
-    if kind not in ("Identity", "Sigmoid"):
-        raise PoolingModelError(f"activation {activation!r} of scores", architecture)
     mode: PoolingMode = "lasttoken"
     if architecture in ENCODERS:
         mode = raw.get("classifier_pooling", "cls")
         if mode not in ("cls", "mean"):
             raise PoolingModelError(f"pooling {mode!r} of scores", architecture)
-    return PoolingConfig("score", mode, sigmoid=kind == "Sigmoid")
+    return _of_pairs(folder, raw, architecture, PoolingConfig("score", mode))
+
+
+def _logit_scores(
+    folder: Path, raw: Mapping[str, Any], architecture: str, path: str
+) -> PoolingConfig:
+    """Of a language model whose next token is the judgement."""
+    if not _is_decoder(architecture):
+        raise PoolingModelError("scores from logits of an encoder", architecture)
+    file = f"{path}/config.json"
+    given = read_json(folder / path / "config.json")
+    yes, no = (given.get(key) for key in ("true_token_id", "false_token_id"))
+    size = raw.get("vocab_size", 0)
+    for token in (yes, yes if no is None else no):
+        if not isinstance(token, int) or not 0 <= token < size:
+            raise CheckpointError(f"{file}: {token!r} is no token of a vocabulary of {size}")
+    if given.get("module_input_name", "causal_logits") != "causal_logits":
+        raise PoolingModelError(f"scores from {given['module_input_name']!r}", architecture)
+    config = PoolingConfig("score", "lasttoken", logit_tokens=(cast("int", yes), no))
+    config = _of_pairs(folder, raw, architecture, config)
+    if config.pair_template is None:
+        raise PoolingModelError("pairs that the chat template does not write", architecture)
+    return config
+
+
+def _of_pairs(
+    folder: Path, raw: Mapping[str, Any], architecture: str, base: PoolingConfig
+) -> PoolingConfig:
+    """What becomes of logits, and how a pair is written."""
+    saved = read_optional_json(folder / _SENTENCE_TRANSFORMERS) or {}
+    given = raw.get("sentence_transformers")
+    activation = raw.get("sbert_ce_default_activation_function")
+    if isinstance(given, Mapping):
+        activation = given.get("activation_fn", activation)
+    if saved.get("model_type") == "CrossEncoder":
+        activation = saved.get("activation_fn", activation)
+    kind = str(activation or "Sigmoid").rpartition(".")[2]
+    if kind not in ("Identity", "Sigmoid"):
+        raise PoolingModelError(f"activation {activation!r} of scores", architecture)
+    prompts, default = _prompts(saved)
+    template = _pair_template(folder, architecture)
+    if template is None and default is not None and prompts[default]:
+        raise PoolingModelError(f"the prompt {default!r} before pairs", architecture)
+    limits = read_optional_json(folder / _TRANSFORMER) or {}
+    return replace(
+        base,
+        sigmoid=kind == "Sigmoid",
+        max_tokens=_longest(limits),
+        prompts=prompts,
+        default_prompt=default,
+        pair_template=template,
+    )
+
+
+def _pair_template(folder: Path, architecture: str) -> Mapping[str, Any] | None:
+    """See `PoolingInfo`; None where the checkpoint does not say that its template writes pairs."""
+    given = read_optional_json(folder / _TRANSFORMER) or {}
+    modalities = given.get("modality_config")
+    if not isinstance(modalities, Mapping) or "message" not in modalities:
+        return None
+    if (modalities["message"] or {}).get("format", "flat") != "flat":
+        raise PoolingModelError("messages of several parts", architecture)
+    variables = dict((given.get("processing_kwargs") or {}).get("chat_template") or {})
+    variables.pop("restore_suffix", None)
+    chat = load_chat_template(folder)
+    try:
+        written = {
+            write_pair(chat, pair, None, variables) for pair in (("a", "b"), ("0", "b"), ("a", "1"))
+        }
+    except ChatTemplateError as error:
+        raise PoolingModelError(f"a chat template that writes no pairs: {error}") from error
+    if len(written) < 3:
+        raise PoolingModelError("a chat template that leaves out query or document", architecture)
+    return variables
 
 
 def _known() -> str:
@@ -112,7 +191,13 @@ def _known() -> str:
 def _vectors(folder: Path, raw: Mapping[str, Any], architecture: str) -> PoolingConfig:
     if architecture not in ENCODERS and not _is_decoder(architecture):
         raise PoolingModelError(f"architecture {architecture!r} ({_known()})")
-    kinds = [_module(entry) for entry in read_json_list(folder / "modules.json")]
+    kinds = [_module(entry) for entry in read_json_list(folder / _MODULES)]
+    if [kind for kind, _ in kinds] == _ASKS_FOR_A_TOKEN:
+        return _logit_scores(folder, raw, architecture, kinds[1][1])
+    saved = read_optional_json(folder / _SENTENCE_TRANSFORMERS) or {}
+    if saved.get("model_type") == "CrossEncoder":
+        names = ", ".join(kind for kind, _ in kinds)
+        raise PoolingModelError(f"scores from the modules {names}", architecture)
     mode: PoolingMode | None = None
     dense: list[Dense] = []
     normalize = False
@@ -172,32 +257,39 @@ def _dense(path: str, raw: Mapping[str, Any], architecture: str) -> Dense:
 
 
 def _with_details(folder: Path, raw: Mapping[str, Any], base: PoolingConfig) -> PoolingConfig:
-    limits = read_optional_json(folder / "sentence_bert_config.json") or {}
-    given = read_optional_json(folder / "config_sentence_transformers.json") or {}
-    prompts = given.get("prompts") or {}
-    if not isinstance(prompts, Mapping) or not all(isinstance(p, str) for p in prompts.values()):
-        raise CheckpointError("config_sentence_transformers.json: `prompts` must name texts")
-    default = given.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        raise CheckpointError(f"config_sentence_transformers.json: there is no prompt {default!r}")
-    longest = limits.get("max_seq_length")
-    if longest is not None and (not isinstance(longest, int) or longest < 1):
-        raise CheckpointError(f"sentence_bert_config.json: `max_seq_length` is {longest!r}")
+    limits = read_optional_json(folder / _TRANSFORMER) or {}
+    given = read_optional_json(folder / _SENTENCE_TRANSFORMERS) or {}
+    prompts, default = _prompts(given)
     sizes = raw.get("matryoshka_dimensions") or ()
     if not isinstance(sizes, list | tuple) or not all(isinstance(size, int) for size in sizes):
         raise CheckpointError(f"config.json: `matryoshka_dimensions` is {sizes!r}")
     extension = given.get("parrot") or {}
-    return PoolingConfig(
-        base.task,
-        base.mode,
-        base.dense,
-        base.normalize,
-        max_tokens=longest,
+    return replace(
+        base,
+        max_tokens=_longest(limits),
         lowercase=bool(limits.get("do_lower_case", False)),
-        prompts=dict(prompts),
+        prompts=prompts,
         default_prompt=default,
         is_matryoshka=bool(raw.get("is_matryoshka") or sizes),
         matryoshka_dimensions=tuple(sizes),
         also_generates=bool(extension.get("also_generates", False)),
         is_toy=bool(extension.get("toy", False)),
     )
+
+
+def _prompts(given: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and which of them is the default."""
+    prompts = given.get("prompts") or {}
+    if not isinstance(prompts, Mapping) or not all(isinstance(p, str) for p in prompts.values()):
+        raise CheckpointError(f"{_SENTENCE_TRANSFORMERS}: `prompts` must name texts")
+    default = given.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{_SENTENCE_TRANSFORMERS}: there is no prompt {default!r}")
+    return dict(prompts), default
+
+
+def _longest(limits: Mapping[str, Any]) -> int | None:
+    longest = limits.get("max_seq_length")
+    if longest is not None and (not isinstance(longest, int) or longest < 1):
+        raise CheckpointError(f"{_TRANSFORMER}: `max_seq_length` is {longest!r}")
+    return longest

@@ -21,6 +21,7 @@ from parrot_engine.models.loader import (
     draw_weights,
     load_model,
     load_weights,
+    read_model_config,
     resolve_dtype,
 )
 from parrot_engine.models.parts import TensorSpec
@@ -71,7 +72,9 @@ def load_pooling(
         headless=True,
     )
     heads: list[Head] = []
-    if config.task == "score":
+    if config.logit_tokens is not None:
+        heads.append(_logit_difference(folder, config.logit_tokens, model, spec))
+    elif config.task == "score":
         heads.append(_score_product(folder, model.config.hidden_size, spec))
     # As vLLM reads it: some decoders are made to see later tokens too.
     causal = bool(raw.get("is_causal", True))
@@ -157,6 +160,7 @@ def _info(
         dict(config.prompts or {}),
         config.default_prompt,
         config.lowercase,
+        None if config.pair_template is None else dict(config.pair_template),
         config.is_toy,
     )
 
@@ -166,6 +170,29 @@ def _score_product(folder: Path, hidden_size: int, spec: TensorSpec) -> Head:
     with TensorFiles(folder) as files:
         weight = _tensor(files, "score.weight", (1, hidden_size), spec)
     return partial(F.linear, weight=weight)
+
+
+def _logit_difference(
+    folder: Path, tokens: tuple[int, int | None], model: Decoder, spec: TensorSpec
+) -> Head:
+    """The logit of a token, less that of another one; rows of the output head of a decoder."""
+    config = read_model_config(folder)
+    wanted = [token for token in tokens if token is not None]
+    if config.tie_embeddings:
+        rows = model.model.embed_tokens.weight[wanted].clone()
+    else:
+        with TensorFiles(folder) as files:
+            if "lm_head.weight" not in files.names:
+                raise CheckpointError("the checkpoint lacks lm_head.weight")
+            rows = files.tensor("lm_head.weight")[wanted].to(spec.device, spec.dtype)
+
+    def head(pooled: Tensor) -> Tensor:
+        logits = F.linear(pooled, rows).float() * config.logits_scale
+        if (cap := config.logits_softcap) is not None:
+            logits = (logits / cap).tanh() * cap
+        return logits if len(wanted) == 1 else logits[:, :1] - logits[:, 1:]
+
+    return head
 
 
 def _products(

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers import Regex as TokenizersRegex
 from tokenizers.models import BPE
 
+from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,15 @@ def load_text_assets(folder: Path) -> TextAssets:
     except TextAssetsError as error:
         _log.warning("%s Using tokenizer.json as it is.", error)
         return _verbatim(folder, source, config, chat_template)
+
+
+def load_chat_template(folder: Path) -> ChatTemplate:
+    """The chat templates of a model folder, without its special tokens.
+
+    Raises:
+        TextAssetsError: a file that cannot be understood.
+    """
+    return ChatTemplate(_chat_template(folder, _read_json(folder / "tokenizer_config.json") or {}))
 
 
 def _read_json(path: Path) -> Json | None:

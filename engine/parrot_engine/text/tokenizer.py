@@ -144,6 +144,15 @@ class Tokenizer:
             clean = [(_clean(a), None if b is None else _clean(b)) for a, b in texts]
             return self._encode_for_pooling(clean, max_tokens)
 
+    def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that hold their special tokens, all at once; the GIL is released."""
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:
+            clean = list(map(_clean, texts))
+            encodings = self._backend.encode_batch_fast(clean, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
     def _encode_for_pooling(
         self, texts: Sequence[tuple[str, str | None]], max_tokens: int | None
     ) -> list[PoolingTokens]:

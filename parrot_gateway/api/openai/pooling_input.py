@@ -8,9 +8,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 from parrot_engine.protocol import EngineInfo, PoolingInfo
+from parrot_engine.text import ChatTemplateError
+from parrot_engine.text.pairs import encode_written_pairs
 from parrot_engine.text.tokenizer import PoolingTokens
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, unsupported_value
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.requests.prepared import (
     INLINE_CHARACTERS,
@@ -24,11 +26,15 @@ Truncation: TypeAlias = Annotated[int, Meta(ge=-1)]
 #: Of a request: what is tokenized in some ten seconds.
 MAX_CHARACTERS = 8 * 1024 * 1024
 
+#: What it takes to have a template write a pair, in characters of texts.
+_TEMPLATE_CHARACTERS = 1024
+
 _WANTED = {"embed": "vectors", "score": "scores of pairs"}
 _ROUTES = {"embed": "/v1/embeddings", "score": "/v1/rerank and /v1/score"}
 _WHAT_WOULD = {
     "embed": "Load an embedder (a BERT, XLM-R or decoder checkpoint with modules.json)",
-    "score": "Load a cross-encoder (…ForSequenceClassification with one label)",
+    "score": "Load a cross-encoder (…ForSequenceClassification with one label, or a decoder with a "
+    "LogitScore in modules.json)",
 }
 
 
@@ -58,6 +64,7 @@ async def encode_texts(
     *,
     name: str,
     truncation: Truncation | None,
+    instruction: str | None = None,
 ) -> list[PoolingTokens]:
     """Texts, or pairs, as the model reads them.
 
@@ -66,22 +73,38 @@ async def encode_texts(
         texts: first and second text of each.
         name: the field that holds them.
         truncation: cut them to so many tokens.
+        instruction: for a model whose template writes pairs; None: its default.
 
     Raises:
         ContextLengthError: one of them has too many tokens.
-        InvalidRequestError: all of them together have too many characters.
+        InvalidRequestError: all of them together have too many characters, or the model's template
+            refuses one.
+        UnsupportedError: the model takes no instruction.
     """
     pooling, tokenizer = placer.info.pooling, placer.tokenizer
     assert pooling is not None
+    template = pooling.pair_template
+    if instruction is not None and template is None:
+        raise unsupported_value("instruction", "this model takes none.")
+    if instruction is None and template is not None and pooling.default_prompt is not None:
+        instruction = pooling.prompts[pooling.default_prompt]
     if pooling.lowercase:
         texts = [(a.lower(), None if b is None else b.lower()) for a, b in texts]
     limit = pooling.max_tokens
     cut = None if truncation is None else limit if truncation == -1 else min(truncation, limit)
 
     def encode() -> list[PoolingTokens]:
-        return tokenizer.encode_for_pooling(texts, max_tokens=cut)
+        if template is None:
+            return tokenizer.encode_for_pooling(texts, max_tokens=cut)
+        pairs = [(a, b or "") for a, b in texts]
+        try:
+            return encode_written_pairs(tokenizer, pairs, instruction, template, max_tokens=cut)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error)[:1000], param=name) from None
 
     characters = sum(len(a) + len(b or "") for a, b in texts)
+    if template is not None:
+        characters += len(texts) * (len(instruction or "") + _TEMPLATE_CHARACTERS)
     if characters > MAX_CHARACTERS:
         raise InvalidRequestError(
             f"Invalid '{name}': {characters} characters, of pairs counted for each, are more than "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from parrot_engine.text.tokenizer import PoolingTokens
@@ -38,6 +38,8 @@ from parrot_gateway.http.exchange import Exchange
 MAX_DOCUMENTS = 2048
 MAX_TOKENS = 1_000_000
 
+Instruction: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+
 
 class Document(msgspec.Struct):
     """A document to rerank; what else it holds is not read."""
@@ -55,6 +57,8 @@ class RerankBody(msgspec.Struct):
     return_documents: bool | None = None
     user: str | None = None
     truncate_prompt_tokens: Truncation | None = None
+    #: What documents are wanted for, of models whose template has a place for it.
+    instruction: Instruction | None = None
 
 
 class ScoreBody(msgspec.Struct):
@@ -65,6 +69,8 @@ class ScoreBody(msgspec.Struct):
     text_2: str | list[str] | None = None
     user: str | None = None
     truncate_prompt_tokens: Truncation | None = None
+    #: What documents are wanted for, of models whose template has a place for it.
+    instruction: Instruction | None = None
 
 
 _RERANK = BodyDecoder(RerankBody)
@@ -91,7 +97,11 @@ async def handle_rerank(
     _check_count("documents", len(documents))
     pairs = [(request.query, document) for document in documents]
     sequences = await encode_texts(
-        placer, pairs, name="documents", truncation=request.truncate_prompt_tokens
+        placer,
+        pairs,
+        name="documents",
+        truncation=request.truncate_prompt_tokens,
+        instruction=request.instruction,
     )
     tokens = check_total(num_tokens(sequences), MAX_TOKENS, "documents")
     scores = await _scores(placer, sequences, deadline)
@@ -139,6 +149,7 @@ async def handle_score(
         list(zip(first, second, strict=True)),
         name="text_2",
         truncation=request.truncate_prompt_tokens,
+        instruction=request.instruction,
     )
     tokens = check_total(num_tokens(sequences), MAX_TOKENS, "text_2")
     scores = await _scores(placer, sequences, deadline)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness.pooling_checkpoints import VOCAB, change_config, write_json, write_model, write_modules
+from harness.pooling_checkpoints import (
+    VOCAB,
+    change_config,
+    write_json,
+    write_logit_score,
+    write_model,
+    write_modules,
+)
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import GenerationError
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
@@ -23,6 +31,7 @@ from parrot_engine.protocol import (
     Pool,
     Pooled,
 )
+from transformers import AutoTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +200,39 @@ class TestThroughLLM:
                 logit = model(tokenizer_says, token_type_ids=types).logits
             assert abs(score - logit.sigmoid().item()) < 1e-5
 
+    @pytest.mark.parametrize(
+        ("name", "no", "details"),
+        [
+            ("qwen3-rerank", "queen", {}),
+            ("qwen3-rerank-untied", "queen", {"activation_fn": "torch.nn.Identity"}),
+            ("qwen3-rerank", None, {"prompts": {"a": "young"}, "default_prompt_name": "a"}),
+        ],
+    )
+    def test_scores_by_the_next_token(
+        self, name: str, no: str | None, details: dict[str, Any], tmp_path: Path
+    ) -> None:
+        """The probability of one token against another, behind what the chat template writes."""
+        model = write_model(name, tmp_path)
+        write_logit_score(tmp_path, no=no, **details)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        pairs = [("the king", "a fish swims"), ("night", "")]
+        given = {None: "young" if details.get("prompts") else "old night", "sea of": "sea of"}
+        with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+            assert not llm.info.generates
+            for instruction, written in given.items():
+                scores = llm.score(pairs, instruction=instruction)
+                for (query, document), score in zip(pairs, scores, strict=True):
+                    text = f"sea {written} day {query} ship {document} sleeps and a"
+                    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+                    with torch.no_grad():
+                        logits = model(ids).logits[0, -1]
+                    wanted = logits[VOCAB["king"]]
+                    if no is not None:
+                        wanted = wanted - logits[VOCAB[no]]
+                    if "activation_fn" not in details:
+                        wanted = wanted.sigmoid()
+                    assert abs(score - wanted.item()) < 1e-5
+
     def test_a_decoder_has_no_scores(self) -> None:
         with LLM(device="cpu") as llm, pytest.raises(ValueError, match="makes no scores"):
             llm.score([("a", "b")])
@@ -243,6 +285,28 @@ class TestLoading:
         change_config(bert, architectures=["BertModel"], hidden_size=36)
         self.refuses(bert, "has shape")
         self.refuses(bert, "only the builtin engine", kind="huggingface")
+
+    def test_refusals_of_rerankers_by_name(self, tmp_path: Path) -> None:
+        write_model("qwen3-rerank", tmp_path)
+        write_logit_score(tmp_path)
+        limits = tmp_path / "sentence_bert_config.json"
+        good = limits.read_text()
+        write_json(limits, {})
+        self.refuses(tmp_path, "pairs that the chat template does not write")
+        write_json(limits, {"modality_config": {"message": {"format": "structured"}}})
+        self.refuses(tmp_path, "messages of several parts")
+        limits.write_text(good)
+        (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        self.refuses(tmp_path, "leaves out query or document")
+        (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+        self.refuses(tmp_path, "writes no pairs: .*no")
+        write_json(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": 5_000})
+        self.refuses(tmp_path, r"1_LogitScore/config.json: 5000 is no token of a vocabulary of 22")
+        write_modules(tmp_path, model_type="CrossEncoder")
+        self.refuses(tmp_path, "scores from the modules Transformer, Pooling, Normalize")
+        write_logit_score(tmp_path)
+        change_config(tmp_path, architectures=["BertModel"])
+        self.refuses(tmp_path, "scores from logits of an encoder")
 
     def test_a_classifier_is_no_reranker(self, tmp_path: Path) -> None:
         write_model("bert-score", tmp_path)

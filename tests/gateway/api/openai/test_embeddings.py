@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,16 @@ import numpy as np
 import openai
 import pytest
 import pytest_asyncio
-from harness.pooling_checkpoints import VOCAB, change_config, write_json, write_model, write_modules
+from harness.pooling_checkpoints import (
+    VOCAB,
+    change_config,
+    write_json,
+    write_logit_score,
+    write_model,
+    write_modules,
+)
 from parrot_engine import LLM
+from parrot_engine.text.pairs import encode_written_pairs
 from pooling_remote import PoolingRemote
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
@@ -27,7 +36,7 @@ TEXTS = ["the king sleeps", "a fish swims in the sea", "night", "the old queen"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    folders = {name: root / name for name in ("bert", "qwen3", "bert-score")}
+    folders = {name: root / name for name in ("bert", "qwen3", "bert-score", "qwen3-rerank")}
     for name, folder in folders.items():
         folder.mkdir()
         write_model(name, folder)
@@ -35,6 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     change_config(folders["bert"], matryoshka_dimensions=[8, 16])
     write_json(folders["bert"] / "sentence_bert_config.json", {"max_seq_length": 30})
     write_modules(folders["qwen3"], mode="lasttoken")
+    write_logit_score(folders["qwen3-rerank"])
     return folders
 
 
@@ -46,7 +56,7 @@ def expected(folders: dict[str, Path]) -> np.ndarray:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooling(folders: dict[str, Path]) -> AsyncIterator[Service]:
-    """An embedder, a decoder that embeds, a cross-encoder, and a model that generates."""
+    """An embedder, a decoder that embeds, two rerankers, and a model that generates."""
     engines = [PoolingRemote(folder, name) for name, folder in folders.items()]
     async with serving(*engines, ScriptedRemoteEngine()) as service:
         yield service
@@ -277,6 +287,39 @@ class TestScores:
         _, answer = await post(pooling, path, one)
         assert [item["object"] for item in answer["data"]] == ["score"]
 
+    async def test_a_reranker_that_takes_instructions(
+        self, pooling: Service, folders: dict[str, Path]
+    ) -> None:
+        with LLM(str(folders["qwen3-rerank"]), device="cpu", dtype="float32") as llm:
+            pairs = [("king", text) for text in TEXTS]
+            wanted = [llm.score(pairs, instruction=given) for given in (None, "old ship")]
+        assert np.abs(np.subtract(*wanted)).min() > 1e-4
+        for given, scores in zip((None, "old ship"), wanted, strict=True):
+            body = {"model": "qwen3-rerank", "query": "king", "documents": TEXTS}
+            status, answer = await post(pooling, "/v1/rerank", {**body, "instruction": given})
+            assert status == 200, answer
+            for item in answer["results"]:
+                assert abs(item["relevance_score"] - scores[item["index"]]) < 1e-5
+            body = {"model": "qwen3-rerank", "text_1": "king", "text_2": TEXTS}
+            status, answer = await post(pooling, "/v1/score", {**body, "instruction": given})
+            got = [item["score"] for item in answer["data"]]
+            assert np.abs(np.subtract(got, scores)).max() < 1e-5
+
+    async def test_many_pairs_are_written_in_a_thread(
+        self, pooling: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads = []
+        monkeypatch.setattr(
+            pooling_input, "encode_written_pairs",
+            lambda *given, **options: threads.append(threading.current_thread())
+            or encode_written_pairs(*given, **options),
+        )  # fmt: skip
+        for count in (1, 20):
+            body = {"model": "qwen3-rerank", "query": "king", "documents": ["a fish"] * count}
+            status, _ = await post(pooling, "/v1/rerank", body)
+            assert status == 200
+        assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
     async def test_truncation_keeps_the_query(self, pooling: Service) -> None:
         answers = []
         for document, cut in (("a fish", None), ("a fish " + "the " * 90, 7)):
@@ -298,6 +341,8 @@ class TestScores:
             ("/v1/rerank", {"query": "a", "documents": [{}]}, "documents[0].text"),
             ("/v1/rerank", {"query": "a", "documents": ["a " * 90]}, "documents"),
             ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
+            ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": "b"}, "instruction"),
+            ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": 5}, "instruction"),
             ("/v1/score", {"text_1": "a"}, "text_2"),
             ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_2"),
             ("/v1/score", {"text_1": [], "text_2": ["a"]}, "text_1"),
