@@ -71,21 +71,43 @@ class CheapestRow(NamedTuple):
             cached.item(cached.argmax()),
         )
 
+    def or_last(
+        self, columns: CandidateColumns, pool: EnginePool, last: int, slack: float
+    ) -> CheapestRow:
+        """The row `last` in place of this one; see `cheapest_row`."""
+        there = CheapestRow.of(columns, pool, last)
+        is_taken = there.cached > self.cached and there.cost <= self.cost * slack
+        return there if is_taken else self
+
 
 def cheapest_row(
-    state: TaskState, application: Application, pool: EnginePool
+    state: TaskState, application: Application, pool: EnginePool, slack: float = 1.0
 ) -> CheapestRow | None:
     """Among all candidates, ties to the fewest sequences, then to the first row.
 
-    An idle engine has room for any task. None: there is no candidate.
+    An idle engine has room for any task.
+
+    Args:
+        state: of the task.
+        application: whose task it is.
+        pool: the engines.
+        slack: the engine where its application ran last is taken at up to so many times the least
+            cost, if it caches more of the prompt than the cheapest.
+
+    Returns:
+        None: there is no candidate.
     """
     there = pool.accepting & ~(pool.batch_full & pool.busy)
     if not there:
         return None
+    last = pool.row_of(application.last_engine) if slack > 1.0 else -1
     if pool.common_block > 0 and there.bit_count() <= FEW_ROWS:
-        return _of_few(state, pool, rows_of(there))
+        return _of_few(state, pool, rows_of(there), last, slack)
     columns = candidate_columns(state, application, pool)
-    return None if columns is None else CheapestRow.of(columns, pool)
+    if columns is None:
+        return None
+    found = CheapestRow.of(columns, pool)
+    return found if last in (-1, found.row) else found.or_last(columns, pool, last, slack)
 
 
 def candidate_columns(
@@ -125,7 +147,9 @@ def candidate_columns(
     return CandidateColumns(mask, cached, prefill, work)
 
 
-def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow | None:
+def _of_few(
+    state: TaskState, pool: EnginePool, rows: list[int], last: int, slack: float
+) -> CheapestRow | None:
     task, scalars, prefixes = state.task, pool.table.scalars, pool.prefixes
     block = pool.common_block
     prompt, sequences = task.prompt_tokens, task.num_sequences
@@ -141,6 +165,7 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
     holders = prefixes.holders(prefix) if stored else stored
     best, best_batch, best_cost = -1, 0.0, math.inf
     best_hit = best_prefill = 0.0
+    last_cost, last_hit, last_prefill = math.inf, 0.0, 0.0
     count = 0
     for row in rows:
         batch = scalars.batch[row]
@@ -161,10 +186,14 @@ def _of_few(state: TaskState, pool: EnginePool, rows: list[int]) -> CheapestRow 
                 queued -= min(float(awaited * block), queued)
         prefill = queued + prompt - hit
         cost = (scalars.decode_work[row] * output + prefill) * (batch + 1.0)
+        if row == last:
+            last_cost, last_hit, last_prefill = cost, hit, prefill
         if cost < best_cost or (cost == best_cost and batch < best_batch):
             best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
     if best < 0:
         return None
+    if last_hit > best_hit and last_cost <= best_cost * slack:
+        best, best_cost, best_hit, best_prefill = last, last_cost, last_hit, last_prefill
     most = 0
     if stored:
         for bits, depth in reversed(holders):

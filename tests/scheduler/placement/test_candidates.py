@@ -33,6 +33,7 @@ NEW = st.fixed_dictionaries(
         "group": st.sampled_from([None, None, "g", "h"]),
         "num_sequences": st.sampled_from([1, 1, 1, 2, 5]),
         "prefers": st.sampled_from([None, None, "e1", "e3"]),
+        "application": st.sampled_from([None, "one", "other"]),
         "seconds": st.sampled_from([0.0, 0.0, 0.1, 100.0]),
     }
 )
@@ -78,6 +79,7 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
             groups=(GroupRef(step["group"], 3),) if step["group"] else (),
             num_sequences=step["num_sequences"],
             prefers=step["prefers"],
+            application=step["application"],
             at=now,
         )
         choice = engines.place(state, now)

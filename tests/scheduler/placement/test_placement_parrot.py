@@ -257,6 +257,24 @@ def test_a_session_whose_context_is_gone_is_as_free_as_any_call() -> None:
     assert placed(engines, turn).row == 1
 
 
+@pytest.mark.parametrize(
+    ("application", "busy", "row"), [("agent", 3, 0), ("agent", 40, 1), ("other", 3, 1)]
+)
+def test_a_session_stays_with_its_context_unless_that_costs_much_more(
+    application: str, busy: int, row: int
+) -> None:
+    """Both have the beginning that all sessions share; one has this session's turns as well."""
+    engines = Engines("parrot", 2)
+    first = engines.put_on(0, engines.state(2000, 50, chain(1, 125), application="agent"))
+    engines.fill(first)
+    engines.end(first)
+    engines.pool.prefixes.stored(1, chain(1, 110))
+    for other in range(busy):
+        engines.fill(engines.put_on(0, engines.state(160, 50, chain(100 + other, 10))))
+    turn = engines.state(2100, 50, chain(1, 125), application=application)
+    assert placed(engines, turn).row == row
+
+
 def test_calls_of_a_session_that_begin_together_spread() -> None:
     engines = Engines("parrot", 4)
     rows = [
