@@ -251,7 +251,7 @@ class PoolingInfo:
     #: Of scores: variables with which the model's chat template writes a pair, as messages of the
     #: roles `query` and `document`, behind one of `system` where there is an instruction; None:
     #: pairs are not written by it.
-    pair_template: dict[str, Any] | None = None
+    pair_template: dict[str, str | int | float | bool] | None = None
     #: For trying things out only: nobody has trained the vectors to mean anything.
     is_toy: bool = False
 

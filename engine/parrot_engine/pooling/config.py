@@ -172,6 +172,9 @@ def _pair_template(folder: Path, architecture: str) -> Mapping[str, Any] | None:
         raise PoolingModelError("messages of several parts", architecture)
     variables = dict((given.get("processing_kwargs") or {}).get("chat_template") or {})
     variables.pop("restore_suffix", None)
+    for name, value in variables.items():
+        if not isinstance(value, str | int | float | bool):
+            raise PoolingModelError(f"{value!r} as {name!r} of the chat template", architecture)
     chat = load_chat_template(folder)
     try:
         written = {

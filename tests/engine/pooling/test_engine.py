@@ -295,6 +295,9 @@ class TestLoading:
         self.refuses(tmp_path, "pairs that the chat template does not write")
         write_json(limits, {"modality_config": {"message": {"format": "structured"}}})
         self.refuses(tmp_path, "messages of several parts")
+        modality = {"modality_config": {"message": {"format": "flat"}}}
+        write_json(limits, {**modality, "processing_kwargs": {"chat_template": {"tools": []}}})
+        self.refuses(tmp_path, r"\[\] as 'tools' of the chat template")
         limits.write_text(good)
         (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
         self.refuses(tmp_path, "leaves out query or document")
