@@ -20,6 +20,8 @@ from transformers import (
     ModernBertModel,
     MPNetConfig,
     MPNetModel,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -98,6 +100,12 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         MPNetConfig(**{**_ENCODER, "pad_token_id": 1, "max_position_embeddings": 400}),
     ),
     "modernbert": (ModernBertModel, ModernBertConfig(**_MODERN)),
+    "nomic-bert": (
+        NomicBertModel,
+        NomicBertConfig(
+            **{**_ENCODER, "rope_parameters": {"rope_type": "default", "rope_theta": 7}}
+        ),
+    ),
     "modernbert-score": (
         ModernBertForSequenceClassification,
         ModernBertConfig(**_MODERN, num_labels=1, classifier_pooling="mean"),

@@ -6,12 +6,15 @@ positions are counted and by the head that scores a pair of texts.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parrot_engine.attention.packed import PackedAttention, PackedPlan
 from parrot_engine.models.encoder_config import EncoderActivation, EncoderConfig
+from parrot_engine.models.ops import Angles, Rotary, rotate
 from parrot_engine.models.parts import Linear, TensorSpec
 from parrot_engine.models.relative_bias import biases
 
@@ -47,7 +50,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.word_embeddings = Table(config.vocab_size, config.hidden_size, spec)
-        self.position_embeddings = Table(config.num_positions, config.hidden_size, spec)
+        self.position_embeddings = None
+        if config.rope is None:
+            self.position_embeddings = Table(config.num_positions, config.hidden_size, spec)
         self.token_type_embeddings = None
         if config.num_token_types:
             self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, spec)
@@ -55,7 +60,9 @@ class Embeddings(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """`[num_tokens, hidden_size]`."""
-        summed = self.word_embeddings(token_ids) + self.position_embeddings(positions)
+        summed = self.word_embeddings(token_ids)
+        if self.position_embeddings is not None:
+            summed = summed + self.position_embeddings(positions)
         if self.token_type_embeddings is not None:
             summed += self.token_type_embeddings(types)
         normed: Tensor = self.LayerNorm(summed)
@@ -67,12 +74,21 @@ class _Projected(nn.Module):
 
     def __init__(self, in_size: int, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
-        self.dense = Linear(in_size, {"dense": config.hidden_size}, bias=True, spec=spec)
+        self.dense = Linear(in_size, {"dense": config.hidden_size}, bias=config.bias, spec=spec)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, spec)
 
     def forward(self, x: Tensor, onto: Tensor) -> Tensor:
         normed: Tensor = self.LayerNorm(apply(self.dense, x) + onto)
         return normed
+
+
+class Positions(NamedTuple):
+    """What layers know of where tokens stand."""
+
+    #: By which heads are rotated.
+    angles: Angles | None
+    #: Of attention, by distance.
+    bias: Tensor | None
 
 
 class EncoderAttention(nn.Module):
@@ -82,7 +98,8 @@ class EncoderAttention(nn.Module):
         super().__init__()
         size = config.hidden_size
         self._heads = (3, config.num_heads, size // config.num_heads)
-        qkv = Linear(size, {"query": size, "key": size, "value": size}, bias=True, spec=spec)
+        parts = {"Wqkv": 3 * size} if config.gated else {"query": size, "key": size, "value": size}
+        qkv = Linear(size, parts, bias=config.bias, spec=spec)
         named = nn.Module()
         named.add_module("qkv", qkv)
         self.add_module("self", named)
@@ -91,12 +108,21 @@ class EncoderAttention(nn.Module):
         self.output = _Projected(size, config, spec)
 
     def forward(
-        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, bias: Tensor | None
+        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, where: Positions
     ) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
         query, key, value = apply(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
+        if where.angles is not None:
+            query, key = rotate(query, where.angles), rotate(key, where.angles)
         attended = attention.forward(
-            query, key, value, hidden, plan, window=None, scale=self._heads[2] ** -0.5, bias=bias
+            query,
+            key,
+            value,
+            hidden,
+            plan,
+            window=None,
+            scale=self._heads[2] ** -0.5,
+            bias=where.bias,
         )
         out: Tensor = self.output(attended, hidden)
         return out
@@ -105,9 +131,17 @@ class EncoderAttention(nn.Module):
 class _Inner(nn.Module):
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
-        self.dense = Linear(
-            config.hidden_size, {"dense": config.intermediate_size}, bias=True, spec=spec
-        )
+        size = config.intermediate_size
+        parts = {"gate": size, "up": size} if config.gated else {"dense": size}
+        self.dense = Linear(config.hidden_size, parts, bias=config.bias, spec=spec)
+        self._gated, self._activation = config.gated, config.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = apply(self.dense, x)
+        if not self._gated:
+            return activate(inner, self._activation)
+        gate, up = inner.chunk(2, dim=-1)
+        return activate(gate, self._activation) * up
 
 
 class EncoderLayer(nn.Module):
@@ -118,15 +152,13 @@ class EncoderLayer(nn.Module):
         self.attention = EncoderAttention(config, spec)
         self.intermediate = _Inner(config, spec)
         self.output = _Projected(config.intermediate_size, config, spec)
-        self._activation = config.activation
 
     def forward(
-        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, bias: Tensor | None
+        self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, where: Positions
     ) -> Tensor:
         """`[num_tokens, hidden_size]`, as `hidden` is."""
-        hidden = self.attention(hidden, attention, plan, bias)
-        inner = activate(apply(self.intermediate.dense, hidden), self._activation)
-        out: Tensor = self.output(inner, hidden)
+        hidden = self.attention(hidden, attention, plan, where)
+        out: Tensor = self.output(self.intermediate(hidden), hidden)
         return out
 
 
@@ -146,6 +178,11 @@ class EncoderBody(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config, spec)
         self.encoder = _Layers(config, spec)
+        self._rotary = None
+        if config.rope is not None:
+            head_dim = config.hidden_size // config.num_heads
+            self._rotary = Rotary(config.rope, head_dim, spec.device)
+        self._dtype = spec.dtype
         self._first_position = config.first_position
         self._last_type = max(0, config.num_token_types - 1)
 
@@ -168,8 +205,10 @@ class EncoderBody(nn.Module):
         table, bias = self.encoder.relative_attention_bias, None
         if table is not None:
             bias = biases(table.weight, plan.longest)
+        angles = None if self._rotary is None else self._rotary.angles(positions, self._dtype)
+        where = Positions(angles, bias)
         for layer in self.encoder.layer:
-            hidden = layer(hidden, attention, plan, bias)
+            hidden = layer(hidden, attention, plan, where)
         return hidden
 
 
@@ -226,6 +265,6 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
 
 def activate(x: Tensor, activation: EncoderActivation) -> Tensor:
     """The activation of an encoder."""
-    if activation == "relu":
-        return F.relu(x)
+    if activation in ("relu", "silu"):
+        return F.relu(x) if activation == "relu" else F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from parrot_engine.exceptions import CheckpointError, PoolingModelError
-from parrot_engine.models.config import architecture_of, positive_number
+from parrot_engine.models.config import RopeConfig, architecture_of, positive_number
 
-EncoderActivation: TypeAlias = Literal["gelu", "gelu_tanh", "relu"]
+EncoderActivation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 _ACTIVATIONS: dict[str, EncoderActivation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
 }
 
 _SCORES_PAIRS = "ForSequenceClassification"
@@ -42,7 +43,7 @@ class EncoderConfig:
     num_heads: int
     norm_eps: float
     activation: EncoderActivation
-    #: Rows of the table of positions, and the one of a text's first token.
+    #: Rows of the table of positions, if there is one, and the one of a text's first token.
     num_positions: int
     first_position: int
     #: 0: there are none.
@@ -55,6 +56,12 @@ class EncoderConfig:
     names: tuple[tuple[str, str], ...] = ()
     #: Of biases of attention by distance; 0: there are none.
     num_buckets: int = 0
+    #: Heads are rotated; None: positions have a table.
+    rope: RopeConfig | None = None
+    #: The MLP is down(act(gate(x)) * up(x)), and query, key and value are one tensor.
+    gated: bool = False
+    #: Of products in layers.
+    bias: bool = True
 
     @property
     def max_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness.pooling_checkpoints import VOCAB, change_config, write_model, write_modules
+from parrot_engine.exceptions import PoolingModelError
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
 from parrot_engine.models.families import modernbert
 from parrot_engine.protocol import Engine, Pool, Pooled
@@ -59,6 +61,7 @@ def pooled(hidden: torch.Tensor, mode: str) -> torch.Tensor:
         ("distilbert", "mean"),
         ("mpnet", "mean"),
         ("modernbert", "mean"),
+        ("nomic-bert", "mean"),
         ("qwen3", "lasttoken"),
         ("qwen3-window", "mean"),
     ],
@@ -84,6 +87,33 @@ def test_biases_of_distant_tokens(tmp_path: Path) -> None:
     for number, ids in enumerate(texts):
         wanted = pooled(states(model, ids), "mean").numpy()
         assert np.abs(vectors[number] - wanted).max() < 1e-5
+
+
+def test_nomic_bert_as_it_was_first_published(tmp_path: Path) -> None:
+    """The keys of the code that came with it mean the same, and its switches are known."""
+    model = write_model("nomic-bert", tmp_path)
+    write_modules(tmp_path)
+    path = tmp_path / "config.json"
+    given = json.loads(path.read_text())
+    published = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "vocab_size": len(VOCAB),
+        "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 256,
+        "max_trained_positions": 64, "layer_norm_epsilon": given["layer_norm_eps"],
+        "activation_function": "swiglu", "causal": False, "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False, "parallel_block": False, "prenorm": False, "qkv_proj_bias": False,
+        "rotary_emb_base": 7, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2,
+        "use_rms_norm": False, "scale_attn_by_inverse_layer_idx": False,
+    }  # fmt: skip
+    path.write_text(json.dumps(published))
+    engine = load(tmp_path)
+    assert engine.info.max_context_tokens == 64
+    wanted = torch.nn.functional.normalize(states(model, TEXTS[2]).mean(0), dim=0).numpy()
+    assert np.abs(run(engine, Pool(1, TEXTS[2]))[1] - wanted).max() < 1e-5
+    for switch in ({"moe_every_n_layers": 2}, {"qkv_proj_bias": True}, {"prenorm": True}):
+        path.write_text(json.dumps({**published, **switch}))
+        with pytest.raises(PoolingModelError, match=next(iter(switch))):
+            load(tmp_path)
 
 
 def test_modernbert_as_it_is_published() -> None:
