@@ -21,10 +21,22 @@ from parrot_engine.kernels import draw, hopper_fetch
 from parrot_engine.kernels.expert_routing import align_pairs, choose_experts
 from parrot_engine.kernels.grouped_product import sum_experts, vector_down, vector_gate_up
 from parrot_engine.kernels.grouped_product import tile_product as grouped_product
-from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.grouped_tuning import (
+    Mixture,
+    PackedExperts,
+    mixture_tuning,
+    packed_mixture_tuning,
+)
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.lora_product import expand_kernel, shrink_kernel
+from parrot_engine.kernels.packed_experts import (
+    blocks_of,
+    layout_of,
+    packed_tile_product,
+    packed_vector_down,
+    packed_vector_gate_up,
+)
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.quantized_matmul import quantized_tiles
 from parrot_engine.kernels.quantized_vectors import vector_of_bytes, vector_of_words
@@ -35,6 +47,7 @@ from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 from parrot_engine.kernels.split_rows import split_rows_kernel
 from parrot_engine.kernels.sum_ranks import BOXES, sum_ranks
+from parrot_engine.quantization.packed import PackedWeight
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -381,6 +394,66 @@ def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             yield Variant("split", split_rows_kernel, constants, dtype, {"num_warps": 8}, types)
 
 
+#: Codes, columns of a group, tokens, the product and the target of packed experts.
+_PACKED_EXPERTS = [("fp8", 128, 1, "gate_up", 90), ("fp8", 128, 1, "down", 90)]
+_PACKED_EXPERTS += [("fp8", 128, 64, "gate_up", 90), ("fp8", 0, 4096, "down", 90)]
+_PACKED_EXPERTS += [("int4", 128, 64, "gate_up", 90), ("fp8", 128, 64, "down", 89)]
+
+
+def packed_expert_variants(dtype: torch.dtype) -> Iterator[tuple[Variant, int]]:
+    """Packed experts of Qwen3-30B-A3B, as the table has them, and the targets."""
+    for kind, group, num_tokens, part, capability in _PACKED_EXPERTS:
+        weights = []
+        for rows, columns in ((128 * 1536, 2048), (128 * 2048, 768)):
+            height, width = (128 if group and kind == "fp8" else 1), group or columns
+            codes = torch.empty(
+                (rows, columns // 2 if kind == "int4" else columns),
+                dtype=torch.uint8 if kind == "int4" else torch.float8_e4m3fn,
+                device="meta",
+            )
+            scales = torch.empty(columns // width, rows // height, device="meta")
+            zeros = scales if kind == "int4" else None
+            weights.append(PackedWeight(kind, codes, scales, zeros, None, width, height, "dynamic"))
+        tuning = getattr(
+            packed_mixture_tuning(
+                Mixture(num_tokens, 8, 128, 2048, 768, dtype),
+                PackedExperts(*weights),
+                SHARED_KIB[capability] * 1024,
+                copy_engine=capability >= 90,
+            ),
+            part,
+        )
+        gated = part == "gate_up"
+        weight = weights[0 if gated else 1]
+        constants: dict[str, Any] = {
+            **layout_of(weight),
+            **blocks_of(tuning),
+            "HAS_BIAS": False,
+            "TOP_K": 8,
+            "OUT": 768 if gated else 2048,
+        }
+        options: dict[str, int | None] = {"num_warps": constants.pop("num_warps")}
+        types = {"codes": f"*{_CODES[kind]}", "zeros": "*i8", "num_rows": "i32"}
+        types |= {"scales": "*bf16" if kind == "int4" else "*fp32", "x_scales": "*fp32"}
+        if tuning.kind == "vector":
+            constants |= {"ALPHA": 1.0, "LIMIT": 0.0} if gated else {"HAS_RESIDUAL": True}
+            kernel = packed_vector_gate_up if gated else packed_vector_down
+        else:
+            kernel = packed_tile_product
+            parts = {"split": 2, "rounded": 1}.get(tuning.kind, 0)
+            constants |= {"ALPHA": 1.0, "LIMIT": 0.0, "PARTS": parts, "GROUPED": group > 0}
+            constants |= {"GATED": gated, "HAS_FACTORS": not gated, "TILE": tuning.tokens}
+            constants |= {"DESCRIPTORS": tuning.descriptors, "INTERPRETED": False}
+            columns = tuning.block_in // (2 if kind == "int4" else 1)
+            types["code_tiles"] = types["codes"]
+            if tuning.descriptors:
+                types["code_tiles"] = f"tensordesc<{_CODES[kind]}[{tuning.block_out},{columns}]>"
+            if parts:
+                types["x"] = types["codes"]
+        name = f"packed {kind} experts' {part} of {num_tokens} {NAMES[dtype]}"
+        yield Variant(name, kernel, constants, dtype, options, types), capability
+
+
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
@@ -459,6 +532,8 @@ def main() -> None:
         for capability in (80, 89, 90):
             for variant in packed_variants(torch.bfloat16, capability):
                 print(json.dumps(compile_variant(variant, capability)), flush=True)
+        for variant, capability in packed_expert_variants(torch.bfloat16):
+            print(json.dumps(compile_variant(variant, capability)), flush=True)
         return
     every = (80, 89, 90)
     shapes = [

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from parrot_engine.kernels.expert_routing import choose
 from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import ExpertWeights, Mixture, MixtureTuning
+from parrot_engine.kernels.grouped_tuning import (
+    ExpertWeights,
+    Mixture,
+    MixtureTuning,
+    PackedExperts,
+)
+from parrot_engine.kernels.packed_experts import packed_mixture
+from parrot_engine.quantization.packed import above_each_other, pack
+from quantized_cases import QuantizedCase, draw_weight
 from torch import Tensor
 
 
@@ -55,13 +63,36 @@ def draw(
     )
 
 
+def draw_packed(
+    case: Mixture, kind: str, device: str = "cpu", *, group: int = 0, **options: bool
+) -> Operands:
+    """The same with experts of one of `KINDS`, and the dense ones that they stand for."""
+    operands = draw(case, device, **options)
+    generator = torch.Generator(device).manual_seed(1)
+    dense, packed = [], []
+    sizes = ((2 * case.size, case.hidden_size), (case.hidden_size, case.size))
+    for rows, columns in sizes:
+        of_expert = QuantizedCase(kind, 0, rows, columns, group=group)
+        drawn = [draw_weight(of_expert, generator) for _ in range(case.num_experts)]
+        dense.append(torch.stack([weight.dense() for weight in drawn]))
+        parts = (pack(weight, torch.device(device)) for weight in drawn)
+        weight = above_each_other(parts, case.num_experts)
+        assert weight is not None
+        packed.append(weight)
+    experts = operands.experts._replace(
+        gate_up=dense[0], down=dense[1], packed=PackedExperts(*packed)
+    )
+    return operands._replace(experts=experts)
+
+
 def compute(
     case: Mixture, operands: Operands, tuning: MixtureTuning, *, normalize: bool = True
 ) -> Tensor:
     """What the kernels make of it."""
     x, experts, logits, residual = operands
     chosen = choose(logits, case.top_k, normalize=normalize)
-    return mixture(x, experts, chosen, tuning, residual)
+    kernels = mixture if experts.packed is None else packed_mixture
+    return kernels(x, experts, chosen, tuning, residual)
 
 
 def reference(case: Mixture, operands: Operands, *, normalize: bool = True) -> Tensor:
@@ -70,7 +101,7 @@ def reference(case: Mixture, operands: Operands, *, normalize: bool = True) -> T
     gate_up, down, gate_up_bias, down_bias = (
         None if part is None else part.double() for part in operands.experts[:4]
     )
-    alpha, limit = operands.experts[4:]
+    alpha, limit = operands.experts.alpha, operands.experts.limit
     assert gate_up is not None
     assert down is not None
     factors, chosen = logits.softmax(dim=-1).topk(case.top_k)

@@ -7,6 +7,9 @@ Three parts, in bf16 with random weights and every expert as probable as another
 - whole steps of the shape of Qwen3-30B-A3B up to the largest logit, replayed from a CUDA graph, and
   the time of each kind of kernel in them; `bound` reads the weights of the experts met once;
 - with `--sweep` kernels and tiles for both products instead: the best of all tried.
+
+With `--format` experts, and the other products of the steps, are codes and scales; times of tiles
+then include x being put into numbers of 8 bits.
 """
 
 from __future__ import annotations
@@ -20,12 +23,23 @@ import torch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Bounds, Limits, Segment, measure_limits, time_s
-from parrot_engine.kernels import grouped_product, rowwise
+from parrot_engine.bench.formats import FORMATS
+from parrot_engine.kernels import grouped_product, packed_experts, rowwise
 from parrot_engine.kernels.expert_routing import Chosen, Tiles, align, choose
-from parrot_engine.kernels.grouped_tuning import ExpertWeights, Mixture, mixture_tuning
-from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.kernels.grouped_tuning import (
+    ExpertWeights,
+    Mixture,
+    MixtureTuning,
+    PackedExperts,
+    mixture_tuning,
+    packed_mixture_tuning,
+)
+from parrot_engine.kernels.quantized_tuning import fit
+from parrot_engine.kernels.skinny_tuning import Product, Tuning
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.triton_ops import TritonOps
+from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack_stacked
+from parrot_engine.quantization.registry import METHODS
 from torch import Tensor
 
 from engine_studies.harness import emit
@@ -60,7 +74,7 @@ class Layer(NamedTuple):
         return self.mixture.num_tokens * self.mixture.top_k
 
 
-def draw_layer(mixture: Mixture, weights: tuple[Tensor, Tensor, Tensor]) -> Layer:
+def draw_layer(mixture: Mixture, router: Tensor, experts: ExpertWeights) -> Layer:
     """Random inputs."""
     tokens, pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
 
@@ -73,20 +87,40 @@ def draw_layer(mixture: Mixture, weights: tuple[Tensor, Tensor, Tensor]) -> Laye
         normal(tokens, mixture.hidden_size),
         normal(pairs, mixture.size),
         normal(pairs, mixture.hidden_size),
-        weights[0],
-        ExpertWeights(*weights[1:]),
+        router,
+        experts,
         logits,
     )
 
 
-def draw_weights(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Router, gate and up, down."""
+def draw_weights(
+    shape: tuple[int, int, int, int], form: str | None
+) -> tuple[Tensor, ExpertWeights]:
+    """Router and experts, the latter in a format where one is named."""
     _, experts, hidden, size = shape
-    sizes = ((experts, hidden), (experts, 2 * size, hidden), (experts, hidden, size))
-    router, gate_up, down = (
-        torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_(std=0.02) for size in sizes
-    )
-    return router, gate_up, down
+    router = torch.randn(experts, hidden, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+    sizes = ((experts, 2 * size, hidden), (experts, hidden, size))
+    if form is None:
+        gate_up, down = (
+            torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_(std=0.02)
+            for size in sizes
+        )
+        return router, ExpertWeights(gate_up, down)
+    gate_up, down = (torch.empty(size, device="meta", dtype=torch.bfloat16) for size in sizes)
+    packed = PackedExperts(*(draw_packed(form, *size) for size in sizes))
+    return router, ExpertWeights(gate_up, down, packed=packed)
+
+
+def draw_packed(form: str, experts: int, rows: int, columns: int) -> PackedWeight:
+    """One product of all experts."""
+    quantization = METHODS[FORMATS[form]["quant_method"]](FORMATS[form])
+    device = torch.device("cuda")
+    generator = torch.Generator(device).manual_seed(0)
+    drawn = (quantization.draw(rows, columns, generator) for _ in range(experts))
+    parts = (pack_stacked([weight], device, quantization.activations) for weight in drawn)
+    packed = above_each_other(parts, experts)
+    assert packed is not None
+    return packed
 
 
 def in_turn(work: Callable[[int], Any]) -> float:
@@ -110,19 +144,29 @@ def products(
 ) -> tuple[Callable[[Tuning, int], Tensor], Callable[[Tuning, int], Tensor]]:
     """Both products by tuning and routing: over vectors, or over `tiles`."""
     count = layer.num_pairs
+    kernels: Any = (
+        grouped_product.gate_up_vectors,
+        grouped_product.down_vectors,
+        grouped_product.tiled,
+    )
+    if layer.experts.packed is not None:
+        kernels = (
+            packed_experts.packed_gate_up_vectors,
+            packed_experts.packed_down_vectors,
+            packed_experts.packed_tiled,
+        )
+    gate_up_vectors, down_vectors, tiled = kernels
 
-    def gate_up(tuning: Tuning, index: int) -> Tensor:
+    def gate_up(tuning: Tuning, index: int) -> Any:
         if tiles is None:
-            return grouped_product.gate_up_vectors(layer.x, layer.experts, chosen[index], tuning)
-        return grouped_product.tiled(layer.x, layer.experts, tiles[index], tuning, num_pairs=count)
+            return gate_up_vectors(layer.x, layer.experts, chosen[index], tuning)
+        return tiled(layer.x, layer.experts, tiles[index], tuning, num_pairs=count)
 
-    def down(tuning: Tuning, index: int) -> Tensor:
+    def down(tuning: Tuning, index: int) -> Any:
         if tiles is None:
-            return grouped_product.down_vectors(
-                layer.inner, layer.experts, chosen[index], tuning, layer.x
-            )
+            return down_vectors(layer.inner, layer.experts, chosen[index], tuning, layer.x)
         factors = chosen[index].factors
-        return grouped_product.tiled(
+        return tiled(
             layer.inner, layer.experts, tiles[index], tuning, num_pairs=count, factors=factors
         )
 
@@ -132,15 +176,28 @@ def products(
 def bytes_met(layer: Layer, chosen: list[Chosen]) -> float:
     """Bytes of gate and up of the experts met, on average; those of down are half as many."""
     met = sum(len(one.experts.unique()) for one in chosen) / len(chosen)
-    each: int = layer.experts.gate_up[0].nbytes
-    return met * each
+    packed = layer.experts.packed
+    whole: int = (
+        layer.experts.gate_up.nbytes
+        if packed is None
+        else packed.gate_up.codes.nbytes + packed.gate_up.scales.nbytes
+    )
+    return met * whole / layer.mixture.num_experts
+
+
+def chosen_tuning(layer: Layer) -> MixtureTuning:
+    """What the engine takes."""
+    limits, packed = device_limits(torch.device("cuda")), layer.experts.packed
+    memory, copy_engine = limits.shared_memory, limits.copy_engine
+    if packed is None:
+        return mixture_tuning(layer.mixture, memory, copy_engine=copy_engine)
+    return packed_mixture_tuning(layer.mixture, packed, memory, copy_engine=copy_engine)
 
 
 def measure_layer(layer: Layer) -> None:
     """A line of JSON: microseconds of each kernel."""
     mixture = layer.mixture
-    limits = device_limits(torch.device("cuda"))
-    tuning = mixture_tuning(mixture, limits.shared_memory, copy_engine=limits.copy_engine)
+    tuning = chosen_tuning(layer)
     chosen, tiles = route(layer), None
     ops, norm = TritonOps(), layer.x[0].clone()
     router = Affine(layer.router)
@@ -149,7 +206,7 @@ def measure_layer(layer: Layer) -> None:
         "router": in_turn(lambda _: ops._wide(layer.x, router)),
         "choose": in_turn(lambda i: choose(layer.logits[i], mixture.top_k, normalize=True)),
     }
-    if tuning.gate_up.kind == "tile":
+    if tuning.gate_up.kind != "vector":
         tiles = [align(one, mixture.num_experts, tuning.gate_up.tokens) for one in chosen]
 
         def aligned(index: int) -> None:
@@ -193,6 +250,31 @@ def tile_candidates(tile: int, halves: int, shared_memory: int) -> Iterator[Tuni
                 yield Tuning("tile", tile, block_out, block_in, warps, stages, descriptors=True)
 
 
+def packed_candidates(layer: Layer, tile: int | None, product: str) -> Iterator[Tuning]:
+    """The same for packed experts, fewer: `num_stages` of vectors are steps unrolled."""
+    assert layer.experts.packed is not None
+    if tile is None:
+        for block_out, (warps, columns), unrolled in itertools.product(
+            (1, 2), ((1, 256), (1, 512), (2, 1024)), (4, 8, 24)
+        ):
+            if product == "down" or unrolled * columns <= 2 * layer.mixture.hidden_size:
+                yield Tuning("vector", 1, block_out, columns, warps, unrolled)
+        return
+    found = set()
+    weight = getattr(layer.experts.packed, product)
+    mixture, gated = layer.mixture, product == "gate_up"
+    out_size = mixture.size if gated else mixture.hidden_size
+    case = Product(mixture.num_tokens, out_size, weight.in_size, mixture.dtype, gated)
+    shared_memory = device_limits(torch.device("cuda")).shared_memory
+    for (block_out, warps), columns, stages in itertools.product(
+        ((64, 4), (128, 4), (128, 8)), (128, 256), (3, 5, 8)
+    ):
+        kind: Any = "split" if weight.kind == "fp8" else "tile"
+        tuning = Tuning(kind, tile, block_out, columns, warps, stages, descriptors=True)
+        found.add(fit(tuning, case, weight, shared_memory, copy_engine=True))
+    yield from sorted(found)
+
+
 def sweep(layer: Layer, name: str, names: list[str]) -> None:
     """A line of JSON for the best of each product, the next ones behind it."""
     mixture = layer.mixture
@@ -211,11 +293,14 @@ def sweep(layer: Layer, name: str, names: list[str]) -> None:
                 continue
             halves = 2 if product.__name__ == "gate_up" else 1
             found = []
-            for tuning in (
-                vector_candidates()
-                if kind is None
-                else tile_candidates(kind, halves, shared_memory)
-            ):
+            candidates: Iterator[Tuning]
+            if layer.experts.packed is not None:
+                candidates = packed_candidates(layer, kind, product.__name__)
+            elif kind is None:
+                candidates = vector_candidates()
+            else:
+                candidates = tile_candidates(kind, halves, shared_memory)
+            for tuning in candidates:
                 try:
                     seconds = in_turn(lambda index, p=product, t=tuning: p(t, index))  # type: ignore[misc]
                 except Exception as error:  # a tile that does not compile
@@ -240,9 +325,9 @@ def sweep(layer: Layer, name: str, names: list[str]) -> None:
             one.num_tiles.zero_()
 
 
-def measure_steps(limits: Limits, batches: list[int]) -> None:
+def measure_steps(limits: Limits, batches: list[int], form: str | None) -> None:
     """A line of JSON for each step, with the experts that its mixtures met."""
-    runner = dummy_runner(_BLOCK_SIZE, 4096, shape="qwen3-30b-a3b")
+    runner = dummy_runner(_BLOCK_SIZE, 4096, shape="qwen3-30b-a3b", form=form)
     config = decoder_of(runner).config
     assert config.experts is not None
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, _BLOCK_SIZE)
@@ -294,6 +379,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
     parser.add_argument("--shapes", nargs="*", choices=sorted(SHAPES), default=["qwen3-30b-a3b"])
     parser.add_argument("--tokens", type=int, nargs="*", default=list(_TOKENS))
+    parser.add_argument("--format", choices=sorted(FORMATS), help="of the weights; else bf16")
     parser.add_argument("--sweep", action="store_true", help="kernels and tiles, nothing else")
     parser.add_argument("--products", nargs="*", default=["gate_up", "down"], help="of a sweep")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
@@ -306,14 +392,15 @@ def run(options: argparse.Namespace) -> None:
     torch.cuda.empty_cache()
     emit(limits._asdict())
     for name in options.shapes:
-        weights = draw_weights(SHAPES[name])
+        router, experts = draw_weights(SHAPES[name], options.format)
         for tokens in options.tokens:
-            layer = draw_layer(Mixture(tokens, *SHAPES[name], torch.bfloat16), weights)
+            mixture = Mixture(tokens, *SHAPES[name], torch.bfloat16)
+            layer = draw_layer(mixture, router, experts)
             if options.sweep:
                 sweep(layer, name, options.products)
             else:
                 measure_layer(layer)
-        del weights, layer
+        del router, experts, layer
         torch.cuda.empty_cache()
     if not options.sweep and options.batches:
-        measure_steps(limits, options.batches)
+        measure_steps(limits, options.batches, options.format)

@@ -29,12 +29,14 @@ from parrot_engine.attention.policy import TileCuts
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
+from parrot_engine.bench.formats import FORMATS
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.checkpoint import read_json
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families.registry import family_of
+from parrot_engine.models.loader import draw_packed
 from parrot_engine.models.parts import TensorSpec
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
@@ -106,14 +108,23 @@ def decoder_of(runner: ModelRunner) -> Decoder:
 
 
 def dummy_runner(
-    block_size: int, num_blocks: int, layers: int | None = None, shape: str = "llama-8b"
+    block_size: int,
+    num_blocks: int,
+    layers: int | None = None,
+    shape: str = "llama-8b",
+    form: str | None = None,
 ) -> ModelRunner:
-    """A runner on the GPU whose weights and cache are random."""
+    """A runner on the GPU whose weights, in a format where one is named, and cache are random."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     raw = dict(SHAPES[shape])
     raw["num_hidden_layers"] = layers or raw["num_hidden_layers"]
+    raw["quantization_config"] = None if form is None else FORMATS[form]
     family = family_of(raw)
-    model = family.build(family.read_config(raw), TensorSpec(device, dtype, "triton")).eval()
+    config = family.read_config(raw)
+    spec = TensorSpec(device, dtype, "triton", packed=form is not None)
+    model = family.build(config, spec).eval()
+    if config.quantization is not None:
+        draw_packed(model, 0, config.quantization, device)
     for parameter in model.parameters():
         parameter.data.normal_(std=0.02)
     runner = ModelRunner(

@@ -150,11 +150,10 @@ class Bounds(NamedTuple):
             attended: tokens that the rows attend to, summed over rows.
         """
         weights = self.layer_weights + self.head_weights
-        plain = self.head_weights + self.expert_weights(self.experts_met(rows))
-        moved = plain * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
-        quantization = self.config.quantization
-        moved += self.layer_weights * (
-            int(self.dtype.itemsize) if quantization is None else quantization.bytes_per_weight
+        itemsize, quantization = int(self.dtype.itemsize), self.config.quantization
+        moved = self.head_weights * itemsize + kv_tokens * self.kv_bytes
+        moved += (self.layer_weights + self.expert_weights(self.experts_met(rows))) * (
+            itemsize if quantization is None else quantization.bytes_per_weight
         )
         flops = 2 * (weights + self.expert_weights(self._top_k)) * rows
         flops += self._attention_flops(attended)

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.kernels.quantized_tuning import fit
+from parrot_engine.kernels.skinny_tuning import Product, Tuning
+from parrot_engine.quantization.packed import PackedWeight
 
 #: Most tokens whose pairs are multiplied one by one, whatever the number of experts …
 MAX_VECTOR_TOKENS = 4
@@ -23,6 +25,24 @@ _VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1)
 _FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
+#: Packed experts, not measured on a GPU: single pairs, in steps of bytes of a row, of which so many
+#: are unrolled and so fetched at once …
+_PACKED_VECTORS = (Tuning("vector", 1, 1, 256, 1, 8), Tuning("vector", 1, 1, 256, 1, 24))
+#: … tiles of few pairs, and of many.
+_PACKED_FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 5), Tuning("tile", 16, 128, 256, 8, 5))
+_PACKED_MANY_PAIRS = (Tuning("tile", 64, 64, 128, 8, 4), Tuning("tile", 64, 128, 128, 8, 4))
+#: Pairs of a tile from which on products are arithmetic rather than bytes: x is then put into one
+#: number of 8 bits where the checkpoint asks for such activations.
+_MIN_ROUNDED_PAIRS = 128
+
+
+class PackedExperts(NamedTuple):
+    """The matrices of all experts above each other, as codes and scales."""
+
+    #: `[experts x 2 x size, hidden_size]`: an expert's gate above its up.
+    gate_up: PackedWeight
+    #: `[experts x hidden_size, size]`
+    down: PackedWeight
 
 
 class ExpertWeights(NamedTuple):
@@ -41,6 +61,8 @@ class ExpertWeights(NamedTuple):
     down_bias: Tensor | None = None
     alpha: float = 1.0
     limit: float | None = None
+    #: The matrices as codes and scales; `gate_up` and `down` then hold no more than their shapes.
+    packed: PackedExperts | None = None
 
 
 class Mixture(NamedTuple):
@@ -62,20 +84,27 @@ class MixtureTuning(NamedTuple):
     down: Tuning
 
 
+def _pairs_of_tile(mixture: Mixture) -> int | None:
+    """None: pairs are multiplied one by one."""
+    num_tokens, num_pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
+    is_sparse = num_tokens <= _MAX_SPARSE_VECTOR_TOKENS and 2 * num_pairs <= mixture.num_experts
+    if num_tokens <= MAX_VECTOR_TOKENS or is_sparse:
+        return None
+    # Tiles as large as an expert's share on average: padding costs nothing that counts while
+    # weights are what is waited for, and few tiles read them less often.
+    share = num_pairs / mixture.num_experts
+    return next((size for size in TILES if share <= size), TILES[-1])
+
+
 @cache
 def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -> MixtureTuning:
     """The kernels for `mixture` where `shared_memory` bytes can be had.
 
     A `copy_engine` (compute capability 9.0 and later) fetches the weights of tiles.
     """
-    num_tokens, num_pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
-    is_sparse = num_tokens <= _MAX_SPARSE_VECTOR_TOKENS and 2 * num_pairs <= mixture.num_experts
-    if num_tokens <= MAX_VECTOR_TOKENS or is_sparse:
+    tile = _pairs_of_tile(mixture)
+    if tile is None:
         return MixtureTuning(*_VECTORS)
-    # Tiles as large as an expert's share on average: padding costs nothing that counts while
-    # weights are what is waited for, and few tiles read them less often.
-    share = num_pairs / mixture.num_experts
-    tile = next((size for size in TILES if share <= size), TILES[-1])
     if tile <= 32:
         gate_up, down = (tuning._replace(tokens=tile) for tuning in _FEW_PAIRS)
     else:
@@ -112,3 +141,38 @@ def _fit(
     # The copy engine fetches rows of whole 16 bytes.
     descriptors = copy_engine and itemsize == 2 and in_size * itemsize % 16 == 0
     return tuning._replace(block_in=block_in, num_stages=stages, descriptors=descriptors)
+
+
+def packed_mixture_tuning(
+    mixture: Mixture, packed: PackedExperts, shared_memory: int, *, copy_engine: bool
+) -> MixtureTuning:
+    """The same for packed experts; of vectors `block_in` are bytes, and `num_stages` unrolled."""
+    tile = _pairs_of_tile(mixture)
+    if tile is None:
+        return MixtureTuning(*_PACKED_VECTORS)
+    gate_up, down = _PACKED_FEW_PAIRS if tile <= 32 else _PACKED_MANY_PAIRS
+    hidden_size, size, dtype = mixture.hidden_size, mixture.size, mixture.dtype
+    fitted = (
+        _fit_packed(
+            tuning._replace(tokens=tile, descriptors=True),
+            Product(mixture.num_tokens, out_size, weight.in_size, dtype, gated),
+            weight,
+            shared_memory,
+            copy_engine=copy_engine,
+        )
+        for tuning, weight, out_size, gated in (
+            (gate_up, packed.gate_up, size, True),
+            (down, packed.down, hidden_size, False),
+        )
+    )
+    return MixtureTuning(*fitted)
+
+
+def _fit_packed(
+    tuning: Tuning, case: Product, weight: PackedWeight, shared_memory: int, *, copy_engine: bool
+) -> Tuning:
+    """The same within a group, with as many stages as fit; codes of FP8 as they are on Hopper."""
+    if weight.kind == "fp8" and copy_engine:
+        is_rounded = tuning.tokens >= _MIN_ROUNDED_PAIRS and weight.activations != "none"
+        tuning = tuning._replace(kind="rounded" if is_rounded else "split")
+    return fit(tuning, case, weight, shared_memory, copy_engine=copy_engine)

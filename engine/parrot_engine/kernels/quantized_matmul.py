@@ -63,7 +63,7 @@ _FLOAT16_HALVES: tl.constexpr = _halves_of("f16", 0x6400, 0x3C00, 0xE408)
 
 
 @triton.jit
-def _halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
+def code_halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
     """(Lower, upper) codes of bytes, less 8, in `DTYPE`.
 
     Four bits become the last ones of a number whose steps are 1: 128 in bfloat16, 1,024 in
@@ -83,7 +83,7 @@ def _halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _numbers(codes, DTYPE: tl.constexpr, SPLIT_X: tl.constexpr, INTERPRETED: tl.constexpr):
+def code_numbers(codes, DTYPE: tl.constexpr, SPLIT_X: tl.constexpr, INTERPRETED: tl.constexpr):
     """Codes of 8 bits as the matrix instructions take them."""
     if INTERPRETED:
         codes = codes.to(tl.float32)
@@ -126,7 +126,7 @@ def _load_x(
 
 
 @triton.jit
-def _partial(
+def add_product(
     total,
     sums,
     low,
@@ -299,22 +299,22 @@ def quantized_tiles(
             x_low = x_low.to(tl.float32)
             x_high = x_high.to(tl.float32)
         if BITS == 4:
-            low, high = _halves(w, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
+            low, high = code_halves(w, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
         else:
-            low = _numbers(w, DTYPE, SPLIT_X, INTERPRETED)
+            low = code_numbers(w, DTYPE, SPLIT_X, INTERPRETED)
             high = low
         x_low = tl.trans(x_low)
         x_high = tl.trans(x_high)
-        total = _partial(
+        total = add_product(
             total, sums, low, high, x_low, x_high, scale, zero, BITS, GROUPED, HAS_ZEROS, SPLIT_X
         )
         if GATED:
             if BITS == 4:
-                low, high = _halves(v, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
+                low, high = code_halves(v, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
             else:
-                low = _numbers(v, DTYPE, SPLIT_X, INTERPRETED)
+                low = code_numbers(v, DTYPE, SPLIT_X, INTERPRETED)
                 high = low
-            up = _partial(
+            up = add_product(
                 up,
                 sums,
                 low,

@@ -24,8 +24,8 @@ _MAX_POINTER_TOKENS = 16
 class Tuning(NamedTuple):
     """Options of a product's kernel; see `skinny_matmul`."""
 
-    #: `split`: a tile for x in two numbers of 8 bits, weights of 8 bits only.
-    kind: Literal["vector", "tile", "split"]
+    #: `split`: a tile for x in two numbers of 8 bits, weights of FP8 only; `rounded`: in one.
+    kind: Literal["vector", "tile", "split", "rounded"]
     #: Most tokens, a power of two: 1 to 4 for vectors, 8 to 128 for tiles.
     tokens: int
     #: Outputs of a program (of either half where gate and up are multiplied).

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from parrot_engine.kernels.grouped_tuning import ExpertWeights
+import torch
+from torch import Tensor, nn
+
+from parrot_engine.kernels.grouped_tuning import ExpertWeights, PackedExperts
 from parrot_engine.models.config import ExpertsConfig
 from parrot_engine.models.lora import AdapterRows
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Ops, Residual
-from parrot_engine.models.parts import Stacked, TensorSpec, WeightPart
+from parrot_engine.models.parts import Pack, Packable, TensorSpec, WeightPart
+from parrot_engine.quantization.packed import above_each_other
+from parrot_engine.quantization.weights import QuantizedWeight
 
 
-class SparseMLP(Stacked):
+class SparseMLP(Packable):
     """For each token the sum of a few of many gated MLPs, chosen by a router (arXiv 1701.06538).
 
     The experts' weights are stacked, so that their products are those of few kernels.
@@ -22,8 +27,11 @@ class SparseMLP(Stacked):
         self._config = config
         count, size = config.count, config.intermediate_size
         self.router = spec.empty(count, hidden_size)
-        self.gate_up = spec.empty(count, 2 * size, hidden_size)
-        self.down = spec.empty(count, hidden_size, size)
+        weight_spec = spec.of_products()
+        self.gate_up = weight_spec.empty(count, 2 * size, hidden_size)
+        self.down = weight_spec.empty(count, hidden_size, size)
+        #: Both as codes and scales; they have no memory then.
+        self.packed: PackedExperts | None = None
         self.router_bias = spec.empty(count) if config.bias else None
         self.gate_up_bias = spec.empty(count, 2 * size) if config.bias else None
         self.down_bias = spec.empty(count, hidden_size) if config.bias else None
@@ -46,9 +54,33 @@ class SparseMLP(Stacked):
     def _experts(self) -> Experts:
         config = self._config
         weights = ExpertWeights(
-            self.gate_up, self.down, self.gate_up_bias, self.down_bias, config.alpha, config.limit
+            self.gate_up,
+            self.down,
+            self.gate_up_bias,
+            self.down_bias,
+            config.alpha,
+            config.limit,
+            self.packed,
         )
         return Experts(weights, config.top_k, normalize=config.normalize)
+
+    @property
+    def is_meta(self) -> bool:
+        return bool(self.gate_up.is_meta)
+
+    def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
+        count = self._config.count
+        pairs = zip(weights[::3], weights[1::3], strict=True)
+        gate_up = above_each_other(map(pack, pairs), count)
+        down = above_each_other((pack([weight]) for weight in weights[2::3]), count)
+        if gate_up is None or down is None:
+            return False
+        self.packed = PackedExperts(gate_up, down)
+        return True
+
+    def give_memory(self, device: torch.device) -> None:
+        self.gate_up = nn.Parameter(torch.empty_like(self.gate_up, device=device), False)
+        self.down = nn.Parameter(torch.empty_like(self.down, device=device), False)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
         """The name of the block replaces the last component of `prefix`."""

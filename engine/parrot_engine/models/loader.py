@@ -7,7 +7,7 @@ and does not read the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,11 +22,11 @@ from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optiona
 from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families.registry import family_of
-from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, weight_parts
+from parrot_engine.models.parts import Packable, RMSNorm, Stacked, TensorSpec, weight_parts
 from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 from parrot_engine.models.stored_weights import StoredWeights
 from parrot_engine.quantization.interface import Quantization
-from parrot_engine.quantization.packed import pack
+from parrot_engine.quantization.packed import PackedWeight, pack_stacked
 from parrot_engine.quantization.weights import QuantizedWeight
 
 #: Called after each tensor with (tensors loaded, tensors in all).
@@ -222,8 +222,7 @@ def load_weights(
     for path, module in _without_memory(model):
         names = [part.name for part in module.weight_parts(path) if part.target.is_meta]
         weights = [read(name) for name in names]
-        module.packed = stored.packed(weights)
-        if module.packed is None:
+        if not module.pack(weights, stored.packed):
             module.give_memory(stored.device)
             targets = {part.name: part.target for part in module.weight_parts(path)}
             for name, weight in zip(names, weights, strict=True):
@@ -240,9 +239,9 @@ def _fill(target: Tensor, weight: Tensor | QuantizedWeight) -> None:
     target.copy_(weight.dense() if isinstance(weight, QuantizedWeight) else weight)
 
 
-def _without_memory(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+def _without_memory(model: nn.Module) -> Iterator[tuple[str, Packable]]:
     for path, module in model.named_modules():
-        if isinstance(module, Linear) and module.weight.is_meta:
+        if isinstance(module, Packable) and module.is_meta:
             yield path, module
 
 
@@ -252,13 +251,17 @@ def draw_packed(
 ) -> None:
     """Fill every weight without memory with random codes, or give it memory where it is dense."""
     generator = torch.Generator(device).manual_seed(seed)
+
+    def packed(weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:
+        return pack_stacked(weights, device, quantization.activations)
+
     for path, module in _without_memory(model):
-        names = [part.name.removesuffix(".weight") for part in module.weight_parts(path)]
-        if not any(quantization.skips(name) for name in names):
-            out_size, in_size = module.weight.shape
-            drawn = quantization.draw(out_size, in_size, generator)
-            module.packed = pack(drawn, device, quantization.activations)
-        if module.packed is None:
+        parts = [part for part in module.weight_parts(path) if part.target.is_meta]
+        drawn: list[Tensor | QuantizedWeight] = []
+        if not any(quantization.skips(part.name.removesuffix(".weight")) for part in parts):
+            for rows, columns in (part.target.shape for part in parts):
+                drawn.append(quantization.draw(rows, columns, generator))
+        if not drawn or not module.pack(drawn, packed):
             module.give_memory(device)
 
 

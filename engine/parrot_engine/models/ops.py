@@ -243,7 +243,7 @@ class Ops:
         return mixed
 
     def _expert(self, x: Tensor, weights: ExpertWeights, index: int) -> Tensor:
-        gate_up, down, gate_up_bias, down_bias, alpha, limit = weights
+        gate_up, down, gate_up_bias, down_bias, alpha, limit, _ = weights
         inner = F.linear(x, gate_up[index], None if gate_up_bias is None else gate_up_bias[index])
         if limit is None:
             inner = self.gated(inner, "silu")

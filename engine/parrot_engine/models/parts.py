@@ -6,8 +6,8 @@ They are created empty, on the device and in the dtype of a `TensorSpec`, and fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,10 @@ from parrot_engine.models.lora import AdapterRows, LoraProduct, LoraSlots
 from parrot_engine.models.ops import Affine, Norm, Ops, rms_norm
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
+from parrot_engine.quantization.weights import QuantizedWeight
+
+#: Makes one packed weight of weights above each other; None where the kernels cannot take it.
+Pack: TypeAlias = Callable[[Sequence[Tensor | QuantizedWeight]], PackedWeight | None]
 
 
 class TensorSpec(NamedTuple):
@@ -35,6 +39,10 @@ class TensorSpec(NamedTuple):
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         data = torch.empty(*shape, device=self.device, dtype=dtype or self.dtype)
         return nn.Parameter(data, requires_grad=False)
+
+    def of_products(self) -> TensorSpec:
+        """The same for weights that may be packed, which is known when they are read: no memory."""
+        return self._replace(device=torch.device("meta")) if self.packed else self
 
     def ops(self) -> Ops:
         """The operations of these kernels; imports triton only where it is used."""
@@ -62,7 +70,27 @@ class Stacked(nn.Module):
         raise NotImplementedError
 
 
-class Linear(Stacked):
+class Packable(Stacked):
+    """A module whose products' weights may be codes and scales; without memory until they are read.
+
+    `pack` or else `give_memory` is called once, by the loader.
+    """
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether its weights have no memory of their own."""
+        raise NotImplementedError
+
+    def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
+        """Keep `weights`, those of its parts without memory, packed; False: they cannot be."""
+        raise NotImplementedError
+
+    def give_memory(self, device: torch.device) -> None:
+        """Place its weights on `device`, where they are to be dense after all."""
+        raise NotImplementedError
+
+
+class Linear(Packable):
     """x W^T + b over one or several projections of the checkpoint, stacked by output.
 
     `parts` maps each projection's name to its output size; stacking makes one matrix product of
@@ -80,9 +108,7 @@ class Linear(Stacked):
         super().__init__()
         self.parts = parts
         out_size = sum(parts.values())
-        # Which weights are packed is known when they are read.
-        weight_spec = spec._replace(device=torch.device("meta")) if spec.packed else spec
-        self.weight = weight_spec.empty(out_size, in_size)
+        self.weight = spec.of_products().empty(out_size, in_size)
         self.bias = spec.empty(out_size) if bias else None
 
     @property
@@ -109,8 +135,15 @@ class Linear(Stacked):
         )
         return self.lora
 
+    @property
+    def is_meta(self) -> bool:
+        return bool(self.weight.is_meta)
+
+    def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
+        self.packed = pack(weights)
+        return self.packed is not None
+
     def give_memory(self, device: torch.device) -> None:
-        """Place the weight on `device`, where it is to be dense after all."""
         self.weight = nn.Parameter(torch.empty_like(self.weight, device=device), False)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:

@@ -12,8 +12,8 @@ from parrot_engine.models.checkpoint import TensorFiles
 from parrot_engine.models.config import Fused
 from parrot_engine.models.stacked_experts import StackedExperts
 from parrot_engine.quantization.interface import Quantization
-from parrot_engine.quantization.packed import PackedWeight, pack
-from parrot_engine.quantization.weights import QuantizedWeight, stack
+from parrot_engine.quantization.packed import PackedWeight, pack_stacked
+from parrot_engine.quantization.weights import QuantizedWeight
 
 
 class StoredWeights:
@@ -117,10 +117,4 @@ class StoredWeights:
         """Weights above each other for the kernels; None where they cannot take them."""
         if self._quantization is None:
             return None
-        quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-        if len(quantized) != len(weights):
-            return None
-        stacked = stack(quantized)
-        if stacked is None:
-            return None
-        return pack(stacked, self.device, self._quantization.activations)
+        return pack_stacked(weights, self.device, self._quantization.activations)

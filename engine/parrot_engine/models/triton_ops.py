@@ -19,8 +19,9 @@ from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.dequantize import dequantize
 from parrot_engine.kernels.expert_routing import choose
 from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning
+from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning, packed_mixture_tuning
 from parrot_engine.kernels.lora_product import StackedWeights, add_lora
+from parrot_engine.kernels.packed_experts import packed_mixture
 from parrot_engine.kernels.quantized_matmul import quantized_product
 from parrot_engine.kernels.quantized_tuning import is_grouped, quantized_tuning
 from parrot_engine.kernels.skinny_matmul import product
@@ -216,16 +217,20 @@ class TritonOps(Ops):
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
         logits = self._wide(x, router)
         chosen = choose(logits, experts.top_k, normalize=experts.normalize)
-        num_experts, hidden_size, size = experts.weights.down.shape
-        limits = _limits(x.device)
-        tuning = mixture_tuning(
-            Mixture(len(x), experts.top_k, num_experts, hidden_size, size, x.dtype),
-            limits.shared_memory,
-            copy_engine=limits.copy_engine,
-        )
-        residual = hidden if self._collective is None else None
         weights = self._share_of(experts).weights
-        mixed = mixture(x, weights, chosen, tuning, residual)
+        num_experts, hidden_size, size = weights.down.shape
+        limits = _limits(x.device)
+        case = Mixture(len(x), experts.top_k, num_experts, hidden_size, size, x.dtype)
+        residual = hidden if self._collective is None else None
+        shared_memory, copy_engine = limits.shared_memory, limits.copy_engine
+        if weights.packed is None:
+            tuning = mixture_tuning(case, shared_memory, copy_engine=copy_engine)
+            mixed = mixture(x, weights, chosen, tuning, residual)
+        else:
+            tuning = packed_mixture_tuning(
+                case, weights.packed, shared_memory, copy_engine=copy_engine
+            )
+            mixed = packed_mixture(x, weights, chosen, tuning, residual)
         if self._collective is None:
             return Residual(mixed)
         if self._collective.sums_onto(hidden):

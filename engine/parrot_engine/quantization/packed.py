@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from parrot_engine.quantization.interface import Activations
-from parrot_engine.quantization.weights import QuantizedWeight
+from parrot_engine.quantization.weights import QuantizedWeight, stack
 
 #: Columns of a chunk: of 4 bits, byte i of its 16 holds columns i (lower half) and 16 + i.
 CHUNK = 32
@@ -95,4 +96,51 @@ def pack(
         group,
         min(weight.block[0], out_size),
         activations,
+    )
+
+
+def pack_stacked(
+    weights: Sequence[Tensor | QuantizedWeight], device: torch.device, activations: Activations
+) -> PackedWeight | None:
+    """`pack` for weights above each other; None also where some are dense, or quantised unlike."""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    stacked = stack(quantized) if len(quantized) == len(weights) else None
+    return None if stacked is None else pack(stacked, device, activations)
+
+
+def above_each_other(weights: Iterable[PackedWeight | None], count: int) -> PackedWeight | None:
+    """One weight of `count` equally large ones; None where they are unlike, or one is missing.
+
+    Nor can columns have an order: each weight would have its own.
+    """
+    whole: PackedWeight | None = None
+    for index, weight in enumerate(weights):
+        if weight is None or weight.order is not None:
+            return None
+        rows, blocks = len(weight.codes), weight.scales.shape[1]
+        if whole is None:
+            if rows % weight.rows:
+                return None
+            zeros = weight.zeros
+            whole = weight._replace(
+                codes=weight.codes.new_empty(count * rows, weight.codes.shape[1]),
+                scales=weight.scales.new_empty(len(weight.scales), count * blocks),
+                zeros=None if zeros is None else zeros.new_empty(len(zeros), count * blocks),
+            )
+        if not _are_alike(weight, whole):
+            return None
+        whole.codes[index * rows : (index + 1) * rows] = weight.codes
+        whole.scales[:, index * blocks : (index + 1) * blocks] = weight.scales
+        if whole.zeros is not None and weight.zeros is not None:
+            whole.zeros[:, index * blocks : (index + 1) * blocks] = weight.zeros
+    return whole
+
+
+def _are_alike(a: PackedWeight, b: PackedWeight) -> bool:
+    return (a.kind, a.group, a.rows, a.scales.dtype, a.zeros is None) == (
+        b.kind,
+        b.group,
+        b.rows,
+        b.scales.dtype,
+        b.zeros is None,
     )

@@ -1,0 +1,532 @@
+"""Products of the tokens of a mixture with experts that are codes and scales.
+
+The same ways as `grouped_product`, whose routing and sums they share: pairs one by one, or tiles of
+one expert's pairs. The matrices of all experts are one `PackedWeight`, above each other. How codes
+become numbers is as in `quantized_matmul`: registers of float32 for single pairs; in tiles FP8 is
+multiplied as it is, by x in two numbers of 8 bits, and everything else in the dtype of x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from parrot_engine.kernels.expert_routing import Chosen, Tiles, align
+from parrot_engine.kernels.grouped_product import gate_units, sum_pairs
+from parrot_engine.kernels.grouped_tuning import ExpertWeights, MixtureTuning
+from parrot_engine.kernels.quantized_matmul import add_product, code_halves, code_numbers
+from parrot_engine.kernels.quantized_tuning import is_grouped
+from parrot_engine.kernels.skinny_matmul import INTERPRETED
+from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.quantization.packed import CHUNK, PackedWeight
+
+_HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
+
+
+@triton.jit
+def _load_values(x, place, inside, BITS: tl.constexpr):
+    """x in float32 at the columns of bytes: (of their lower halves, of their upper halves)."""
+    low = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    high = low
+    if BITS == 4:
+        high = tl.load(x + place + _HALF, mask=inside, other=0.0).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _add_bytes(
+    total,
+    codes,
+    low,
+    high,
+    sums,
+    scales,
+    zeros,
+    place,
+    there,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+):
+    """`total` `[rows, chunks of 16 bytes]` and the products of `codes` with x, scaled."""
+    if BITS == 4:
+        products = ((codes & 15).to(tl.float32) - 8.0) * low[None, :]
+        products += ((codes >> 4).to(tl.float32) - 8.0) * high[None, :]
+    else:
+        products = codes.to(tl.float32) * low[None, :]
+    part = tl.sum(tl.reshape(products, [total.shape[0], total.shape[1], _HALF]), 2)
+    if HAS_ZEROS:
+        part -= tl.load(zeros + place, mask=there, other=0).to(tl.float32) * sums[None, :]
+    return total + part * tl.load(scales + place, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def packed_vector_gate_up(
+    x,
+    codes,
+    scales,
+    zeros,
+    bias,
+    experts,
+    out,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them.
+
+    A step is `BLOCK_IN` bytes of a row; `SCALES` are the blocks of rows of all experts. Steps are
+    unrolled by hand: otherwise each waits for what it fetches, having little else to do.
+    """
+    pair = tl.program_id(0)
+    expert = tl.load(experts + pair)
+    rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    # Rows past the end read the last one again; they are not stored.
+    present = tl.minimum(rows, OUT - 1)
+    ROW_BYTES: tl.constexpr = IN * BITS // 8
+    CHUNKS: tl.constexpr = BLOCK_IN // _HALF
+    lanes = tl.arange(0, BLOCK_IN)
+    columns = lanes
+    if BITS == 4:
+        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    chunks = tl.arange(0, CHUNKS) * _HALF
+    above = expert * (2 * OUT) + present
+    source = codes + above.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
+    values = x + (pair // TOP_K).to(tl.int64) * IN
+    gate = tl.zeros([BLOCK_OUT, CHUNKS], tl.float32)
+    up = tl.zeros([BLOCK_OUT, CHUNKS], tl.float32)
+    for start in tl.range(0, ROW_BYTES, BLOCK_IN, loop_unroll_factor=UNROLL):
+        inside = start + lanes < ROW_BYTES
+        here = inside[None, :]
+        w = tl.load(source + start, mask=here, other=0.0, eviction_policy="evict_first")
+        v = tl.load(
+            source + start + OUT * ROW_BYTES, mask=here, other=0.0, eviction_policy="evict_first"
+        )
+        low, high = _load_values(values, start * 8 // BITS + columns, inside, BITS)
+        sums = tl.zeros([CHUNKS], tl.float32)
+        if HAS_ZEROS:
+            added = low + high if BITS == 4 else low
+            sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
+        there = (start + chunks < ROW_BYTES)[None, :]
+        groups = ((start + chunks) * 8 // BITS // GROUP)[None, :] * SCALES
+        place = groups + (above // SCALE_ROWS)[:, None]
+        gate = _add_bytes(gate, w, low, high, sums, scales, zeros, place, there, BITS, HAS_ZEROS)
+        place = groups + ((above + OUT) // SCALE_ROWS)[:, None]
+        up = _add_bytes(up, v, low, high, sums, scales, zeros, place, there, BITS, HAS_ZEROS)
+    opened, upper = tl.sum(gate, 1), tl.sum(up, 1)
+    if HAS_BIAS:
+        opened += tl.load(bias + above).to(tl.float32)
+        upper += tl.load(bias + above + OUT).to(tl.float32)
+    total = gate_units(opened, upper, ALPHA, LIMIT)
+    tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def packed_vector_down(
+    x,
+    codes,
+    scales,
+    zeros,
+    bias,
+    experts,
+    factors,
+    residual,
+    out,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of a token: its experts' sum, and the residual."""
+    token = tl.program_id(0)
+    rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    ROW_BYTES: tl.constexpr = IN * BITS // 8
+    CHUNKS: tl.constexpr = BLOCK_IN // _HALF
+    lanes = tl.arange(0, BLOCK_IN)
+    columns = lanes
+    if BITS == 4:
+        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    chunks = tl.arange(0, CHUNKS) * _HALF
+    total = tl.zeros([BLOCK_OUT, CHUNKS], tl.float32)
+    STEPS: tl.constexpr = (ROW_BYTES + BLOCK_IN - 1) // BLOCK_IN
+    # One loop over experts and bytes, so that fetching goes on from one expert to the next.
+    for step in tl.range(0, TOP_K * STEPS, loop_unroll_factor=UNROLL):
+        pair = token * TOP_K + step // STEPS
+        start = step % STEPS * BLOCK_IN
+        above = tl.load(experts + pair) * OUT + present
+        factor = tl.load(factors + pair)
+        inside = start + lanes < ROW_BYTES
+        w = tl.load(
+            codes + above.to(tl.int64)[:, None] * ROW_BYTES + (start + lanes)[None, :],
+            mask=inside[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        place = pair.to(tl.int64) * IN + start * 8 // BITS + columns
+        low, high = _load_values(x, place, inside, BITS)
+        low *= factor
+        high *= factor
+        sums = tl.zeros([CHUNKS], tl.float32)
+        if HAS_ZEROS:
+            added = low + high if BITS == 4 else low
+            sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
+        groups = ((start + chunks) * 8 // BITS // GROUP)[None, :] * SCALES
+        place = groups + (above // SCALE_ROWS)[:, None]
+        there = (start + chunks < ROW_BYTES)[None, :]
+        total = _add_bytes(total, w, low, high, sums, scales, zeros, place, there, BITS, HAS_ZEROS)
+    result = tl.sum(total, 1)
+    if HAS_BIAS:
+        for slot in tl.static_range(TOP_K):
+            expert = tl.load(experts + token * TOP_K + slot)
+            factor = tl.load(factors + token * TOP_K + slot)
+            result += tl.load(bias + expert * OUT + present).to(tl.float32) * factor
+    places = token.to(tl.int64) * OUT + rows
+    if HAS_RESIDUAL:
+        result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def _load_tile(x, place, wanted, inside, WHOLE: tl.constexpr):
+    """Rows of x at `place` `[pairs, columns]`; padding is 0, and so is what lies behind a row."""
+    if WHOLE:
+        value = tl.load(x + place, mask=wanted[:, None], other=0.0)
+    else:
+        value = tl.load(x + place, mask=wanted[:, None] & inside[None, :], other=0.0)
+    return value
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def packed_tile_product(
+    x,
+    x_scales,
+    codes,
+    code_tiles,
+    scales,
+    zeros,
+    bias,
+    pairs,
+    tile_experts,
+    num_tiles,
+    factors,
+    out,
+    num_rows,
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """`grouped_product.tile_product` for codes, `BLOCK_IN` columns a step, within a group.
+
+    x `[num_rows, IN]` is as it comes (`PARTS` 0), or that many numbers of 8 bits (`split_rows`).
+    """
+    tile = tl.program_id(1)
+    if tile >= tl.load(num_tiles):
+        return
+    expert = tl.load(tile_experts + tile)
+    pair = tl.load(pairs + tile * TILE + tl.arange(0, TILE))
+    wanted = pair >= 0
+    token = tl.where(wanted, pair, 0) // TOP_K
+    first = tl.program_id(0) * BLOCK_OUT
+    rows = first + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    HALVES: tl.constexpr = 2 if GATED else 1
+    BYTES: tl.constexpr = BLOCK_IN * BITS // 8
+    ROW_BYTES: tl.constexpr = IN * BITS // 8
+    WHOLE: tl.constexpr = IN % BLOCK_IN == 0
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    WIDE: tl.constexpr = tl.float32 if INTERPRETED else DTYPE
+    TWO: tl.constexpr = PARTS == 2
+    lanes = tl.arange(0, BYTES)
+    columns = lanes
+    if BITS == 4:
+        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    top = expert * (HALVES * OUT)
+    above = top + present
+    source = codes + above.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
+    line = token.to(tl.int64)[:, None] * IN + columns[None, :]
+    total = tl.zeros([BLOCK_OUT, TILE], tl.float32)
+    up = tl.zeros([BLOCK_OUT, TILE], tl.float32)
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        begin = start * BITS // 8
+        inside = begin + lanes < ROW_BYTES
+        if DESCRIPTORS:
+            w = code_tiles.load([top + first, begin])
+            if GATED:
+                v = code_tiles.load([top + OUT + first, begin])
+        elif WHOLE:
+            w = tl.load(source + begin)
+            if GATED:
+                v = tl.load(source + begin + OUT * ROW_BYTES)
+        else:
+            w = tl.load(source + begin, mask=inside[None, :], other=0.0)
+            if GATED:
+                v = tl.load(source + begin + OUT * ROW_BYTES, mask=inside[None, :], other=0.0)
+        x_low = _load_tile(x, line + start, wanted, inside, WHOLE)
+        x_high = x_low
+        if BITS == 4:
+            x_high = _load_tile(x, line + start + _HALF, wanted, inside, WHOLE)
+        elif TWO:
+            x_high = _load_tile(x + num_rows.to(tl.int64) * IN, line + start, wanted, inside, WHOLE)
+        scale = tl.zeros([BLOCK_OUT], tl.float32)
+        zero = scale
+        up_scale = scale
+        up_zero = scale
+        sums = tl.zeros([TILE], tl.float32)
+        if GROUPED:
+            place = start // GROUP * SCALES + above // SCALE_ROWS
+            up_place = start // GROUP * SCALES + (above + OUT) // SCALE_ROWS
+            scale = tl.load(scales + place).to(tl.float32)
+            if GATED:
+                up_scale = tl.load(scales + up_place).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + place).to(tl.float32)
+                if GATED:
+                    up_zero = tl.load(zeros + up_place).to(tl.float32)
+                sums = tl.sum(x_low.to(tl.float32), 1)
+                if BITS == 4:
+                    sums += tl.sum(x_high.to(tl.float32), 1)
+        if INTERPRETED:
+            x_low = x_low.to(tl.float32)
+            x_high = x_high.to(tl.float32)
+        x_low = tl.trans(x_low)
+        x_high = tl.trans(x_high)
+        if BITS == 4:
+            low, high = code_halves(w, WIDE, INTERPRETED)
+        else:
+            low = code_numbers(w, DTYPE, PARTS > 0, INTERPRETED)
+            high = low
+        total = add_product(
+            total, sums, low, high, x_low, x_high, scale, zero, BITS, GROUPED, HAS_ZEROS, TWO
+        )
+        if GATED:
+            if BITS == 4:
+                low, high = code_halves(v, WIDE, INTERPRETED)
+            else:
+                low = code_numbers(v, DTYPE, PARTS > 0, INTERPRETED)
+                high = low
+            up = add_product(
+                up, sums, low, high, x_low, x_high, up_scale, up_zero, BITS, GROUPED, HAS_ZEROS, TWO
+            )
+    if not GROUPED:
+        total *= tl.load(scales + above // SCALE_ROWS).to(tl.float32)[:, None]
+        if GATED:
+            up *= tl.load(scales + (above + OUT) // SCALE_ROWS).to(tl.float32)[:, None]
+    if PARTS > 0:
+        factor = tl.load(x_scales + token, mask=wanted, other=0.0)[None, :]
+        total *= factor
+        up *= factor
+    if HAS_BIAS:
+        total += tl.load(bias + above).to(tl.float32)[:, None]
+        if GATED:
+            up += tl.load(bias + above + OUT).to(tl.float32)[:, None]
+    if GATED:
+        total = gate_units(total, up, ALPHA, LIMIT)
+    if HAS_FACTORS:
+        total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
+    places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
+    stored = (rows < OUT)[:, None] & wanted[None, :]
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+
+
+def layout_of(weight: PackedWeight) -> dict[str, Any]:
+    """Constants of the kernels: how codes and scales lie."""
+    return {
+        "BITS": 4 if weight.kind == "int4" else 8,
+        "HAS_ZEROS": weight.zeros is not None,
+        "IN": weight.in_size,
+        "GROUP": weight.group,
+        "SCALE_ROWS": weight.rows,
+        "SCALES": weight.scales.shape[1],
+    }
+
+
+def blocks_of(tuning: Tuning) -> dict[str, int]:
+    """Constants of the kernels: what a program takes in a step."""
+    return {
+        "BLOCK_OUT": tuning.block_out,
+        "BLOCK_IN": tuning.block_in,
+        "UNROLL" if tuning.kind == "vector" else "STAGES": tuning.num_stages,
+        "num_warps": tuning.num_warps,
+    }
+
+
+def packed_gate_up_vectors(
+    x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning
+) -> Tensor:
+    """`grouped_product.gate_up_vectors`; `tuning.block_in` are bytes."""
+    assert experts.packed is not None
+    weight, bias = experts.packed.gate_up, experts.gate_up_bias
+    size, num_pairs = experts.gate_up.shape[1] // 2, chosen.experts.numel()
+    out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
+    packed_vector_gate_up[(num_pairs, triton.cdiv(size, tuning.block_out))](
+        x,
+        weight.codes,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        x if bias is None else bias,
+        chosen.experts,
+        out,
+        HAS_BIAS=bias is not None,
+        ALPHA=experts.alpha,
+        LIMIT=experts.limit or 0.0,
+        TOP_K=chosen.experts.shape[1],
+        OUT=size,
+        **layout_of(weight),
+        **blocks_of(tuning),
+    )
+    return out
+
+
+def packed_down_vectors(
+    x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning, residual: Tensor | None
+) -> Tensor:
+    """`grouped_product.down_vectors`; `tuning.block_in` are bytes."""
+    assert experts.packed is not None
+    weight, bias = experts.packed.down, experts.down_bias
+    num_tokens, top_k = chosen.experts.shape
+    size = experts.down.shape[1]
+    out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
+    packed_vector_down[(num_tokens, triton.cdiv(size, tuning.block_out))](
+        x,
+        weight.codes,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        x if bias is None else bias,
+        chosen.experts,
+        chosen.factors,
+        x if residual is None else residual,
+        out,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        TOP_K=top_k,
+        OUT=size,
+        **layout_of(weight),
+        **blocks_of(tuning),
+    )
+    return out
+
+
+def packed_tiled(
+    x: Tensor,
+    experts: ExpertWeights,
+    tiles: Tiles,
+    tuning: Tuning,
+    *,
+    num_pairs: int,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """`grouped_product.tiled`; x is put into numbers of 8 bits where the `tuning` says so."""
+    assert experts.packed is not None
+    gated = factors is None
+    weight = experts.packed.gate_up if gated else experts.packed.down
+    bias = experts.gate_up_bias if gated else experts.down_bias
+    size = experts.gate_up.shape[1] // 2 if gated else experts.down.shape[1]
+    assert x.is_contiguous()
+    assert tiles.size == tuning.tokens
+    grouped = is_grouped(weight)
+    assert not grouped or weight.group % tuning.block_in == 0
+    parts = {"rounded": 1, "split": 2}.get(tuning.kind, 0)
+    source, x_scales = x, weight.scales
+    if parts:
+        assert weight.kind == "fp8"
+        source, x_scales = split_rows(x)
+    out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
+    layout = layout_of(weight)
+    code_tiles: Any = weight.codes
+    if tuning.descriptors:
+        box = [tuning.block_out, tuning.block_in * layout["BITS"] // 8]
+        code_tiles = TensorDescriptor.from_tensor(weight.codes, box)
+    packed_tile_product[(triton.cdiv(size, tuning.block_out), tiles.capacity)](
+        source,
+        x_scales,
+        weight.codes,
+        code_tiles,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        x if bias is None else bias,
+        tiles.pairs,
+        tiles.experts,
+        tiles.count,
+        tiles.pairs if factors is None else factors,
+        out,
+        len(x),
+        PARTS=parts,
+        GROUPED=grouped,
+        HAS_BIAS=bias is not None,
+        ALPHA=experts.alpha,
+        LIMIT=experts.limit or 0.0,
+        GATED=gated,
+        HAS_FACTORS=factors is not None,
+        TOP_K=num_pairs // len(x),
+        OUT=size,
+        TILE=tuning.tokens,
+        DESCRIPTORS=tuning.descriptors,
+        INTERPRETED=INTERPRETED,
+        **layout,
+        **blocks_of(tuning),
+    )
+    return out
+
+
+def packed_mixture(
+    x: Tensor,
+    experts: ExpertWeights,
+    chosen: Chosen,
+    tuning: MixtureTuning,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`grouped_product.mixture` for packed experts."""
+    if tuning.gate_up.kind == "vector":
+        inner = packed_gate_up_vectors(x, experts, chosen, tuning.gate_up)
+        return packed_down_vectors(inner, experts, chosen, tuning.down, residual)
+    num_pairs = chosen.experts.numel()
+    tiles = align(chosen, len(experts.down), tuning.gate_up.tokens)
+    inner = packed_tiled(x, experts, tiles, tuning.gate_up, num_pairs=num_pairs)
+    parts = packed_tiled(
+        inner, experts, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors
+    )
+    return sum_pairs(parts, len(x), residual)
