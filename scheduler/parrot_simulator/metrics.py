@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -223,7 +223,7 @@ class Measures:
             self.job_s.add(job_s)
 
     def merge(self, other: Measures) -> None:
-        for name in self.__slots__:
+        for name in (each.name for each in fields(self)):
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Sketch):
                 mine.merge(theirs)
@@ -232,7 +232,7 @@ class Measures:
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {}
-        for name in self.__slots__:
+        for name in (each.name for each in fields(self)):
             value = getattr(self, name)
             if isinstance(value, Sketch):
                 plain.setdefault("hit_rate", self.hit_rate if self.prompt_tokens else None)

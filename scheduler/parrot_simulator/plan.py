@@ -8,7 +8,7 @@ all at once, and a call is ready as soon as its inputs are, with the graph known
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
     """A run of prompt tokens; equal `content` means equal tokens, cached or not."""
 
     #: Any id. An output of call `c` of the same application is ("output", application, c).
-    content: object
+    content: Hashable
     tokens: int
 
 

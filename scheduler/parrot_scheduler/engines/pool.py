@@ -58,12 +58,18 @@ class EnginePool:
         self.largest_accepting = 0.0
         #: Tokens of a block where it is the same for all engines in `accepting`; -1 otherwise.
         self.common_block = -1
+        #: `decode_work` where it is the same for all engines in `accepting`; -1 otherwise.
+        self.common_work = -1.0
+        #: Sets of rows by their sequences, half a sequence more where prompt tokens are queued.
+        self.rows_by_load: dict[float, int] = {}
         #: Placed tasks with a promised time per token.
         self.num_step_limits = 0
         #: Tokens of KV of the smallest engine in `accepting`.
         self.smallest_accepting = 0.0
         # By row, whether it is in `batch_full`, `full` and `busy`.
         self._member_of: dict[int, tuple[bool, bool, bool]] = {}
+        # By row, where it is in `rows_by_load`.
+        self._load_of: dict[int, float] = {}
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row, the promised seconds per token, and for how many tasks each.
@@ -91,6 +97,8 @@ class EnginePool:
         self.num_idle += 1
         self._member_of[row] = (False, False, False)
         self._update_sets(row)
+        self._load_of[row] = 0.0
+        self.rows_by_load[0.0] = self.rows_by_load.get(0.0, 0) | 1 << row
         self._recount()
         return row
 
@@ -112,6 +120,7 @@ class EnginePool:
         self.batch_full &= others
         self.full &= others
         self.busy &= others
+        self.rows_by_load[self._load_of.pop(row)] &= others
         del self._member_of[row]
         del self.placed[row], self._step_limits[row]
         self.num_idle -= 1
@@ -148,6 +157,12 @@ class EnginePool:
         blocks = table.block_tokens[here]
         same = len(blocks) > 0 and bool((blocks == blocks[0]).all())
         self.common_block = int(blocks[0]) if same else -1
+        self._compare_work()
+
+    def _compare_work(self) -> None:
+        works = self.table.decode_work[self.table.accepts]
+        same = len(works) > 0 and bool((works == works[0]).all())
+        self.common_work = float(works[0]) if same else -1.0
 
     def report(self, row: int, report: EngineReport) -> bool:
         """Take in an engine's report; False: its numbers make no sense, and it was ignored."""
@@ -159,6 +174,7 @@ class EnginePool:
             if not _is_sane(model):
                 return False
             self.table.set_step_model(row, model)
+            self._compare_work()
         self.reports[row] = report
         return True
 
@@ -235,6 +251,7 @@ class EnginePool:
         if limit_s != math.inf:
             self._count_step_limit(row, limit_s, 1)
         self._update_sets(row)
+        self._update_load(row)
         here = self.placed[row]
         self.num_idle -= not here
         here[task.id] = state
@@ -262,6 +279,7 @@ class EnginePool:
         self.total_working_set += -private - freed
         scalars.working_set[row] += -private - freed
         self._update_sets(row)
+        self._update_load(row)
         state.load = None
         state.engine_row = -1
         own = private - (state.expected_output - state.generated_tokens)
@@ -276,8 +294,10 @@ class EnginePool:
         state.cached_tokens = cached
         state.generated_tokens = generated
         pending = float(task.prompt_tokens - (filled if filled > expected else expected))
-        scalars.pending_prefill[row] += pending - load.pending_prefill
-        load.pending_prefill = pending
+        if pending != load.pending_prefill:
+            scalars.pending_prefill[row] += pending - load.pending_prefill
+            load.pending_prefill = pending
+            self._update_load(row)
         if generated > state.expected_output:
             limit = task.max_tokens * task.num_sequences
             most = max(generated, min(limit, math.ceil(generated * _GROWTH)))
@@ -331,6 +351,23 @@ class EnginePool:
             self.full ^= bit
         if member[2] != before[2]:
             self.busy ^= bit
+
+    def _update_load(self, row: int) -> None:
+        scalars = self._scalars
+        load = scalars.batch[row]
+        if scalars.pending_prefill[row]:
+            load += 0.5
+        before = self._load_of[row]
+        if load == before:
+            return
+        self._load_of[row] = load
+        bit, by_load = 1 << row, self.rows_by_load
+        rest = by_load[before] ^ bit
+        if rest:
+            by_load[before] = rest
+        else:
+            del by_load[before]
+        by_load[load] = by_load.get(load, 0) | bit
 
     def _count_step_limit(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:

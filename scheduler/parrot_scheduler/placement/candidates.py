@@ -1,8 +1,9 @@
 """The engine where a product of load and work is smallest, for any placement policy.
 
-Two ways to the same figures: with few engines that can take another sequence, as where all are
-busy, a loop in plain floats; with many, numpy columns. A policy asks `Candidates` for the row, and
-for what its choice is explained by.
+Two ways to the same figures: with few engines to look at, a loop in plain floats; with many, numpy
+columns. Few can take another sequence where all are busy; and of engines with one step model that
+hold nothing of the prompt, the first one with the fewest sequences and nothing queued is cheaper
+than all but those with fewer sequences still.
 """
 
 from __future__ import annotations
@@ -101,13 +102,41 @@ def cheapest_row(
     if not there:
         return None
     last = pool.row_of(application.last_engine) if slack > 1.0 else -1
-    if pool.common_block > 0 and there.bit_count() <= FEW_ROWS:
-        return _of_few(state, pool, rows_of(there), last, slack)
+    if pool.common_block > 0:
+        few = there if there.bit_count() <= FEW_ROWS else _cheapest_few(state, pool, there)
+        if few:
+            others = (there ^ few).bit_count()
+            return _of_few(state, pool, rows_of(few), others, last, slack)
     columns = candidate_columns(state, application, pool)
     if columns is None:
         return None
     found = CheapestRow.of(columns, pool)
     return found if last in (-1, found.row) else found.or_last(columns, pool, last, slack)
+
+
+def _cheapest_few(state: TaskState, pool: EnginePool, there: int) -> int:
+    """A small set of rows: the cheapest of `there`, and those that hold anything of the prompt.
+
+    0: it would not be small, or engines differ.
+    """
+    task = state.task
+    if (
+        pool.common_work < 0.0
+        or task.num_sequences > 1
+        or pool.smallest_accepting < task.prompt_tokens + state.expected_output
+    ):
+        return 0
+    few = there & pool.prefixes.rows_with(task.prefix)
+    rest = there ^ few
+    by_load = pool.rows_by_load
+    for load in sorted(by_load):
+        rows = by_load[load] & rest
+        if rows and load.is_integer():
+            # Nothing is queued: whatever is behind has more sequences, or more to do.
+            few |= rows & -rows
+            return few if few.bit_count() <= FEW_ROWS else 0
+        few |= rows
+    return few if few.bit_count() <= FEW_ROWS else 0
 
 
 def candidate_columns(
@@ -148,8 +177,9 @@ def candidate_columns(
 
 
 def _of_few(
-    state: TaskState, pool: EnginePool, rows: list[int], last: int, slack: float
+    state: TaskState, pool: EnginePool, rows: list[int], others: int, last: int, slack: float
 ) -> CheapestRow | None:
+    """Of some rows; `others` are candidates as well, but not the cheapest."""
     task, scalars, prefixes = state.task, pool.table.scalars, pool.prefixes
     block = pool.common_block
     prompt, sequences = task.prompt_tokens, task.num_sequences
@@ -166,7 +196,7 @@ def _of_few(
     best, best_batch, best_cost = -1, 0.0, math.inf
     best_hit = best_prefill = 0.0
     last_cost, last_hit, last_prefill = math.inf, 0.0, 0.0
-    count = 0
+    count = others
     for row in rows:
         batch = scalars.batch[row]
         if (batch and batch + sequences > scalars.max_batch[row]) or scalars.capacity[row] < least:

@@ -190,6 +190,15 @@ class ClaimTree:
         found.reverse()
         return found
 
+    def rows_with(self, prefix: Sequence[Hashable]) -> int:
+        """The set of rows that need any leading block of a prompt."""
+        self._walk(prefix)
+        rows = 0
+        if self._paths:
+            for here in self._paths[0].rows_by_depth().values():
+                rows |= here
+        return rows
+
     def depth_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one row needs."""
         self._walk(prefix)

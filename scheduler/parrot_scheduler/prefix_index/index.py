@@ -97,6 +97,12 @@ class PrefixIndex:
         """
         return self._claims.holders(prefix)
 
+    def rows_with(self, prefix: Sequence[Hashable]) -> int:
+        """The set of rows that hold, or are about to hold, any leading block of a prompt."""
+        if not prefix:
+            return 0
+        return self._held.get(prefix[0], 0) | self._claims.rows_with(prefix)
+
     def holders(
         self, prefix: Sequence[Hashable], claimed: PrefixHolders | None = None
     ) -> PrefixHolders:

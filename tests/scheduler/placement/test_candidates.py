@@ -9,6 +9,7 @@ import pytest
 from harness.engine_pools import Engines, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_scheduler.events import EngineReport
 from parrot_scheduler.placement import candidates
 from parrot_scheduler.task import GroupRef, Objective, StepModel
 from parrot_scheduler.task_state import TaskState
@@ -68,7 +69,8 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
             elif what == "drain" and which and which < num:
                 engines.pool.drain(which)
             elif what == "slow" and which < num:
-                engines.pool.table.set_step_model(which, StepModel(0.02, 1e-6, 1e-4))
+                model = StepModel(0.02, 1e-6, 1e-4)
+                engines.pool.report(which, EngineReport(f"e{which}", 0, 0, 0.0, model))
             continue
         now += step["seconds"]
         state = engines.state(
@@ -97,3 +99,4 @@ def test_one_by_one_or_by_columns_the_answer_is_the_same(num: int, steps: list[A
     with pytest.MonkeyPatch.context() as patch:
         by_columns = outcomes(-1, num, steps, patch)
         assert outcomes(16, num, steps, patch) == by_columns
+        assert outcomes(3, num, steps, patch) == by_columns
