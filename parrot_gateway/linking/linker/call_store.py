@@ -34,6 +34,9 @@ _KEPT_MESSAGES = 12
 _MAX_ARGUMENTS = 16
 #: Characters of the shortest text that others can begin with; a power of two.
 MIN_BEGINNING = 32
+#: Places in a text at which its beginnings are hashed, four between each power of two and the next:
+#: few enough for long texts, close enough for short ones.
+_BOUNDARIES = [(4 + i) << power for power in range(3, 60) for i in range(4)]
 #: Fingerprints up to which they are looked up as they come.
 _MAX_UNSORTED = 512
 #: Normalised bytes that are kept of how an answer begins.
@@ -84,7 +87,7 @@ class StoredCall:
         seed: hash of what stands before its last message.
         head: hash of how that begins.
         text: hash of its text.
-        sketch: some of its fingerprints, the smallest ones.
+        sketch: some of its fingerprints, from all of it.
         said: how its answer begins, normalised; its longest argument or its tool's name where it
             is a tool call.
         passages: fingerprints of its prompt, while it runs.
@@ -421,17 +424,12 @@ def _running_size(call: StoredCall) -> int:
 
 
 def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:
-    """Places in a text, four between each power of two and the next, and the hash of what stands
-    before: few enough for long texts, close enough for short ones."""
+    """The `_BOUNDARIES` in a text, and the hash of what stands before each."""
     state, start, found = seed, 0, []
-    step = MIN_BEGINNING // 4
-    end = MIN_BEGINNING
-    while end <= len(text):
-        state, start = hash((state, text[start:end])), end
-        found.append((start, state))
-        if end == step * 8:
-            step *= 2
-        end += step
+    for end in _BOUNDARIES[: bisect_right(_BOUNDARIES, len(text))]:
+        state = hash((state, text[start:end]))
+        found.append((end, state))
+        start = end
     return found
 
 

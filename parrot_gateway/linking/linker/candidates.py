@@ -24,6 +24,8 @@ _MAX_SINGLE = 48
 WHOLE_EQUAL = 40
 #: An output with no more fingerprints is looked at for a single one.
 _SHORT = 4
+_NO_SIZES = np.zeros(0, np.int32)
+_NONE = np.zeros(0, np.bool_)
 
 
 class NewText(NamedTuple):
@@ -138,51 +140,6 @@ class Candidates:
         return len(self.numbers)
 
 
-class _Pairs:
-    """Which outputs share which fingerprints of a text: pairs in order of output and row.
-
-    Attributes:
-        rows: [n]
-        numbers: each output once, ascending, [m].
-        counts: of each output's pairs, [m].
-        sessions, sizes: see `CallStore.sessions_and_sizes`, [m].
-    """
-
-    __slots__ = ("counts", "numbers", "rows", "sessions", "sizes")
-
-    def __init__(self, store: CallStore, hashes: Hashes) -> None:
-        self.rows, self.numbers = store.index.find(hashes)
-        self.counts: Positions = self.numbers
-        if len(self.numbers):
-            bounds = runs(self.numbers)
-            self.counts = bounds[1:] - bounds[:-1]
-            self.numbers = self.numbers.take(bounds[:-1])
-        self.sessions, self.sizes = store.sessions_and_sizes(self.numbers)
-
-    def keep(self, is_kept: np.ndarray) -> None:
-        """Keep some pairs, and the outputs that have any.
-
-        Args:
-            is_kept: [n] bool.
-        """
-        if is_kept.all():
-            return
-        counts = np.bincount(self.owners()[is_kept], minlength=len(self.counts))
-        self.rows = self.rows[is_kept]
-        self.take(counts.nonzero()[0], counts)
-
-    def owners(self) -> Positions:
-        """Of each pair the place of its output; [n]."""
-        return np.arange(len(self.counts)).repeat(self.counts)
-
-    def take(self, places: Positions, counts: Positions) -> None:
-        """Let the outputs at some places be all; the caller takes care of `rows`."""
-        self.counts = counts.take(places)
-        self.numbers = self.numbers.take(places)
-        self.sessions = self.sessions.take(places)
-        self.sizes = self.sizes.take(places)
-
-
 def find_candidates(
     store: CallStore, text: NewText, is_common: np.ndarray, reader: Reader
 ) -> Candidates | None:
@@ -194,37 +151,68 @@ def find_candidates(
     """
     whole = list(dict.fromkeys(each for each in text.whole if _is_possible(each, text, reader)))
     equal = sorted(each.number for each in whole)
-    pairs = _possible_pairs(store, text, equal, reader)
-    if not len(pairs.rows) and not whole:
+    found = _sharing(store, text, is_common, equal, reader)
+    if not len(found) and not whole:
         return None
-    is_own = _own(pairs, is_common)
-    is_whole = _are_among(pairs.numbers, equal)
-    if len(pairs.numbers) > len(whole) + _MAX_CANDIDATES:
-        # Of those that share as much the newest ones.
-        order = pairs.counts.argsort(kind="stable")[::-1]
-        if whole:
-            order = order[~is_whole.take(order)]
-        is_chosen = is_whole.copy()
-        is_chosen[order[:_MAX_CANDIDATES]] = True
-        of_chosen = is_chosen.repeat(pairs.counts)
-        pairs.rows, is_own = pairs.rows[of_chosen], is_own[of_chosen]
-        chosen = is_chosen.nonzero()[0]
-        pairs.take(chosen, pairs.counts)
-        is_whole = is_whole.take(chosen)
-    found = Candidates(
-        pairs.numbers,
-        pairs.sessions,
-        pairs.sizes,
-        pairs.counts,
-        is_whole,
-        pairs.rows,
-        pairs.owners(),
-        is_own,
-    )
     if whole:
-        shared = set(pairs.numbers.tolist())
+        shared = set(found.numbers.tolist())
         _add_unshared(store, found, [each for each in equal if each not in shared])
     return found
+
+
+def _sharing(
+    store: CallStore, text: NewText, is_common: np.ndarray, equal: list[int], reader: Reader
+) -> Candidates:
+    """The candidates that share fingerprints with a text.
+
+    Args:
+        equal: numbers of outputs that are equal to the text, ascending.
+    """
+    rows, owners = store.index.find(text.hashes)
+    if not len(rows):
+        return Candidates(owners, owners, _NO_SIZES, owners, _NONE, rows, owners, _NONE)
+    bounds = runs(owners)
+    starts = bounds[:-1]
+    counts = bounds[1:] - starts
+    numbers = owners.take(starts)
+    sessions, sizes = store.sessions_and_sizes(numbers)
+    writers = sessions.repeat(counts)
+    is_possible = _are_possible(store, text, numbers, sessions, equal, reader)
+    is_whole = _are_among(numbers, equal)
+    most = len(equal) + _MAX_CANDIDATES
+    if not is_possible.all() or np.count_nonzero(counts > 1) < most:
+        is_kept = is_possible.repeat(counts)
+        if len(rows) > _MAX_SINGLE:
+            # Of a text that resembles many outputs in one place each, only the rows of those that
+            # it resembles in several, or that have few.
+            are_good = (sizes <= _SHORT) | (counts > 1)
+            is_telling = np.zeros(len(text.hashes), np.bool_)
+            is_telling[rows[are_good.repeat(counts)]] = True
+            is_kept &= is_telling.take(rows)
+        counts = np.add.reduceat(is_kept, starts, dtype=np.int64)
+        rows, writers = rows[is_kept], writers[is_kept]
+    is_own_row = _own_rows(rows, writers, is_common)
+    chosen = counts.nonzero()[0]
+    if len(chosen) > most:
+        # Of those that share as much the newest ones.
+        order = counts.argsort(kind="stable")
+        if equal:
+            order = order[~is_whole.take(order)]
+        is_chosen = is_whole & (counts > 0)
+        is_chosen[order[-_MAX_CANDIDATES:]] = True
+        rows = rows[is_chosen.repeat(counts)]
+        chosen = is_chosen.nonzero()[0]
+    counts = counts.take(chosen)
+    return Candidates(
+        numbers.take(chosen),
+        sessions.take(chosen),
+        sizes.take(chosen),
+        counts,
+        is_whole.take(chosen),
+        rows,
+        np.arange(len(chosen)).repeat(counts),
+        is_own_row.take(rows),
+    )
 
 
 def _are_among(numbers: Positions, some: list[int]) -> np.ndarray:
@@ -261,44 +249,40 @@ def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
     return reader.is_home(call) or len(text.normalised.content) >= WHOLE_EQUAL
 
 
-def _possible_pairs(store: CallStore, text: NewText, equal: list[int], reader: Reader) -> _Pairs:
-    """The pairs of outputs that the text can come from.
-
-    Of a text that resembles many outputs in one place each, only the rows of those that it
-    resembles in several, or that have few.
+def _are_possible(
+    store: CallStore,
+    text: NewText,
+    numbers: Positions,
+    sessions: Positions,
+    equal: list[int],
+    reader: Reader,
+) -> np.ndarray:
+    """Which outputs the text can come from by when they were written; [m] bool.
 
     Args:
+        numbers: of the outputs, ascending, [m].
+        sessions: numbers of their sessions, 0 where one is forgotten, [m].
         equal: numbers of outputs that are equal to the text, ascending.
     """
-    pairs = _Pairs(store, text.hashes)
-    numbers = pairs.numbers
-    if not len(numbers):
-        return pairs
     first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
-    is_possible = pairs.sessions > 0
+    is_possible: np.ndarray = sessions > 0
     if numbers[0] < first or numbers[-1] >= end:
         is_timely = (numbers >= first) & (numbers < end)
         is_possible &= is_timely | _are_among(numbers, equal)
-    is_kept = is_possible.repeat(pairs.counts)
-    if len(pairs.rows) > _MAX_SINGLE:
-        are_good = pairs.sizes <= _SHORT
-        are_good |= pairs.counts > 1
-        is_telling = np.zeros(len(text.hashes), np.bool_)
-        is_telling[pairs.rows[are_good.repeat(pairs.counts)]] = True
-        is_kept &= is_telling.take(pairs.rows)
-    pairs.keep(is_kept)
-    return pairs
+    return is_possible
 
 
-def _own(pairs: _Pairs, is_common: np.ndarray) -> np.ndarray:
-    """Which pairs are of rows that are not common and that no other session than the owner's has
-    written; [n] bool."""
-    rows = pairs.rows
-    sessions = pairs.sessions.repeat(pairs.counts)
+def _own_rows(rows: Positions, writers: Positions, is_common: np.ndarray) -> np.ndarray:
+    """Which rows are not common and written by one session alone; [n] bool.
+
+    Args:
+        rows: that are shared, [p].
+        writers: the sessions that wrote them, [p].
+        is_common: [n] bool.
+    """
     # Of several sessions that wrote a row one stays, from which the others differ.
-    writers = np.zeros(len(is_common), np.int64)
-    writers[rows] = sessions
-    is_own = ~is_common
-    is_own[rows[writers.take(rows) != sessions]] = False
-    own: np.ndarray = is_own.take(rows)
-    return own
+    last = np.zeros(len(is_common), np.int64)
+    last[rows] = writers
+    is_own: np.ndarray = ~is_common
+    is_own[rows[last.take(rows) != writers]] = False
+    return is_own

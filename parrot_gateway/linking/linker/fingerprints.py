@@ -28,17 +28,17 @@ COMMON = 3
 # Letters and digits stay, in lower case, and what is not ASCII.
 _LOWER = bytes(range(256)).lower()
 _DROPPED = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
-_IS_KEPT = ~np.isin(np.arange(256), list(_DROPPED))
+_IS_KEPT = bytes(byte not in _DROPPED for byte in range(256))
 _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA-F]{2}))?")
 #: General punctuation: typographic quotes, dashes, bullets.
 _PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
 _NO_POSITIONS = np.zeros(0, np.int64)
 _NO_HASHES = np.zeros(0, np.uint32)
-_FIRST = np.zeros(1, np.int64)
-#: Windows that are looked at together.
+#: Runs that are looked at together: the upper bits of a hash stand above its place among these, so
+#: that the least of a window tells both.
 _BLOCK = 1 << 14
-#: A hash above its place in 64 bits, so that the least of a window tells both.
-_PLACES = np.arange(_BLOCK + WINDOW, dtype=np.uint64)
+_PLACES = np.arange(_BLOCK, dtype=np.uint32)
+_PLACE = np.uint32(_BLOCK - 1)
 #: The upper and the lower half of 64 bits.
 _HIGH = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
@@ -57,7 +57,7 @@ class NormalisedText:
         content: its normalised bytes, [n].
     """
 
-    __slots__ = ("_even", "_is_ascii", "_offsets", "_positions", "_raw", "content")
+    __slots__ = ("_is_ascii", "_kept", "_offsets", "_raw", "content")
 
     def __init__(self, text: str) -> None:
         self._is_ascii = text.isascii()
@@ -74,17 +74,16 @@ class NormalisedText:
             if b"\xe2\x80" in raw:
                 raw = _PUNCTUATION.sub(b"   ", raw)
             raw = raw.replace(b"\xc2\xa0", b"  ")
-        #: The text as it is before characters are dropped.
-        self._even = raw
-        self._positions: Positions | None = None
-        self.content: Bytes = np.frombuffer(raw.translate(_LOWER, _DROPPED), np.uint8)
+        #: Where its bytes that are kept stand in it. Faster than `translate` can drop the others.
+        self._kept = np.frombuffer(raw.translate(_IS_KEPT), np.bool_).nonzero()[0]
+        self.content: Bytes = np.frombuffer(raw.translate(_LOWER), np.uint8).take(self._kept)
 
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
-        if self._positions is None:
-            kept = _IS_KEPT.take(np.frombuffer(self._even, np.uint8)).nonzero()[0]
-            self._positions = kept if self._offsets is None else self._offsets[kept]
-        first, last = int(self._positions[start]), int(self._positions[end - 1]) + 1
+        first, last = int(self._kept[start]), int(self._kept[end - 1])
+        if self._offsets is not None:
+            first, last = int(self._offsets[first]), int(self._offsets[last])
+        last += 1
         if self._is_ascii:
             return first, last
         while first > 0 and _is_inside(self._raw[first]):
@@ -125,14 +124,13 @@ def _unescape(raw: bytes) -> tuple[bytes, Positions]:
 
 def fingerprint(content: Bytes) -> tuple[Hashes, Positions]:
     """The winnowed hashes of a normalised text, and where their runs start; [m] each."""
-    if len(content) <= _BLOCK:
+    num_runs = len(content) - RUN + 1
+    if num_runs <= _BLOCK:
         return _winnow(_hashes(content))
     # What fits into the processor's cache is several times as fast.
     chosen: tuple[list[Hashes], list[Positions]] = ([], [])
-    num_windows = len(content) - RUN - WINDOW + 2
-    for start in range(0, num_windows, _BLOCK):
-        end = min(start + _BLOCK, num_windows)
-        hashes, positions = _winnow(_hashes(content[start : end + RUN + WINDOW - 2]))
+    for start in range(0, num_runs - WINDOW + 1, _BLOCK - WINDOW + 1):
+        hashes, positions = _winnow(_hashes(content[start : start + _BLOCK + RUN - 1]))
         positions += start
         if start and positions[0] == chosen[1][-1][-1]:
             hashes, positions = hashes[1:], positions[1:]
@@ -156,21 +154,28 @@ def _hashes(content: Bytes) -> Hashes:
 
 
 def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
-    """The smallest of each `WINDOW` hashes, the first of equal ones, and their places; [m] each."""
+    """The smallest of each `WINDOW` hashes, the first of equal ones, and their places; [m] each.
+
+    Those whose upper bits are equal count as equal, of which few are by accident.
+
+    Args:
+        hashes: at most `_BLOCK`.
+    """
     if not len(hashes):
         return _NO_HASHES, _NO_POSITIONS
-    least, step = hashes.astype(np.uint64), 1
-    least <<= _HIGH
+    least, step = hashes & ~_PLACE, 1
     least |= _PLACES[: len(least)]
     while step < WINDOW and len(least) > step:
         least = np.minimum(least[:-step], least[step:])
         step *= 2
-    found = (least >> _HIGH).astype(np.uint32)
     # Windows whose least hash is another one than before: it has come in, or an older one has left.
-    changed = (found[1:] != found[:-1]).nonzero()[0]
-    changed += 1
-    windows = np.concatenate((_FIRST, changed))
-    return found.take(windows), (least.take(windows) & _LOW).view(np.int64)
+    is_first = np.empty(len(least), np.bool_)
+    is_first[0] = True
+    np.greater(least[1:] ^ least[:-1], _PLACE, out=is_first[1:])
+    least = least[is_first]
+    least &= _PLACE
+    places = least.astype(np.int64)
+    return hashes.take(places), places
 
 
 def runs(values: Positions) -> Positions:

@@ -323,7 +323,9 @@ def _link(
 
 def _joined(hashes: Iterable[Hashes]) -> Hashes:
     arrays = [each for each in hashes if len(each)]
-    return np.concatenate(arrays) if arrays else _NO_HASHES
+    if len(arrays) < 2:
+        return arrays[0] if arrays else _NO_HASHES
+    return np.concatenate(arrays)
 
 
 class Linker:

@@ -150,19 +150,22 @@ class _Matcher:
         #: in them; None while there are none.
         self._covered: bytearray | None = None
         self._is_covered: np.ndarray | None = None
+        #: Of what the candidates share that which has not been credited; None while that is all.
+        self._is_left: np.ndarray | None = None
         self._sources: dict[Output, NormalisedText] = {}
         self._is_whole: list[bool] = candidates.is_whole.tolist()
         parent, numbers = reader.parent, candidates.numbers.tolist()
-        self._is_ancestor = [
-            parent is not None and store.outputs[each].call.is_ancestor_of(parent)
-            for each in numbers
-        ]
+        self._is_ancestor = [False] * len(numbers)
+        if parent is not None:
+            self._is_ancestor = [
+                store.outputs[each].call.is_ancestor_of(parent) for each in numbers
+            ]
         #: What tells candidates apart at once; the best one has the highest.
         self._rank: dict[int, tuple[bool, bool, bool, bool, int]] = {}
         #: Fingerprints that each shares, of one that was rejected as many as were left then.
         self._counts: list[int] = candidates.counts.tolist()
         self._sessions: list[int] = candidates.sessions.tolist()
-        self._most = _MOST * candidates.sizes
+        self._most: list[float] = (_MOST * candidates.sizes).tolist()
         self._update()
 
     def unexplained(self) -> Hashes:
@@ -247,38 +250,44 @@ class _Matcher:
         found = self._candidates
         num, owners, is_own = len(found), found.owners, found.is_own
         rows = found.counts
-        if self._is_covered is not None:
-            is_left = ~self._is_covered.take(found.rows)
-            owners, is_own = owners[is_left], is_own[is_left]
+        if self._is_left is not None:
+            owners, is_own = owners[self._is_left], is_own[self._is_left]
             rows = np.bincount(owners, minlength=num)
-        own = np.bincount(owners[is_own], minlength=num)
-        share = np.where(rows >= self._most, _OWN_OF_ALL, _OWN)
-        can_join = own >= np.maximum(1, share * rows)
-        for each in ((own > 0) & ~can_join).nonzero()[0].tolist():
-            # What stood in its own prompt does not count.
-            output = self._output(each)
-            if output.copied:
-                written = self._not_copied(output, self._candidate(each).rows)
-                can_join[each] = own[each] >= share[each] * len(written)
+        #: Of each candidate how many are left, and how many of these are its own.
+        self._num_rows: list[int] = rows.tolist()
+        self._num_own: list[int] = np.bincount(owners[is_own], minlength=num).tolist()
         home = self._reader.home()
         self._is_home = [each in home for each in self._sessions]
-        if home:
-            can_join |= self._is_home
-            can_join |= self._is_ancestor
-            can_join &= rows > 0
-        may_win = can_join | (np.array(self._counts) >= self._most)
-        may_win |= found.is_whole
-        self._is_hopeless: list[bool] = (~may_win).tolist()
-        self._has_own: list[bool] = (own > 0).tolist()
-        self._can_join: list[bool] = can_join.tolist()
-        self._num_rows: list[int] = rows.tolist()
+        self._can_join = [self._may_join(each, bool(home)) for each in range(num)]
+        self._is_hopeless = [
+            not (can_join or is_whole or count >= most)
+            for can_join, is_whole, count, most in zip(
+                self._can_join, self._is_whole, self._counts, self._most, strict=True
+            )
+        ]
+
+    def _may_join(self, candidate: int, has_home: bool) -> bool:
+        """Whether what is left of a candidate may be enough to link to it."""
+        rows, own = self._num_rows[candidate], self._num_own[candidate]
+        if has_home and (not rows or self._is_home[candidate] or self._is_ancestor[candidate]):
+            return rows > 0
+        share = _OWN_OF_ALL if rows >= self._most[candidate] else _OWN
+        if not own or own >= share * rows:
+            return own > 0
+        # What stood in its own prompt does not count.
+        output = self._output(candidate)
+        if not output.copied:
+            return False
+        return own >= share * len(self._not_copied(output, self._candidate(candidate).rows))
 
     def _may_win(self, candidates: list[int]) -> bool:
         """Whether anything can come of some candidates once more has been credited: what they had
         of their own does not grow, but they may be of a session that has been found."""
+        if self._is_left is not None and not self._is_left.any():
+            return any(self._is_whole[each] for each in candidates)
         home = self._reader.home()
         return any(
-            self._has_own[each] or not self._is_hopeless[each] or self._sessions[each] in home
+            self._num_own[each] or not self._is_hopeless[each] or self._sessions[each] in home
             for each in candidates
         )
 
@@ -374,10 +383,10 @@ class _Matcher:
     def _candidate(self, place: int) -> _Candidate:
         """A candidate with what it shares of what has not been credited."""
         found = self._candidates
-        first, last = np.searchsorted(found.owners, (place, place + 1)).tolist()
+        first, last = found.owners.searchsorted((place, place + 1)).tolist()
         rows, is_own = found.rows[first:last], found.is_own[first:last]
-        if self._is_covered is not None:
-            is_left = ~self._is_covered.take(rows)
+        if self._is_left is not None:
+            is_left = self._is_left[first:last]
             rows, is_own = rows[is_left], is_own[is_left]
         own = rows[is_own].tolist()
         return _Candidate(self._output(place), self._is_whole[place], rows.tolist(), own)
@@ -465,15 +474,21 @@ class _Matcher:
     def _repeated(self, best: int, candidate: _Candidate, others: list[int]) -> int:
         """The last call of its session that has repeated what a text shares with an output, and
         little else: who reads a revised text reads the reviser."""
+        session, num = self._sessions[best], len(candidate.rows)
+        later = [
+            each
+            for each in others
+            if each > best
+            and self._sessions[each] == session
+            and self._counts[each] >= max(num, self._most[each])
+        ]
+        if not later:
+            return best
         rows = set(candidate.rows)
         hashes = frozenset(self._text.hashes[candidate.rows].tolist())
-        for each in sorted(others):
-            if (
-                each > best
-                and self._sessions[each] == self._sessions[best]
-                and self._counts[each] >= max(len(rows), self._most[each])
-                and len(hashes & self._output(each).copied) >= _MOST * len(hashes)
-                and rows.issubset(self._candidate(each).rows)
+        for each in sorted(later):
+            if len(hashes & self._output(each).copied) >= _MOST * len(hashes) and rows.issubset(
+                self._candidate(each).rows
             ):
                 best = each
         return best
@@ -519,6 +534,7 @@ class _Matcher:
             for span in spans:
                 covered[span.start : span.end] = b"\1" * (span.end - span.start)
             self._is_covered = np.frombuffer(covered, np.bool_).take(self._text.positions)
+            self._is_left = ~self._is_covered.take(self._candidates.rows)
 
     def _evidence(self, output: Output, spans: list[Span]) -> Evidence:
         span = max(spans, key=lambda each: each.end - each.start)

@@ -42,7 +42,7 @@ class _Tail(NamedTuple):
     """The end of a prompt, or of what is its own of it.
 
     Attributes:
-        hashes: its fingerprints, each once, 4 bytes each.
+        hashes: its fingerprints, 4 bytes each.
         ending: its last normalised bytes.
         earlier: where the prompt holds them for the first time, if it does so before.
         foot: the last normalised bytes of the prompt, where this is not its very end.
@@ -61,8 +61,8 @@ class _Tail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of its fingerprints."""
-        return len(self.hashes) // 4
+        """Number of its fingerprints, each once."""
+        return len(distinct(np.frombuffer(self.hashes, np.uint32)))
 
 
 class FoundEnd(NamedTuple):
@@ -116,7 +116,7 @@ class PromptEnds:
             return
         content = prompt.normalised(index).content.tobytes()
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
-        call.sketch = _least(hashes)
+        call.sketch = hashes[:: 1 + (len(hashes) - 1) // _MAX_SKETCH].copy()
         self._add(call, hashes[-_MAX_TAIL:], content, len(content))
         if (counts.of(hashes[-_MIN_TAIL:]) < COMMON).any():
             return
@@ -131,8 +131,8 @@ class PromptEnds:
         prompt's end with its answer behind it; newest first."""
         beginning = hash((prompt.text_seed, prompt.head))
         for number in self._unindexed.get(beginning, ()):
-            self._index.add(np.frombuffer(self._tails[number].hashes, np.uint32), number)
-            self._indexed[beginning] += 1
+            hashes = np.frombuffer(self._tails[number].hashes, np.uint32)
+            self._add_to_index(hashes, number, beginning)
         self._unindexed.pop(beginning, None)
         if beginning not in self._indexed:
             return
@@ -167,17 +167,21 @@ class PromptEnds:
         foot = content[max(end, len(content) - RUN) :]
         earlier = content.find(ending[-2 * RUN :], 0, end - 1) + 2 * RUN
         self._numbers += 1
-        number, hashes = self._numbers, distinct(hashes)
+        number = self._numbers
         tail = self._tails[number] = _Tail(call, hashes.tobytes(), ending, earlier, foot)
-        self._sizes[number % self._max_ends] = len(hashes)
         beginning = tail.beginning
         if beginning in self._indexed:
-            self._index.add(hashes, number)
-            self._indexed[beginning] += 1
+            self._add_to_index(hashes, number, beginning)
         else:
             self._unindexed.setdefault(beginning, []).append(number)
         while len(self._tails) > self._max_ends:
             self._forget(*self._tails.popitem(last=False))
+
+    def _add_to_index(self, hashes: Hashes, number: int, beginning: int) -> None:
+        hashes = distinct(hashes)
+        self._index.add(hashes, number)
+        self._sizes[number % self._max_ends] = len(hashes)
+        self._indexed[beginning] += 1
 
     def _forget(self, number: int, tail: _Tail) -> None:
         beginning = tail.beginning
@@ -218,12 +222,3 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
                     return end
         place += len(said) - 1
     return None
-
-
-def _least(hashes: Hashes) -> Hashes:
-    """The least `_MAX_SKETCH` of some fingerprints, each once, ascending."""
-    if len(hashes) > 4 * _MAX_SKETCH:
-        found = distinct(np.partition(hashes, 2 * _MAX_SKETCH)[: 2 * _MAX_SKETCH])
-        if len(found) >= _MAX_SKETCH:
-            return found[:_MAX_SKETCH].copy()
-    return distinct(hashes)[:_MAX_SKETCH].copy()
