@@ -49,6 +49,8 @@ class CallMetadata:
     successors: int = 0
     #: Chance that a later call of its session goes on from it.
     returns: float = 0.0
+    #: Share of its prompt, from the beginning, that any applications may share; None: not known.
+    common_share: float | None = None
     #: Name of an engine that holds something of it already.
     prefers: str | None = None
     #: Tenant and id under which it can be asked why it ran where it did, where `call` is empty.
@@ -58,6 +60,10 @@ class CallMetadata:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "salt", salt_of(self.tenant))
+
+    def common_tokens_of(self, prompt_tokens: int) -> int | None:
+        """`Task.common_tokens` of a prompt of so many tokens."""
+        return None if self.common_share is None else round(self.common_share * prompt_tokens)
 
 
 ORDINARY_CALL = CallMetadata()

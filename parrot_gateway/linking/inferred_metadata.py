@@ -19,6 +19,8 @@ from parrot_scheduler.task import THROUGHPUT
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.linking.process.wire import session_id_of
+from parrot_gateway.linking.profiles.forecast import Forecast
+from parrot_gateway.linking.profiles.templates import MAX_PREFIX
 from parrot_gateway.linking.service import LinkingService, call_id_of
 
 #: What shows in a request that earlier calls precede it.
@@ -30,6 +32,10 @@ _LOOKED_AT = 256 * 1024
 #: A shorter template may be no more than what all chats begin with, so that other kinds of calls
 #: have it too: it says nothing of groups.
 _LEAST_PREFIX_BYTES = 64
+#: A share of the prompt's bytes is a share of its tokens to within so much.
+_BYTES_ARE_TOKENS = 1.1
+#: Where a body describes tools, which engines' templates put before the messages.
+_TOOLS = (b'"tools":[', b'"tools": [')
 #: Calls of one kind that come within so many seconds of each other may belong together.
 _GROUP_GAP_S = 1.0
 #: A session is over for the scheduler after so many seconds without a call. It retains KV of a
@@ -71,6 +77,7 @@ class InferredMetadata:
         self._lengths = "lengths" in use
         self._groups = ForetoldGroups(_GROUP_GAP_S) if "groups" in use else None
         self._sessions = "sessions" in use
+        self._prefixes = "prefixes" in use
         #: When each was used last, in that order.
         self._used: OrderedDict[str, float] = OrderedDict()
 
@@ -84,10 +91,14 @@ class InferredMetadata:
         if not self._is_used(exchange):
             return ORDINARY_CALL
         metadata, returns = self._foretold(exchange, body)
+        goes_on = _GOES_ON.search(body, 0, _LOOKED_AT) is not None
+        if goes_on and self._prefixes and metadata.common_share is None:
+            # Whatever is cached of it is its own, but for what all engines have.
+            metadata = replace(metadata, common_share=0.0)
         if not self._sessions:
             return metadata
         session = ""
-        if _GOES_ON.search(body, 0, _LOOKED_AT):
+        if goes_on:
             if self._memory_needed() >= linking.settings.session_wait_memory:
                 session = await linking.session_of(exchange, linking.settings.session_wait_s)
         elif returns >= UNKNOWN_RETURNS:
@@ -114,6 +125,8 @@ class InferredMetadata:
         if forecast is not None:
             if self._lengths:
                 metadata = replace(metadata, template=forecast.template)
+            if self._prefixes and forecast.prefix_bytes < MAX_PREFIX:
+                metadata = replace(metadata, common_share=_common_share(forecast, body))
             if (
                 self._groups is not None
                 and not forecast.is_outer
@@ -134,3 +147,11 @@ class InferredMetadata:
             del self._used[oldest]
             self._end_application(oldest)
             oldest = next(iter(self._used))
+
+
+def _common_share(forecast: Forecast, body: bytes) -> float:
+    """How much of a prompt its template is, and tools that stand behind it in the body."""
+    tools = max(body.rfind(key, max(0, len(body) - _LOOKED_AT)) for key in _TOOLS)
+    behind = len(body) - tools if tools > forecast.prefix_bytes else 0
+    share = _BYTES_ARE_TOKENS * (forecast.prefix_bytes + behind) / max(1, len(body))
+    return min(1.0, share)

@@ -609,6 +609,7 @@ def task_of(
         num_sequences=sequences,
         bound_to=bound_to,
         prefers=prefers,
+        common_tokens=metadata.common_tokens_of(prompt_tokens),
     )
 
 

@@ -529,6 +529,7 @@ class PlacedCall(SubmittedCall):
             num_sequences=prompt.sequences,
             bound_to=keeper,
             prefers=prefers,
+            common_tokens=metadata.common_tokens_of(prompt.tokens),
         )
 
     def _begin(self, place: Place) -> _Server:

@@ -351,7 +351,7 @@ SESSION_SOURCES = (
 _OWN_SOURCE = re.compile(r"header:[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-LinkUse: TypeAlias = Literal["lengths", "groups", "sessions"]
+LinkUse: TypeAlias = Literal["lengths", "groups", "sessions", "prefixes"]
 
 
 class LinkingSettings(_Section):
@@ -364,8 +364,9 @@ class LinkingSettings(_Section):
     headers: bool = False
     #: What the scheduler uses of what is inferred, for calls to own engines. `lengths`: lengths of
     #: answers by template. `groups`: calls whose answers are usually read together are throughput
-    #: work of a task group. `sessions`: calls of a session are one application.
-    use: tuple[LinkUse, ...] = ("lengths", "groups", "sessions")
+    #: work of a task group. `sessions`: calls of a session are one application. `prefixes`:
+    #: calls go where what is their own is cached, not where many share the beginning.
+    use: tuple[LinkUse, ...] = ("lengths", "groups", "sessions", "prefixes")
     #: A call to an own engine that shows that others precede it waits so long for its session; 0:
     #: none waits, and only sessions foretold from their first call are known.
     session_wait_s: float = Field(default=0.02, ge=0, le=1)

@@ -160,6 +160,9 @@ class Task:
     bound_to: EngineId | None = None
     #: Where something of it is already: its producer's tokens, what was filled ahead.
     prefers: EngineId | None = None
+    #: Tokens of the prompt's beginning that any applications may share; the rest of the prompt is
+    #: of use to few calls, those of its own. None: not known.
+    common_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from parrot_scheduler.foretold import UNKNOWN_RETURNS, ForetoldGroups, expected_returns, feeds_group
@@ -16,7 +17,7 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT, BlockHash, GroupRef
 
 from parrot_simulator.clients import RunningCall
 from parrot_simulator.engines.prompts import uniform
-from parrot_simulator.plan import ApplicationPlan, CallPlan, Knowledge
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Knowledge, Segment
 
 #: As the gateway has it: `parrot_gateway.linking`.
 _GROUP_GAP_S = 1.0
@@ -39,10 +40,14 @@ class _Profile:
     returned: int = 0
     in_fan_in: int = 0
     siblings: int = 0
+    #: What prompts of several applications begin with, and the last application that was looked at.
+    common: tuple[Segment, ...] | None = None
+    application: str = ""
 
 
 @dataclass(slots=True)
 class _Forecast:
+    common_tokens: int
     settled: int
     fan_in: float
     siblings: float
@@ -135,6 +140,9 @@ class Informant:
         self._publish(now)
         profile = self._profiles.setdefault(template, _Profile())
         profile.seen += 1
+        if profile.application != name:
+            profile.application = name
+            profile.common = _common(profile.common, call.plan.prompt)
         seen = _Seen(template, now, f"{name}/{call.plan.index}")
         self._link(call, seen)
         self._seen.setdefault(name, {})[call.plan.index] = seen
@@ -143,6 +151,8 @@ class Informant:
         if forecast is not None:
             if known.lengths:
                 fields["template"] = template
+            if known.prefixes:
+                fields["common_tokens"] = forecast.common_tokens
             if known.groups and feeds_group(forecast.fan_in, forecast.settled, forecast.siblings):
                 fields["objective"] = THROUGHPUT
                 fields["groups"] = (self._groups.join(template, forecast.siblings, now),)
@@ -206,8 +216,17 @@ class Informant:
             if profile.seen >= _LEARNED:
                 calls, members = max(profile.calls, 1), max(profile.in_fan_in, 1)
                 self._published[template] = _Forecast(
+                    sum(segment.tokens for segment in profile.common or ()),
                     profile.calls,
                     profile.in_fan_in / calls,
                     profile.siblings / members,
                     profile.returned / calls,
                 )
+
+
+def _common(known: tuple[Segment, ...] | None, prompt: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """What a prompt begins with of what is known; all of it where nothing is."""
+    if known is None:
+        return prompt
+    pairs = zip(known, prompt, strict=False)
+    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

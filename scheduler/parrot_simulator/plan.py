@@ -33,6 +33,8 @@ class Knowledge:
     groups: bool = False
     #: Templates, for predictions of output lengths.
     lengths: bool = False
+    #: How much of a prompt any applications share, where that is inferred.
+    prefixes: bool = True
     #: Calls on the longest chain that waits for a call; cannot be inferred.
     successors: bool = False
     #: From the texts of calls, with errors; otherwise declared.

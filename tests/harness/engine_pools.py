@@ -67,6 +67,7 @@ class Engines:
         template: str = "",
         template_tokens: int = 0,
         returns: float = 0.0,
+        common_tokens: int | None = None,
     ) -> TaskState:
         """A submitted task."""
         number = next(self._ids)
@@ -85,6 +86,7 @@ class Engines:
             num_sequences=num_sequences,
             prefers=prefers,
             returns=returns,
+            common_tokens=common_tokens,
         )
         deadline = at + (objective.seconds or 0.0) if objective.kind == "deadline" else None
         return TaskState(

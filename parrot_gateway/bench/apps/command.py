@@ -33,7 +33,7 @@ UNDER_POLICIES = (*RECIPES, "agents", "sessions")
 #: What `--compare policies` runs by itself, and under which policies.
 MATRIX = ("gpts", "mixed", "agents", "multi-agent", "map-reduce")
 #: Of `linking.use`.
-USES = ("lengths", "groups", "sessions")
+USES = ("lengths", "groups", "sessions", "prefixes")
 #: Of `--compare linking`, and with `--quick`.
 KV_SHARE, QUICK_ENGINES = 0.5, 2
 

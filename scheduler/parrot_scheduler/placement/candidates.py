@@ -72,10 +72,24 @@ class CheapestRow(NamedTuple):
             cached.item(cached.argmax()),
         )
 
-    def or_last(
-        self, columns: CandidateColumns, pool: EnginePool, last: int, slack: float
+    def or_home(
+        self, columns: CandidateColumns, state: TaskState, last: int, pool: EnginePool, slack: float
     ) -> CheapestRow:
-        """The row `last` in place of this one; see `cheapest_row`."""
+        """The engine that has what is the task's own, in place of this one; see `cheapest_row`.
+
+        Args:
+            last: row of the engine where its application ran last; -1: there is none.
+        """
+        common = state.task.common_tokens
+        if common is not None:
+            here = np.where(columns.mask, columns.cached, -1.0)
+            most = here.item(here.argmax())
+            if most <= common:
+                return self
+            cost = (pool.table.batch + 1.0) * columns.work
+            last = argmin(np.where(here == most, cost, np.inf), cost)
+        if last in (-1, self.row):
+            return self
         there = CheapestRow.of(columns, pool, last)
         is_taken = there.cached > self.cached and there.cost <= self.cost * slack
         return there if is_taken else self
@@ -92,8 +106,10 @@ def cheapest_row(
         state: of the task.
         application: whose task it is.
         pool: the engines.
-        slack: the engine where its application ran last is taken at up to so many times the least
-            cost, if it caches more of the prompt than the cheapest.
+        slack: the engine that caches most of the prompt is taken at up to so many times the least
+            cost, if that is more than what any applications share (`Task.common_tokens`). Where
+            that is not known: the engine where its application ran last, if it caches more than
+            the cheapest.
 
     Returns:
         None: there is no candidate.
@@ -111,7 +127,7 @@ def cheapest_row(
     if columns is None:
         return None
     found = CheapestRow.of(columns, pool)
-    return found if last in (-1, found.row) else found.or_last(columns, pool, last, slack)
+    return found if slack <= 1.0 else found.or_home(columns, state, last, pool, slack)
 
 
 def _cheapest_few(state: TaskState, pool: EnginePool, there: int) -> int:
@@ -195,7 +211,9 @@ def _of_few(
     holders = prefixes.holders(prefix) if stored else stored
     best, best_batch, best_cost = -1, 0.0, math.inf
     best_hit = best_prefill = 0.0
-    last_cost, last_hit, last_prefill = math.inf, 0.0, 0.0
+    # The engine that has what is the task's own.
+    home, home_cost, home_hit, home_prefill = -1, math.inf, 0.0, 0.0
+    common = task.common_tokens
     count = others
     for row in rows:
         batch = scalars.batch[row]
@@ -216,14 +234,18 @@ def _of_few(
                 queued -= min(float(awaited * block), queued)
         prefill = queued + prompt - hit
         cost = (scalars.decode_work[row] * output + prefill) * (batch + 1.0)
-        if row == last:
-            last_cost, last_hit, last_prefill = cost, hit, prefill
+        if (
+            row == last
+            if common is None
+            else hit > common and (hit > home_hit or (hit == home_hit and cost < home_cost))
+        ):
+            home, home_cost, home_hit, home_prefill = row, cost, hit, prefill
         if cost < best_cost or (cost == best_cost and batch < best_batch):
             best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
     if best < 0:
         return None
-    if last_hit > best_hit and last_cost <= best_cost * slack:
-        best, best_cost, best_hit, best_prefill = last, last_cost, last_hit, last_prefill
+    if home_hit > best_hit and home_cost <= best_cost * slack:
+        best, best_cost, best_hit, best_prefill = home, home_cost, home_hit, home_prefill
     most = 0
     if stored:
         for bits, depth in reversed(holders):

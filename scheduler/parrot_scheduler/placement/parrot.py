@@ -22,10 +22,11 @@ Rules, each with what it gives in `simulate policies` and on recorded programs (
 4. Objectives with a time: a throughput task goes to no engine where a decode step would then take
    longer than was promised to others there, for `starvation_s` at most; a task with a time of its
    own goes to engines that should meet it, if any does.
-5. Sessions: the engine where the task's application ran last may cost three times as much, if it
-   caches more of the prompt. The product counts a moment; a session that leaves its context has
-   it computed anew, and takes memory twice. Agents 1.02 to 1.07 times as fast, programs of many
-   agents whose calls come over a network 1.19 times.
+5. What is a task's own: the engine that caches most of its prompt, more than what any applications
+   share of it (`Task.common_tokens`), may cost three times as much as the cheapest; where that is
+   not known, the engine where its application ran last, if it caches more. The product counts a
+   moment; who leaves what he has there has it computed anew, and takes memory twice. Agents 1.02 to
+   1.07 times as fast, programs of many agents whose calls come over a network 1.19 times.
 6. `Task.prefers`: the engine that has something of the task already may cost a quarter more.
 """
 
@@ -48,8 +49,8 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: The engine that a task prefers may cost so many times as much as the best one.
 _PREFERRED_SLACK = 1.25
-#: So many times as much may the engine where its application ran last, if it caches more.
-_LAST_SLACK = 3.0
+#: The engine that has what is the task's own may cost so many times as much as the best one.
+_HOME_SLACK = 3.0
 #: An engine with less of the prompt than this share of what another one has replicates it.
 _REPLICATE_SHARE = 0.5
 
@@ -91,14 +92,13 @@ class Parrot(PlacementPolicy):
                 return None
             found = CheapestRow.of(kept, pool)
             last = pool.row_of(application.last_engine)
-            if last not in (-1, found.row):
-                found = found.or_last(kept, pool, last, _LAST_SLACK)
+            found = found.or_home(kept, state, last, pool, _HOME_SLACK)
             if preferred not in (-1, found.row):
                 there = CheapestRow.of(kept, pool, preferred)
                 if there.cost <= found.cost * _PREFERRED_SLACK:
                     found, decided_by = there, "preferred"
         else:
-            cheapest = cheapest_row(state, application, pool, _LAST_SLACK)
+            cheapest = cheapest_row(state, application, pool, _HOME_SLACK)
             if cheapest is None:
                 return None
             found = cheapest

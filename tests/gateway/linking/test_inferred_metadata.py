@@ -104,7 +104,12 @@ def test_calls_whose_answers_are_read_together_are_work_of_a_group() -> None:
 
 @pytest.mark.parametrize(
     ("use", "template", "objective"),
-    [(["lengths"], "t1", LATENCY), (["groups"], "", THROUGHPUT), (["sessions"], "", LATENCY)],
+    [
+        (["lengths"], "t1", LATENCY),
+        (["groups"], "", THROUGHPUT),
+        (["sessions"], "", LATENCY),
+        (["prefixes"], "", LATENCY),
+    ],
 )
 def test_each_use_has_its_switch(use: list[str], template: str, objective: object) -> None:
     linking = FakeLinking(use=use)
@@ -112,6 +117,24 @@ def test_each_use_has_its_switch(use: list[str], template: str, objective: objec
     metadata = Calls(linking).of(USER)
     assert (metadata.template, metadata.objective) == (template, objective)
     assert bool(metadata.application) == bool(metadata.returns) == (use == ["sessions"])
+    assert (metadata.common_share is not None) == (use == ["prefixes"])
+
+
+def test_what_any_applications_share_of_a_prompt_is_its_template() -> None:
+    linking = FakeLinking()
+    calls = Calls(linking)
+    assert calls.of(USER).common_share is None, "no template is known"
+    assert calls.of(USER, ANSWER, USER).common_share == 0.0, "what is cached of it is its own"
+    linking.foretell(prefix_bytes=80)
+    size = len(body(USER, ANSWER, USER))
+    assert calls.of(USER, ANSWER, USER).common_share == pytest.approx(80 / size, rel=0.15)
+    tools = b',"tools":[' + b" " * 800 + b"]}"
+    with_tools = body(USER, ANSWER, USER)[:-1] + tools
+    metadata = asyncio.run(calls.inferred.of(exchange(), with_tools))
+    assert metadata.common_share == pytest.approx((80 + 812) / (size + 812), rel=0.15)
+    assert metadata.common_tokens_of(1000) == round(metadata.common_share * 1000)
+    linking.foretell(prefix_bytes=16_384)
+    assert calls.of(USER).common_share is None, "where the template ends is not known"
 
 
 def test_a_first_call_that_others_usually_follow_begins_its_session() -> None:

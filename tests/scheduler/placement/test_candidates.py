@@ -35,6 +35,7 @@ NEW = st.fixed_dictionaries(
         "num_sequences": st.sampled_from([1, 1, 1, 2, 5]),
         "prefers": st.sampled_from([None, None, "e1", "e3"]),
         "application": st.sampled_from([None, "one", "other"]),
+        "common_tokens": st.sampled_from([None, None, 0, 100, 300]),
         "seconds": st.sampled_from([0.0, 0.0, 0.1, 100.0]),
     }
 )
@@ -82,6 +83,7 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
             num_sequences=step["num_sequences"],
             prefers=step["prefers"],
             application=step["application"],
+            common_tokens=step["common_tokens"],
             at=now,
         )
         choice = engines.place(state, now)

@@ -275,6 +275,20 @@ def test_a_session_stays_with_its_context_unless_that_costs_much_more(
     assert placed(engines, turn).row == row
 
 
+@pytest.mark.parametrize(("common", "row"), [(None, 1), (1600, 0), (1800, 1), (2000, 1)])
+def test_calls_go_where_more_is_cached_than_what_any_applications_share(
+    common: int | None, row: int
+) -> None:
+    """A round of agents reads a text of its own; a system prompt that all read is copied."""
+    engines = Engines("parrot", 2)
+    engines.pool.prefixes.stored(0, chain(1, 110))
+    engines.pool.prefixes.stored(1, chain(1, 100))
+    for other in range(3):
+        engines.fill(engines.put_on(0, engines.state(160, 50, chain(100 + other, 10))))
+    call = engines.state(1800, 50, chain(1, 112), common_tokens=common)
+    assert placed(engines, call).row == row
+
+
 def test_calls_of_a_session_that_begin_together_spread() -> None:
     engines = Engines("parrot", 4)
     rows = [
