@@ -128,6 +128,8 @@ class BuiltinSettings:
     speculative_batch_tokens: int = 64
     #: GPUs of this host that hold the model together, `device` and those behind it.
     tensor_parallel: int = 1
+    #: Of mixtures of experts each of those GPUs holds whole experts, not a part of every expert.
+    enable_expert_parallel: bool = False
     #: Let those GPUs read each other's memory for the sums of small steps; else NCCL's messages.
     peer_memory: bool = True
     #: Memory of the host, in GB of 10^9 bytes, for blocks that leave the device; 0: none.

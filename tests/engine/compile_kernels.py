@@ -278,9 +278,10 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
 def expert_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
     """The mixtures of Qwen3-30B-A3B, for one token, some and many."""
     choice = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "TOP_K_BLOCK": 8, "NORMALIZE": True}
+    choice |= {"FIRST": 64, "HELD": 64}
     yield Variant("experts chosen", choose_experts, choice, dtype, {"num_warps": 1})
     yield Variant("pairs", align_pairs, {"TILE": 16, "BLOCK": 1024}, dtype, {"num_warps": 4})
-    sums = {"HAS_RESIDUAL": True, "TOP_K": 8, "SIZE": 2048, "BLOCK": 1024}
+    sums = {"HAS_RESIDUAL": True, "PARTIAL": True, "TOP_K": 8, "SIZE": 2048, "BLOCK": 1024}
     yield Variant("experts summed", sum_experts, sums, dtype, {"num_warps": 4})
     # What only differs in tiles is compiled for the target that has the most of them.
     for num_tokens in (1, 64, 4096) if capability == 90 else (64,):
@@ -303,6 +304,7 @@ def expert_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             name = f"experts' {part} of {num_tokens} {NAMES[dtype]}"
             options: dict[str, int | None] = {"num_warps": tuning.num_warps}
             if tuning.kind == "vector":
+                constants["PARTIAL"] = False
                 if not gated:
                     constants["HAS_RESIDUAL"] = True
                 kernel = vector_gate_up if gated else vector_down
@@ -437,6 +439,7 @@ def packed_expert_variants(dtype: torch.dtype) -> Iterator[tuple[Variant, int]]:
         types |= {"scales": "*bf16" if kind == "int4" else "*fp32", "x_scales": "*fp32"}
         if tuning.kind == "vector":
             constants |= {"ALPHA": 1.0, "LIMIT": 0.0} if gated else {"HAS_RESIDUAL": True}
+            constants["PARTIAL"] = gated
             kernel = packed_vector_gate_up if gated else packed_vector_down
         else:
             kernel = packed_tile_product

@@ -15,7 +15,7 @@ from parrot_engine.kernels.grouped_tuning import (
     PackedExperts,
 )
 from parrot_engine.kernels.packed_experts import packed_mixture
-from parrot_engine.quantization.packed import above_each_other, pack
+from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack
 from quantized_cases import QuantizedCase, draw_weight
 from torch import Tensor
 
@@ -85,14 +85,64 @@ def draw_packed(
     return operands._replace(experts=experts)
 
 
+def held(experts: ExpertWeights, local: range) -> ExpertWeights:
+    """What a rank with some of the experts holds."""
+    part = slice(local.start, local.stop)
+    biases = [
+        None if bias is None else bias[part] for bias in (experts.gate_up_bias, experts.down_bias)
+    ]
+    packed = None
+    if experts.packed is not None:
+        packed = PackedExperts(
+            *(
+                _rows(weight, len(weight.codes) // len(experts.down), local)
+                for weight in experts.packed
+            )
+        )
+    return experts._replace(
+        gate_up=experts.gate_up[part],
+        down=experts.down[part],
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+        packed=packed,
+    )
+
+
+def _rows(weight: PackedWeight, each: int, local: range) -> PackedWeight:
+    blocks = slice(local.start * each // weight.rows, local.stop * each // weight.rows)
+    return weight._replace(
+        codes=weight.codes[local.start * each : local.stop * each],
+        scales=weight.scales[:, blocks].contiguous(),
+        zeros=None if weight.zeros is None else weight.zeros[:, blocks].contiguous(),
+    )
+
+
 def compute(
-    case: Mixture, operands: Operands, tuning: MixtureTuning, *, normalize: bool = True
+    case: Mixture,
+    operands: Operands,
+    tuning: MixtureTuning,
+    *,
+    normalize: bool = True,
+    local: range | None = None,
 ) -> Tensor:
-    """What the kernels make of it."""
+    """What the kernels make of it; `operands` hold no experts but `local` ones."""
     x, experts, logits, residual = operands
-    chosen = choose(logits, case.top_k, normalize=normalize)
+    chosen = choose(logits, case.top_k, normalize=normalize, local=local)
     kernels = mixture if experts.packed is None else packed_mixture
     return kernels(x, experts, chosen, tuning, residual)
+
+
+def sum_of_ranks(case: Mixture, operands: Operands, tuning: MixtureTuning) -> Tensor:
+    """What ranks with a few experts each add up to; the residual is that of the first."""
+    total: Tensor | None = None
+    for local in (range(1), range(1, case.num_experts)):
+        own = operands._replace(experts=held(operands.experts, local))
+        part = compute(
+            case, own if total is None else own._replace(residual=None), tuning, local=local
+        )
+        total = part.float() if total is None else total + part.float()
+    assert total is not None
+    return total
 
 
 def reference(case: Mixture, operands: Operands, *, normalize: bool = True) -> Tensor:

@@ -214,9 +214,7 @@ def measure_layer(layer: Layer) -> None:
             align(chosen[index], mixture.num_experts, tuning.gate_up.tokens)
 
         times["zero and align"] = in_turn(aligned)
-        times["sum"] = in_turn(
-            lambda _: grouped_product.sum_pairs(layer.parts, mixture.num_tokens, layer.x)
-        )
+        times["sum"] = in_turn(lambda i: grouped_product.sum_pairs(layer.parts, chosen[i], layer.x))
     gate_up, down = products(layer, chosen, tiles)
     times["gate_up"] = in_turn(lambda index: gate_up(tuning.gate_up, index))
     times["down"] = in_turn(lambda index: down(tuning.down, index))

@@ -63,7 +63,7 @@ _NUM_ADAPTERS, _ADAPTER_RANK = 8, 16
 _ENGINE_OPTIONS = (
     "block_size", "num_blocks", "kv_cache_bytes", "kv_cache_dtype", "gpu_memory_utilization",
     "cuda_graphs", "overlap", "kernels", "max_batch_size", "max_batch_tokens",
-    "max_context_tokens", "num_threads", "tensor_parallel",
+    "max_context_tokens", "num_threads", "tensor_parallel", "enable_expert_parallel",
 )  # fmt: skip
 
 

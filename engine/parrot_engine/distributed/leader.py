@@ -129,7 +129,7 @@ def load_leader_runner(
     """
     size = settings.tensor_parallel
     shard = Shard(0, size)
-    shard_config(read_model_config(path), shard)
+    shard_config(read_model_config(path), shard, expert_parallel=settings.enable_expert_parallel)
     devices = _devices(settings.device, size)
     group = RankGroup(path, settings, devices)
     try:

@@ -24,12 +24,15 @@ _LARGE_BLOCK = 4096
 class Chosen(NamedTuple):
     """The experts of each token."""
 
-    #: int32 `[num_tokens, top_k]`, by falling probability.
+    #: int32 `[num_tokens, top_k]`, by falling probability; of those that are held here the index
+    #: among them, -1 for others.
     experts: Tensor
     #: float32 `[num_tokens, top_k]`: factors on what the experts yield.
     factors: Tensor
     #: int32 `[1]`: 0, for `align` to count tiles in.
     num_tiles: Tensor
+    #: Whether other ranks hold some of the experts.
+    partial: bool = False
 
 
 class Tiles(NamedTuple):
@@ -57,6 +60,8 @@ def choose_experts(
     num_tiles,
     NORMALIZE: tl.constexpr,
     EXPERTS: tl.constexpr,
+    FIRST: tl.constexpr,
+    HELD: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_K_BLOCK: tl.constexpr,
@@ -64,7 +69,7 @@ def choose_experts(
     """One program a token: softmax over all experts, the `TOP_K` most probable ones.
 
     Of equals the first. With `NORMALIZE` the factors of a token add up to 1. A token whose logits
-    are NaN gets factors of NaN, and experts that exist.
+    are NaN gets factors of NaN, and experts that exist. Experts `FIRST` and on are held, `HELD`.
     """
     token = tl.program_id(0)
     if token == 0:
@@ -88,6 +93,9 @@ def choose_experts(
     # NOTE: what is not a number is dropped by `tl.max`, but not by a sum.
     factor = kept + total * 0.0
     factor /= tl.sum(tl.where(slots < TOP_K, kept, 0.0), 0) if NORMALIZE else total
+    if HELD < EXPERTS:
+        chosen -= FIRST
+        chosen = tl.where((chosen >= 0) & (chosen < HELD), chosen, -1)
     tl.store(experts + token * TOP_K + slots, chosen, mask=slots < TOP_K)
     tl.store(factors + token * TOP_K + slots, factor, mask=slots < TOP_K)
 
@@ -127,10 +135,14 @@ def align_pairs(
             )
 
 
-def choose(logits: Tensor, top_k: int, *, normalize: bool) -> Chosen:
-    """The experts of each token for contiguous `logits` `[num_tokens, experts]`."""
+def choose(logits: Tensor, top_k: int, *, normalize: bool, local: range | None = None) -> Chosen:
+    """The experts of each token for contiguous `logits` `[num_tokens, experts]`.
+
+    `local` are those whose weights are here; None: all.
+    """
     assert logits.is_contiguous()
     num_tokens, num_experts = logits.shape
+    held = range(num_experts) if local is None else local
     experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
     factors = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
     num_tiles = torch.empty(1, dtype=torch.int32, device=logits.device)
@@ -141,16 +153,19 @@ def choose(logits: Tensor, top_k: int, *, normalize: bool) -> Chosen:
         num_tiles,
         NORMALIZE=normalize,
         EXPERTS=num_experts,
+        FIRST=held.start,
+        HELD=len(held),
         BLOCK=triton.next_power_of_2(num_experts),
         TOP_K=top_k,
         TOP_K_BLOCK=triton.next_power_of_2(top_k),
         num_warps=1,
     )
-    return Chosen(experts, factors, num_tiles)
+    return Chosen(experts, factors, num_tiles, len(held) < num_experts)
 
 
 def align(chosen: Chosen, num_experts: int, size: int) -> Tiles:
-    """Tiles of `size` pairs; once for a `chosen`, whose count of tiles it raises."""
+    """Tiles of `size` pairs of the `num_experts` that are held here; once for a `chosen`, whose
+    count of tiles it raises."""
     num_pairs = chosen.experts.numel()
     # Of each expert that has any pairs the last tile may be a part of one.
     capacity = num_pairs // size + min(num_experts, num_pairs)

@@ -49,6 +49,7 @@ def vector_gate_up(
     HAS_BIAS: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    PARTIAL: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -56,9 +57,15 @@ def vector_gate_up(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them."""
+    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them.
+
+    Where experts are held in `PARTIAL`, pairs of others are passed over.
+    """
     pair = tl.program_id(0)
     expert = tl.load(experts + pair).to(tl.int64)
+    if PARTIAL:  # noqa: SIM102 -- a constant
+        if expert < 0:
+            return
     rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     # Rows past the end read the last one again; they are not stored.
     present = tl.minimum(rows, OUT - 1)
@@ -94,6 +101,7 @@ def vector_down(
     out,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PARTIAL: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -115,7 +123,8 @@ def vector_down(
         start = step % STEPS * BLOCK_IN
         expert = tl.load(experts + pair).to(tl.int64)
         factor = tl.load(factors + pair)
-        inside = start + lanes < IN
+        # Nobody has written the inner rows of experts that are not here.
+        inside = start + lanes < (tl.where(expert >= 0, IN, 0) if PARTIAL else IN)
         w = tl.load(
             source + expert * (OUT * IN) + start,
             mask=inside[None, :],
@@ -129,7 +138,9 @@ def vector_down(
         for slot in tl.static_range(TOP_K):
             expert = tl.load(experts + token * TOP_K + slot).to(tl.int64)
             factor = tl.load(factors + token * TOP_K + slot)
-            result += tl.load(bias + expert * OUT + present).to(tl.float32) * factor
+            held = tl.where(expert >= 0, OUT, 0) if PARTIAL else OUT
+            value = tl.load(bias + expert * OUT + present, mask=present < held, other=0.0)
+            result += value.to(tl.float32) * factor
     places = token.to(tl.int64) * OUT + rows
     if HAS_RESIDUAL:
         result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
@@ -228,9 +239,11 @@ def tile_product(
 @triton.jit
 def sum_experts(
     parts,
+    experts,
     residual,
     out,
     HAS_RESIDUAL: tl.constexpr,
+    PARTIAL: tl.constexpr,
     TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -241,8 +254,10 @@ def sum_experts(
     inside = columns < SIZE
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(TOP_K):
-        row = (token * TOP_K + slot) * SIZE
-        total += tl.load(parts + row + columns, mask=inside, other=0.0).to(tl.float32)
+        pair = token * TOP_K + slot
+        size = tl.where(tl.load(experts + pair) >= 0, SIZE, 0) if PARTIAL else SIZE
+        part = tl.load(parts + pair * SIZE + columns, mask=columns < size, other=0.0)
+        total += part.to(tl.float32)
     if HAS_RESIDUAL:
         total += tl.load(residual + token * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * SIZE + columns, total.to(out.dtype.element_ty), mask=inside)
@@ -263,6 +278,7 @@ def gate_up_vectors(x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: T
         HAS_BIAS=bias is not None,
         ALPHA=experts.alpha,
         LIMIT=experts.limit or 0.0,
+        PARTIAL=chosen.partial,
         TOP_K=top_k,
         IN=in_size,
         OUT=size,
@@ -292,6 +308,7 @@ def down_vectors(
         out,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
+        PARTIAL=chosen.partial,
         TOP_K=top_k,
         IN=in_size,
         OUT=size,
@@ -361,16 +378,18 @@ def tiled(
     return out
 
 
-def sum_pairs(parts: Tensor, num_tokens: int, residual: Tensor | None) -> Tensor:
+def sum_pairs(parts: Tensor, chosen: Chosen, residual: Tensor | None) -> Tensor:
     """Each token's sum over its pairs, `[num_tokens, size]`, and the residual."""
-    size = parts.shape[1]
+    num_tokens, size = len(chosen.experts), parts.shape[1]
     out = torch.empty((num_tokens, size), dtype=parts.dtype, device=parts.device)
     block = min(_SUM_BLOCK, triton.next_power_of_2(size))
     sum_experts[(num_tokens, triton.cdiv(size, block))](
         parts,
+        chosen.experts,
         parts if residual is None else residual,
         out,
         HAS_RESIDUAL=residual is not None,
+        PARTIAL=chosen.partial,
         TOP_K=len(parts) // num_tokens,
         SIZE=size,
         BLOCK=block,
@@ -397,4 +416,4 @@ def mixture(
     tiles = align(chosen, len(experts.down), tuning.gate_up.tokens)
     inner = tiled(x, experts, tiles, tuning.gate_up, num_pairs=num_pairs)
     parts = tiled(inner, experts, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors)
-    return sum_pairs(parts, len(x), residual)
+    return sum_pairs(parts, chosen, residual)

@@ -70,6 +70,7 @@ class Mixture(NamedTuple):
 
     num_tokens: int
     top_k: int
+    #: Those that are chosen from, wherever they are held.
     num_experts: int
     #: Of a token's row, and of an expert's inner row.
     hidden_size: int

@@ -79,6 +79,7 @@ def packed_vector_gate_up(
     HAS_BIAS: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    PARTIAL: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -96,6 +97,9 @@ def packed_vector_gate_up(
     """
     pair = tl.program_id(0)
     expert = tl.load(experts + pair)
+    if PARTIAL:  # noqa: SIM102 -- a constant
+        if expert < 0:
+            return
     rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     # Rows past the end read the last one again; they are not stored.
     present = tl.minimum(rows, OUT - 1)
@@ -152,6 +156,7 @@ def packed_vector_down(
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PARTIAL: tl.constexpr,
     TOP_K: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -179,9 +184,13 @@ def packed_vector_down(
     for step in tl.range(0, TOP_K * STEPS, loop_unroll_factor=UNROLL):
         pair = token * TOP_K + step // STEPS
         start = step % STEPS * BLOCK_IN
-        above = tl.load(experts + pair) * OUT + present
+        expert = tl.load(experts + pair)
+        above = expert * OUT + present
         factor = tl.load(factors + pair)
-        inside = start + lanes < ROW_BYTES
+        # Nobody has written the inner rows of experts that are not here.
+        end = tl.where(expert >= 0, ROW_BYTES, 0) if PARTIAL else ROW_BYTES
+        inside = start + lanes < end
+        there = start + chunks < end
         w = tl.load(
             codes + above.to(tl.int64)[:, None] * ROW_BYTES + (start + lanes)[None, :],
             mask=inside[None, :],
@@ -198,14 +207,17 @@ def packed_vector_down(
             sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
         groups = ((start + chunks) * 8 // BITS // GROUP)[None, :] * SCALES
         place = groups + (above // SCALE_ROWS)[:, None]
-        there = (start + chunks < ROW_BYTES)[None, :]
-        total = _add_bytes(total, w, low, high, sums, scales, zeros, place, there, BITS, HAS_ZEROS)
+        total = _add_bytes(
+            total, w, low, high, sums, scales, zeros, place, there[None, :], BITS, HAS_ZEROS
+        )
     result = tl.sum(total, 1)
     if HAS_BIAS:
         for slot in tl.static_range(TOP_K):
             expert = tl.load(experts + token * TOP_K + slot)
             factor = tl.load(factors + token * TOP_K + slot)
-            result += tl.load(bias + expert * OUT + present).to(tl.float32) * factor
+            held = tl.where(expert >= 0, OUT, 0) if PARTIAL else OUT
+            value = tl.load(bias + expert * OUT + present, mask=present < held, other=0.0)
+            result += value.to(tl.float32) * factor
     places = token.to(tl.int64) * OUT + rows
     if HAS_RESIDUAL:
         result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
@@ -413,6 +425,7 @@ def packed_gate_up_vectors(
         HAS_BIAS=bias is not None,
         ALPHA=experts.alpha,
         LIMIT=experts.limit or 0.0,
+        PARTIAL=chosen.partial,
         TOP_K=chosen.experts.shape[1],
         OUT=size,
         **layout_of(weight),
@@ -442,6 +455,7 @@ def packed_down_vectors(
         out,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
+        PARTIAL=chosen.partial,
         TOP_K=top_k,
         OUT=size,
         **layout_of(weight),
@@ -529,4 +543,4 @@ def packed_mixture(
     parts = packed_tiled(
         inner, experts, tiles, tuning.down, num_pairs=num_pairs, factors=chosen.factors
     )
-    return sum_pairs(parts, len(x), residual)
+    return sum_pairs(parts, chosen, residual)

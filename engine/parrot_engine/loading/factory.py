@@ -89,6 +89,7 @@ class EngineOptions:
     num_threads: int | None = None
     #: GPUs of this host that hold the model together (builtin engine only).
     tensor_parallel: int | None = None
+    enable_expert_parallel: bool | None = None
     peer_memory: bool | None = None
     #: Host memory for KV that leaves the device, in GB or in blocks.
     host_memory_gb: float | None = None
@@ -174,6 +175,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "tensor_parallel": {
         "metavar": "GPUS",
         "help": "GPUs of this host that hold the model together (default: 1)",
+    },
+    "enable_expert_parallel": {
+        "action": "store_true",
+        "default": None,
+        "help": "with --tensor-parallel: each GPU holds whole experts, not a part of every expert",
     },
     "host_memory_gb": {
         "metavar": "GB",
@@ -370,7 +376,7 @@ def _load_huggingface(
     device = resolve_device(options.device)
     chosen = _chosen(options, fields(HuggingFaceSettings))
     # The builtin engine's alone.
-    for option in ("tensor_parallel", "cuda_graphs", "max_loras"):
+    for option in ("tensor_parallel", "enable_expert_parallel", "cuda_graphs", "max_loras"):
         chosen.pop(option, None)
     settings = HuggingFaceSettings.for_device(device.type, **chosen)
     return HuggingFaceEngine.load(folder, settings, model=name, tokenizer_json=tokenizer_json)

@@ -124,6 +124,13 @@ class ExpertsConfig:
     limit: float | None = None
     #: Stored as `stacked_experts` says.
     stacked: bool = False
+    #: Those whose weights one of several ranks holds, whole; None: all, or the same part of each.
+    local: range | None = None
+
+    @property
+    def held(self) -> range:
+        """Indices of the experts whose weights are here."""
+        return range(self.count) if self.local is None else self.local
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ class SparseMLP(Packable):
     def __init__(self, config: ExpertsConfig, hidden_size: int, spec: TensorSpec) -> None:
         super().__init__()
         self._config = config
-        count, size = config.count, config.intermediate_size
-        self.router = spec.empty(count, hidden_size)
+        count, size = len(config.held), config.intermediate_size
+        self.router = spec.empty(config.count, hidden_size)
         weight_spec = spec.of_products()
         self.gate_up = weight_spec.empty(count, 2 * size, hidden_size)
         self.down = weight_spec.empty(count, hidden_size, size)
         #: Both as codes and scales; they have no memory then.
         self.packed: PackedExperts | None = None
-        self.router_bias = spec.empty(count) if config.bias else None
+        self.router_bias = spec.empty(config.count) if config.bias else None
         self.gate_up_bias = spec.empty(count, 2 * size) if config.bias else None
         self.down_bias = spec.empty(count, hidden_size) if config.bias else None
 
@@ -62,14 +62,14 @@ class SparseMLP(Packable):
             config.limit,
             self.packed,
         )
-        return Experts(weights, config.top_k, normalize=config.normalize)
+        return Experts(weights, config.top_k, config.normalize, config.local)
 
     @property
     def is_meta(self) -> bool:
         return bool(self.gate_up.is_meta)
 
     def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
-        count = self._config.count
+        count = len(self._config.held)
         pairs = zip(weights[::3], weights[1::3], strict=True)
         gate_up = above_each_other(map(pack, pairs), count)
         down = above_each_other((pack([weight]) for weight in weights[2::3]), count)
@@ -89,8 +89,8 @@ class SparseMLP(Packable):
         yield WeightPart(f"{block}.{names.router}.weight", self.router)
         if self.router_bias is not None:
             yield WeightPart(f"{block}.{names.router}.bias", self.router_bias)
-        for index in range(self._config.count):
-            expert = f"{block}.experts.{index}"
+        for index, number in enumerate(self._config.held):
+            expert = f"{block}.experts.{number}"
             for ending, gate_up, down in (
                 ("weight", self.gate_up, self.down),
                 ("bias", self.gate_up_bias, self.down_bias),

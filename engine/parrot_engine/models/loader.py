@@ -75,13 +75,14 @@ def load_model(
     kernels: Kernels = "torch",
     dummy_seed: int | None = None,
     collective: Collective | None = None,
+    expert_parallel: bool = False,
     headless: bool = False,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
 
     With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
-    `collective` they are the part of its rank. A `headless` one computes hidden states: its output
-    head is neither looked for nor read.
+    `collective` they are the part of its rank, whole experts of mixtures where `expert_parallel`.
+    A `headless` one computes hidden states: its output head is neither looked for nor read.
 
     Raises:
         UnsupportedModelError: the model is not one that this engine knows how to run.
@@ -95,7 +96,9 @@ def load_model(
         config = replace(config, tie_embeddings=True)
     quantization = config.quantization
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
-    own = config if collective is None else shard_config(config, collective.shard)
+    own = config
+    if collective is not None:
+        own = shard_config(config, collective.shard, expert_parallel=expert_parallel)
 
     def whole() -> Decoder:
         return family.build(config, TensorSpec(torch.device("meta"), torch.float32))
@@ -163,14 +166,21 @@ class _Cut(NamedTuple):
     """Of which tensor of the checkpoint a weight is a part."""
 
     shape: torch.Size
-    place: tuple[slice, ...]
+    #: None: other ranks hold it.
+    place: tuple[slice, ...] | None
 
 
 def _cuts(whole: nn.Module, model: nn.Module, shard: Shard) -> dict[str, _Cut]:
-    """For each tensor's name what of it belongs to `model`, the shard of `whole`."""
+    """For the name of each tensor of `whole` what of it belongs to `model`, its shard."""
+    shapes = {part.name: part.target.shape for part in weight_parts(model)}
     return {
-        part.name: _Cut(uncut.target.shape, part_of(uncut.target.shape, part.target.shape, shard))
-        for uncut, part in zip(weight_parts(whole), weight_parts(model), strict=True)
+        uncut.name: _Cut(
+            uncut.target.shape,
+            None
+            if uncut.name not in shapes
+            else part_of(uncut.target.shape, shapes[uncut.name], shard),
+        )
+        for uncut in weight_parts(whole)
     }
 
 
@@ -193,7 +203,8 @@ def load_weights(
     missing = sorted(expected.keys() - present)
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listing(missing)}")
-    unexpected = sorted(name for name in present - expected.keys() if not _is_redundant(name))
+    known = expected.keys() | cuts.keys()
+    unexpected = sorted(name for name in present - known if not _is_redundant(name))
     if unexpected:
         raise CheckpointError(
             f"the checkpoint holds tensors that the model has no place for: {_listing(unexpected)}"
@@ -212,7 +223,7 @@ def load_weights(
         count += 1
         if progress is not None:
             progress(count, len(expected))
-        if cut is None:
+        if cut is None or cut.place is None:
             return tensor
         if isinstance(tensor, QuantizedWeight):
             return tensor.part(*cut.place)
@@ -297,8 +308,9 @@ def draw_weights(
             assert shard is not None
             values = torch.empty(drawn.shape, dtype=parameter.dtype, device=device)
             values.normal_(std=_STD, generator=generators[device])
-            for uncut, part in zip(origin.weight_parts(""), module.weight_parts(""), strict=True):
-                target, place = part.target, uncut.target
+            uncut = {part.name: part.target for part in origin.weight_parts("")}
+            for part in module.weight_parts(""):
+                target, place = part.target, uncut[part.name]
                 if target.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
                     # The same view of what was drawn as `place` is of a weight without memory.
                     view = values.as_strided(place.shape, place.stride(), place.storage_offset())

@@ -49,6 +49,8 @@ class Experts(NamedTuple):
     top_k: int
     #: Whether the factors of a token's experts add up to 1; else they are the probabilities.
     normalize: bool
+    #: The experts whose weights these are, where ranks hold whole ones; None: all.
+    local: range | None = None
 
 
 class Residual(NamedTuple):
@@ -217,7 +219,7 @@ class Ops:
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
         """`hidden` and the mixture of experts of x, added up or not.
 
-        Over ranks the inner rows of all experts are divided; the mixture is summed.
+        Over ranks the inner rows of all experts are divided, or the experts; the mixture is summed.
         """
         mixed = self._mix(x, router, self._share_of(experts))
         if self._collective is not None:
@@ -225,8 +227,10 @@ class Ops:
         return Residual(hidden, mixed)
 
     def _share_of(self, experts: Experts) -> Experts:
-        """Every rank holds the bias of down, and it is to be added once."""
+        """Where every rank holds the bias of down, it is to be added once."""
         if self._collective is None or self._collective.shard.rank == 0:
+            return experts
+        if experts.local is not None:
             return experts
         return experts._replace(weights=experts.weights._replace(down_bias=None))
 
@@ -236,9 +240,13 @@ class Ops:
         if experts.normalize:
             factors /= factors.sum(dim=-1, keepdim=True)
         mixed = torch.zeros_like(x)
+        held = experts.local or range(len(router.weight))
         for expert in chosen.unique().tolist():
+            if expert not in held:
+                continue
             token, place = torch.where(chosen == expert)
-            out = self._expert(x[token], experts.weights, expert) * factors[token, place, None]
+            out = self._expert(x[token], experts.weights, expert - held.start)
+            out = out * factors[token, place, None]
             mixed.index_add_(0, token, out.to(mixed.dtype))
         return mixed
 

@@ -1,7 +1,9 @@
 """One model in equal parts for several devices (arXiv 1909.08053, section 3).
 
 Heads and the inner width of the MLP, or of every expert, are divided: q, k, v, gate and up by
-output, o and down by input, whose products are then sums over the devices. KV heads that are fewer
+output, o and down by input, whose products are then sums over the devices. Instead of every
+expert's width the experts themselves can be, whole ones for each device (`expert_parallel`): what
+a device's own add to a token is then its share of the sum. KV heads that are fewer
 than devices are held by several. The output head is divided by token id; embedding, norms and
 routers are held by all.
 
@@ -67,51 +69,63 @@ class Collective(Protocol):
         ...
 
 
-def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
+def shard_config(
+    config: ModelConfig, shard: Shard, *, expert_parallel: bool = False
+) -> ModelConfig:
     """The shape of the layers that one rank holds; the vocabulary stays whole.
 
+    With `expert_parallel` a rank holds whole experts, else the same part of each.
+
     Raises:
-        SettingsError: the model cannot be divided by so many.
+        SettingsError: the model cannot be divided by so many, or so.
     """
-    size = shard.size
+    size, experts = shard.size, config.experts
+    if expert_parallel and experts is None:
+        raise SettingsError("enable_expert_parallel", "the model has no mixtures of experts")
     if config.projection_norm:
         raise SettingsError("tensor_parallel", "norms over all heads of q and k are not divided")
-    for what, count in _divided(config):
+    choices = _choices(config, expert_parallel=expert_parallel)
+    for what, count in _divided(config, expert_parallel=expert_parallel):
         if count % size:
             raise SettingsError(
-                "tensor_parallel", f"{count} {what} cannot be divided by {size}; {_choices(config)}"
+                "tensor_parallel", f"{count} {what} cannot be divided by {size}; {choices}"
             )
     if config.num_kv_heads % size and size % config.num_kv_heads:
         raise SettingsError(
             "tensor_parallel",
-            f"{config.num_kv_heads} KV heads cannot be divided by {size}; {_choices(config)}",
+            f"{config.num_kv_heads} KV heads cannot be divided by {size}; {choices}",
         )
+    if experts is not None and expert_parallel:
+        experts = replace(experts, local=range(experts.count)[shard.rows(experts.count)])
+    elif experts is not None:
+        experts = replace(experts, intermediate_size=experts.intermediate_size // size)
     return replace(
         config,
         num_heads=config.num_heads // size,
         num_kv_heads=max(1, config.num_kv_heads // size),
         intermediate_size=config.intermediate_size // size,
-        experts=None
-        if config.experts is None
-        else replace(config.experts, intermediate_size=config.experts.intermediate_size // size),
+        experts=experts,
     )
 
 
-def _divided(config: ModelConfig) -> Iterator[tuple[str, int]]:
+def _divided(config: ModelConfig, *, expert_parallel: bool) -> Iterator[tuple[str, int]]:
     """What must be a multiple of the parts."""
     yield "attention heads", config.num_heads
     experts = config.experts
     if experts is None or len(experts.layers) < config.num_layers:
         yield "columns of the MLP", config.intermediate_size
-    if experts is not None:
+    if experts is not None and expert_parallel:
+        yield "experts", experts.count
+    elif experts is not None:
         yield "columns of an expert", experts.intermediate_size
 
 
-def _choices(config: ModelConfig) -> str:
+def _choices(config: ModelConfig, *, expert_parallel: bool) -> str:
+    divided = list(_divided(config, expert_parallel=expert_parallel))
 
     def fits(size: int) -> bool:
         kv_heads = config.num_kv_heads
-        return not any(count % size for _, count in _divided(config)) and not (
+        return not any(count % size for _, count in divided) and not (
             kv_heads % size and size % kv_heads
         )
 

@@ -216,11 +216,11 @@ class TritonOps(Ops):
 
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
         logits = self._wide(x, router)
-        chosen = choose(logits, experts.top_k, normalize=experts.normalize)
+        chosen = choose(logits, experts.top_k, normalize=experts.normalize, local=experts.local)
         weights = self._share_of(experts).weights
-        num_experts, hidden_size, size = weights.down.shape
+        _, hidden_size, size = weights.down.shape
         limits = _limits(x.device)
-        case = Mixture(len(x), experts.top_k, num_experts, hidden_size, size, x.dtype)
+        case = Mixture(len(x), experts.top_k, logits.shape[1], hidden_size, size, x.dtype)
         residual = hidden if self._collective is None else None
         shared_memory, copy_engine = limits.shared_memory, limits.copy_engine
         if weights.packed is None:

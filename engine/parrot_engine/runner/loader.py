@@ -70,6 +70,7 @@ def load_runner(
             kernels=kernels,
             dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
             collective=collective,
+            expert_parallel=settings.enable_expert_parallel,
         )
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(

@@ -178,6 +178,19 @@ def refuses_adapters(engine: BuiltinEngine, good: Path) -> None:
         workers.read_adapter(str(good), "id of other weights")
 
 
+def test_ranks_with_whole_experts_say_what_one_says(folders: dict[str, Path]) -> None:
+    said = []
+    for ranks in ({}, {"tensor_parallel": 2, "enable_expert_parallel": True}):
+        engine = open_engine(folders["qwen3-moe"], **ranks)
+        try:
+            said.append(conversation(engine))
+        finally:
+            engine.close()
+    assert said[0] == said[1]
+    with pytest.raises(SettingsError, match="no mixtures of experts"):
+        open_engine(folders["llama"], tensor_parallel=2, enable_expert_parallel=True)
+
+
 def test_dummy_weights_are_the_same_for_any_number_of_ranks(folders: dict[str, Path]) -> None:
     said = []
     for size in (1, 2):

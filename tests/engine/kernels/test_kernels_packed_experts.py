@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_cases import relative_error
 from checkpoints import CONFIGS
-from expert_cases import Operands, compute, draw_packed, reference
+from expert_cases import Operands, compute, draw_packed, reference, sum_of_ranks
 from parrot_engine.kernels.grouped_tuning import Mixture, MixtureTuning, packed_mixture_tuning
 from parrot_engine.kernels.quantized_tuning import is_grouped
 from parrot_engine.kernels.skinny_tuning import Tuning
@@ -56,6 +56,13 @@ def test_x_in_two_numbers_of_8_bits(kind: str, tuning: MixtureTuning) -> None:
     """Of experts with several tiles as well."""
     case = CASE._replace(num_tokens=20, num_experts=3, top_k=2)
     check(case, draw_packed(case, kind, residual=False), tuning)
+
+
+@pytest.mark.parametrize("tuning", [VECTORS, TILES], ids=["vectors", "tiles"])
+def test_ranks_with_whole_experts_add_up(tuning: MixtureTuning) -> None:
+    operands = draw_packed(CASE, "int4-zeros", bounded=True)
+    out = sum_of_ranks(CASE, operands, tuning)
+    assert relative_error(out, reference(CASE, operands)) < BOUND
 
 
 def test_x_in_one_number_of_8_bits() -> None:

@@ -106,24 +106,45 @@ def test_what_is_fewer_than_ranks_is_held_by_several() -> None:
     assert places == [(slice(0, 16), slice(0, 5))] * 4 + [(slice(16, 32), slice(0, 5))] * 4
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral", "gpt-oss"])
-def test_drawn_weights_of_the_ranks_are_parts_of_those_of_one(name: str) -> None:
-    """Projections of a stack, q, k and v or gate and up of every expert, are cut one by one."""
+@pytest.mark.parametrize(
+    ("name", "expert_parallel"),
+    [
+        ("qwen2", False),
+        ("qwen3-moe", False),
+        ("mixtral", False),
+        ("gpt-oss", False),
+        ("qwen3-moe", True),
+        ("gpt-oss", True),
+    ],
+)
+def test_drawn_weights_of_the_ranks_are_parts_of_those_of_one(
+    name: str, expert_parallel: bool
+) -> None:
+    """Projections of a stack, q, k and v or gate and up of every expert, are cut one by one; of
+    whole experts each is held once."""
     architecture = type(CONFIGS[name]).__name__.replace("Config", "ForCausalLM")
     raw = CONFIGS[name].to_dict() | {"architectures": [architecture]}
+    if expert_parallel:
+        raw |= {"num_local_experts": 6}
     config = family_of(raw).read_config(raw)
     spec = TensorSpec(torch.device("cpu"), torch.float32)
     whole = Decoder(config, spec)
     draw_weights(whole, seed=3)
     origin = Decoder(config, spec._replace(device=torch.device("meta")))
+    uncut = {part.name: part.target for part in weight_parts(whole)}
+    held: list[str] = []
     for shard in (Shard(0, 2), Shard(1, 2)):
         collective = cast(Collective, SimpleNamespace(shard=shard))
-        part = Decoder(shard_config(config, shard), spec._replace(collective=collective))
+        own_config = shard_config(config, shard, expert_parallel=expert_parallel)
+        part = Decoder(own_config, spec._replace(collective=collective))
         draw_weights(part, 3, origin, shard)
-        for own, uncut in zip(weight_parts(part), weight_parts(whole), strict=True):
-            assert own.name == uncut.name
-            place = part_of(uncut.target.shape, own.target.shape, shard)
-            assert torch.equal(own.target, uncut.target[place]), own.name
+        for name, target, _ in weight_parts(part):
+            place = part_of(uncut[name].shape, target.shape, shard)
+            assert torch.equal(target, uncut[name][place]), name
+            held.append(name)
+    of_experts = [name for name in held if ".experts." in name]
+    assert set(held) == uncut.keys()
+    assert len(set(of_experts)) * (1 if expert_parallel else 2) == len(of_experts)
 
 
 def test_a_mixture_is_divided_by_columns_of_its_experts() -> None:
@@ -134,6 +155,11 @@ def test_a_mixture_is_divided_by_columns_of_its_experts() -> None:
     config = family_of(raw | {"intermediate_size": 42}).read_config(raw | {"intermediate_size": 42})
     with pytest.raises(SettingsError, match=r"42 columns of an expert.* can take 1, 2"):
         shard_config(config, Shard(0, 4))
+    with pytest.raises(SettingsError, match=r"5 experts cannot be divided by 2.* can take 1$"):
+        shard_config(config, Shard(0, 2), expert_parallel=True)
+    raw = CONFIGS["qwen2"].to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    with pytest.raises(SettingsError, match=r"enable_expert_parallel.*no mixtures of experts"):
+        shard_config(family_of(raw).read_config(raw), Shard(0, 2), expert_parallel=True)
 
 
 class TwoRanks:
