@@ -17,18 +17,27 @@ import msgspec
 import typer
 
 from parrot_gateway.cli.commands import PASS_ON, become
-from parrot_gateway.cli.graph import DEFAULT_BASE_URL, BaseUrl
+from parrot_gateway.cli.graph import DEFAULT_BASE_URL
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
     from rich.progress import Progress
 
 Model = Annotated[str, typer.Argument(help="Hub id, folder, or name of a model.")]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="The gateway.",
+        show_default="PARROT_ADMIN_URL; OPENAI_BASE_URL if that is this machine, else "
+        f"{DEFAULT_BASE_URL}",
+    ),
+]
 AdminKey = Annotated[
     str | None,
     typer.Option(
         metavar="env:NAME",
-        help="Environment variable with the admin key; PARROT_ADMIN_KEY is read without this.",
+        help="Environment variable with the admin key; PARROT_ADMIN_KEY is read without this. It "
+        "is sent to this machine, or to an address that is named for it.",
     ),
 ]
 Config = Annotated[
@@ -37,9 +46,6 @@ Config = Annotated[
 ]
 
 models = typer.Typer(help="Models of own engines, at run time.", no_args_is_help=True)
-
-#: Between two looks at a download on this machine.
-_LOOK_S = 0.1
 
 
 class CommandFailedError(Exception):
@@ -96,8 +102,16 @@ class Gateway:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20) as client,
-                client.request(method, url, headers=headers, json=body) as response,
+                # Another address than the one that was named does not get the key.
+                client.request(
+                    method, url, headers=headers, json=body, allow_redirects=False
+                ) as response,
             ):
+                if response.status in range(300, 400):
+                    raise CommandFailedError(
+                        f"{self.root} redirects to {response.headers.get('Location')}; if your "
+                        "gateway is there, name that address: --base-url URL."
+                    )
                 if response.status >= 400:
                     raise CommandFailedError(_refusal(await response.read(), response.status))
                 yield response
@@ -209,21 +223,26 @@ def pull_command(
 ) -> None:
     """Download a model from the Hugging Face hub; what is there already is kept."""
 
-    async def pull(gateway: Gateway) -> None:
+    async def show(source: AsyncIterator[dict[str, Any]]) -> None:
         last: dict[str, Any] = {}
-        is_remote = base_url is not None or config is not None
-        source = gateway.events("/pull", {"model": model}) if is_remote else _pull_here(model)
         with _progress() as progress:
             task = progress.add_task(f"downloading {model}", total=None)
             async for last in source:
                 _show(progress, task, f"downloading {model}", last)
         typer.echo(f"{model} is at {last['path']}")
 
-    _run(base_url, admin_key, config, pull)
+    if base_url is None and config is None:
+        _or_exit(lambda: asyncio.run(show(_pull_here(model))))
+    else:
+        _run(
+            base_url, admin_key, config,
+            lambda gateway: show(gateway.events("/pull", {"model": model})),
+        )  # fmt: skip
 
 
 async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
     """The states of a download on this machine."""
+    from parrot_gateway.engines.changes import wait_for_change
     from parrot_gateway.engines.downloads import Downloads
     from parrot_gateway.exceptions import GatewayError
     from parrot_gateway.settings.model import EngineLinkSettings
@@ -233,7 +252,7 @@ async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
     ended = asyncio.create_task(download.ended())
     try:
         while not ended.done():
-            await asyncio.wait({ended}, timeout=_LOOK_S)
+            await wait_for_change([downloads.changes.next()], ended)
             yield download.describe()
         ended.result()
     except GatewayError as error:
@@ -338,23 +357,76 @@ def _run(
     command: Callable[[Gateway], Coroutine[Any, Any, None]],
 ) -> None:
     """Run a command against the gateway that was named; exit with status 1 where it fails."""
+    _or_exit(lambda: asyncio.run(command(_gateway(base_url, admin_key, config))))
+
+
+def _or_exit(run: Callable[[], None]) -> None:
+    """Exit with status 1 and the reason where a command fails."""
     from parrot_gateway.settings.config_file import ConfigError
+
+    try:
+        run()
+    except (CommandFailedError, ConfigError) as error:
+        typer.secho(str(error), err=True, fg=typer.colors.RED)
+        raise typer.Exit(1) from None
+
+
+def _gateway(base_url: str | None, admin_key: str | None, config: Path | None) -> Gateway:
+    """The gateway that the operator means: by command line, settings, `PARROT_ADMIN_URL`, or here.
+
+    An admin key may load models and run code: it goes to no host that only clients were pointed
+    to, such as a public API in OPENAI_BASE_URL.
+
+    Raises:
+        ConfigError: settings or key cannot be read.
+        CommandFailedError: nobody named the gateway for this.
+    """
     from parrot_gateway.settings.model import admin_key_of
     from parrot_gateway.settings.secret_reference import key_of_option
     from parrot_gateway.settings.sources import load_settings
 
-    target = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+    key, target = os.environ.get("PARROT_ADMIN_KEY"), base_url
+    if config is not None:
+        settings = load_settings({}, config)
+        key = admin_key_of(settings)
+        host = settings.server.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
+        target = target or f"http://{host}:{settings.server.port}"
+    if admin_key is not None:
+        key = key_of_option(admin_key, "--admin-key")
+    target = target or os.environ.get("PARROT_ADMIN_URL") or _of_clients()
+    if key and target.startswith("http://") and not _is_here(target):
+        typer.secho(
+            f"The admin key goes to {target} unencrypted; https:// would protect it.",
+            err=True,
+            fg=typer.colors.YELLOW,
+        )
+    return Gateway(target, key)
+
+
+def _of_clients() -> str:
+    """Where clients of this machine's gateway find it.
+
+    Raises:
+        CommandFailedError: they are pointed to another host.
+    """
+    target = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+    if not _is_here(target):
+        raise CommandFailedError(
+            f"OPENAI_BASE_URL is {target}: clients are pointed there, and the admin key does not "
+            "follow them to another host. If that gateway is yours, name it: --base-url URL, the "
+            "variable PARROT_ADMIN_URL, or its settings with --config FILE."
+        )
+    return target
+
+
+def _is_here(target: str) -> bool:
+    """Whether an address is one of this machine's loopback, as the client reads it."""
+    from yarl import URL
+
+    from parrot_gateway.settings.sources import is_loopback
+
     try:
-        key = os.environ.get("PARROT_ADMIN_KEY")
-        if config is not None:
-            settings = load_settings({}, config)
-            key = admin_key_of(settings)
-            host = settings.server.host
-            host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-            target = base_url or f"http://{host}:{settings.server.port}"
-        if admin_key is not None:
-            key = key_of_option(admin_key, "--admin-key")
-        asyncio.run(command(Gateway(target, key)))
-    except (CommandFailedError, ConfigError) as error:
-        typer.secho(str(error), err=True, fg=typer.colors.RED)
-        raise typer.Exit(1) from None
+        return is_loopback(URL(target).host or "")
+    except ValueError:
+        return False
