@@ -10,17 +10,20 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from parrot_gateway.engines.changes import Changes
 from parrot_gateway.engines.child_process import end, engine_environment
 from parrot_gateway.exceptions import download_error
+from parrot_gateway.settings.model import EngineLinkSettings
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 DownloadState: TypeAlias = Literal["waiting", "downloading", "done", "failed", "cancelled"]
 
 #: Downloads that have ended and are still shown.
@@ -59,7 +62,7 @@ class Download:
     failure: str | None = None
     reason: str | None = None
     since: float = field(default_factory=time.time)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    changes: Changes = field(default_factory=Changes, repr=False)
 
     @property
     def has_ended(self) -> bool:
@@ -69,8 +72,7 @@ class Download:
         """Set fields, and wake those who wait for a change."""
         for name, value in fields.items():
             setattr(self, name, value)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changes.notify()
 
     async def ended(self) -> None:
         """Return once it is here.
@@ -79,7 +81,7 @@ class Download:
             GatewayError: it failed or was cancelled.
         """
         while not self.has_ended:
-            await self._changed.wait()
+            await self.changes.next().wait()
         if self.state != "done":
             raise download_error(self.failure or "", self.reason or "")
 
@@ -111,6 +113,7 @@ class Downloads:
     Args:
         max_running: at once.
         max_bytes: what the files of one model may come to.
+        stall_s: one of which no byte comes for so long has failed.
         command: makes the command line from model and `max_bytes`.
     """
 
@@ -118,11 +121,15 @@ class Downloads:
         self,
         max_running: int,
         max_bytes: int,
+        stall_s: float = EngineLinkSettings().download_stall_s,
         *,
         command: Callable[[str, int], list[str]] = pull_command,
     ) -> None:
         #: By repository: those that run or wait, and the last ones that ended.
         self.all: dict[str, Download] = {}
+        #: Of all of them.
+        self.changes = Changes()
+        self._stall_s = stall_s
         self._running = asyncio.Semaphore(max_running)
         self._max_bytes = max_bytes
         self._command = command
@@ -142,7 +149,7 @@ class Downloads:
         for name in ended[: max(0, len(ended) - _KEPT + 1)]:
             del self.all[name]
         self.all.pop(model, None)
-        download = self.all[model] = Download(model)
+        download = self.all[model] = Download(model, changes=self.changes)
         task = self._tasks[model] = asyncio.create_task(self._run(download), name=f"pull-{model}")
         task.add_done_callback(lambda _: self._tasks.pop(model, None))
         return download
@@ -193,14 +200,27 @@ class Downloads:
         )
         try:
             assert child.stdout is not None
-            async for raw in child.stdout:
+            # A line comes with every byte, or nearly.
+            while raw := await self._in_time(child.stdout.readline()):
                 self._read(download, raw)
-            status = await child.wait()
+            status = await self._in_time(child.wait())
+        except TimeoutError:
+            self._fail(
+                download,
+                "download_stalled",
+                f"no byte came for {self._stall_s:g} s (setting engines.download_stall_s); what is "
+                "whole is kept, and another try goes on from there",
+            )
+            return
         finally:
             if child.returncode is None:
                 await end(child, _STOP_TIMEOUT_S)
         if not download.has_ended:
             self._fail(download, "download_failed", f"its process ended with status {status}")
+
+    async def _in_time(self, wait: Awaitable[T]) -> T:
+        async with asyncio.timeout(self._stall_s):
+            return await wait
 
     def _read(self, download: Download, raw: bytes) -> None:
         line = _line_decoder.decode(raw)

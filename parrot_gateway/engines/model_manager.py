@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from parrot_gateway.engines.changes import Changes
 from parrot_gateway.engines.downloads import Downloads
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -89,6 +90,11 @@ class ModelManager:
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._load_waiters = 0
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def changes(self) -> list[Changes]:
+        """With each of which what is described may be another."""
+        return [self._supervisor.changes, self.downloads.changes]
 
     # -- lifetime -----------------------------------------------------------------------------
 

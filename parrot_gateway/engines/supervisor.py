@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from parrot_gateway.engines.changes import Changes
 from parrot_gateway.engines.child_process import end, engine_environment, send_signal
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -63,6 +64,7 @@ class EngineProcess:
     model: ModelSettings
     #: The name under which it registers: how it is known again.
     name: str
+    changes: Changes = field(repr=False)
     state: State = "loading"
     #: Why it failed.
     reason: str | None = None
@@ -95,6 +97,7 @@ class EngineProcess:
     def enter(self, state: State) -> None:
         if state != self.state:
             self.state, self.since = state, time.time()
+            self.changes.notify()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -148,6 +151,8 @@ class EngineSupervisor:
         self._registry = registry
         self._load_timeout_s = load_timeout_s
         self._command = command
+        #: Of states of processes, and of what they write.
+        self.changes = Changes()
         #: In the order of the settings, then of loading.
         self.processes: list[EngineProcess] = []
         #: Models that are served, or will be once loaded; not those that are being unloaded.
@@ -184,7 +189,9 @@ class EngineSupervisor:
         """Add the processes of a model, which `start_model` starts."""
         self.processes += [
             EngineProcess(
-                model.on_device(index), f"{model.served_name}-{index}-{secrets.token_hex(4)}"
+                model.on_device(index),
+                f"{model.served_name}-{index}-{secrets.token_hex(4)}",
+                self.changes,
             )
             for index in range(model.engines)
         ]
@@ -434,6 +441,7 @@ async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess)
         line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
         if line:
             process.last_lines.append(line)
+            process.changes.notify()
             # From here on it is the reason that is reported once the process has ended.
             gives_up = gives_up or line.startswith(_ERROR)
             found = _LEVEL.match(line)

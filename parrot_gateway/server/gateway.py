@@ -88,7 +88,7 @@ class Gateway:
             link,
             self.registry,
             self.supervisor,
-            Downloads(link.max_downloads, link.max_download_bytes),
+            Downloads(link.max_downloads, link.max_download_bytes, link.download_stall_s),
             last_used=last_used,
             reserved=reserved,
             waiting=self.scheduling.waiting,

@@ -282,6 +282,8 @@ class EngineLinkSettings(_Section):
     #: Downloads at once, and what the files of one model may come to.
     max_downloads: int = Field(default=2, gt=0)
     max_download_bytes: int = Field(default=1_000_000_000_000, gt=0)
+    #: A download of which no byte comes for so long has failed.
+    download_stall_s: Seconds = 300.0
     #: A model that takes longer to load counts as failed.
     load_timeout_s: Seconds = 1800.0
 

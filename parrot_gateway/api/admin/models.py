@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from parrot_gateway.api.admin.bodies import MAX_MODEL_CHARACTERS, ModelBody, PullBody
 from parrot_gateway.api.event_stream import DONE, EventStream
+from parrot_gateway.engines.changes import Changes, wait_for_change
 from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.exceptions import (
     ConflictError,
@@ -32,8 +33,8 @@ from parrot_gateway.http.route_table import route
 from parrot_gateway.settings import DEMO_MODEL
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings, ServerSettings
 
-#: Between two looks at a model that is being loaded.
-_LOOK_S = 0.1
+#: Between two events of a stream, at least.
+_PAUSE_S = 0.1
 _MAX_BODY_BYTES = 64 * 1024
 _MAX_NAME_CHARACTERS = 256
 
@@ -94,7 +95,12 @@ class ModelRoutes:
         work = asyncio.create_task(download.ended(), name=f"pulled-{model}")
         try:
             await self._answer(
-                exchange, work, download.describe, wait=given.wait, stream=given.stream
+                exchange,
+                work,
+                download.describe,
+                [downloads.changes],
+                wait=given.wait,
+                stream=given.stream,
             )
         finally:
             work.cancel()
@@ -128,7 +134,12 @@ class ModelRoutes:
         name = model.served_name
         work = self.manager.load(model, from_hub=from_hub)
         await self._answer(
-            exchange, work, lambda: self.manager.find(name), wait=wait, stream=stream
+            exchange,
+            work,
+            lambda: self.manager.find(name),
+            self.manager.changes,
+            wait=wait,
+            stream=stream,
         )
 
     @route("POST", "/admin/v1/models/unload")
@@ -231,13 +242,15 @@ class ModelRoutes:
         exchange: Exchange,
         work: asyncio.Task[None],
         describe: Callable[[], dict[str, Any]],
+        changes: Sequence[Changes],
         *,
         wait: bool,
         stream: bool,
     ) -> None:
         """Answer with what `work` has come to: at its end, as it goes on, or (without `wait`) now.
 
-        A client that goes away does not end the work.
+        What `describe` says of it may be another after each of `changes`. A client that goes away
+        does not end the work.
         """
         if not wait and not stream:
             await exchange.respond_json(describe(), 202)
@@ -245,7 +258,7 @@ class ModelRoutes:
         exchange.cancel_on_disconnect()
         events = EventStream(exchange, self.keep_alive_s)
         if stream:
-            await _show_progress(events, work, describe)
+            await self._show_progress(events, work, describe, changes)
         await asyncio.wait({work})
         error = _error_of(work)
         if not stream:
@@ -259,22 +272,28 @@ class ModelRoutes:
         else:
             raise error
 
-
-async def _show_progress(
-    events: EventStream, work: asyncio.Task[None], describe: Callable[[], dict[str, Any]]
-) -> None:
-    """Send what changes until the work has ended."""
-    last: Mapping[str, Any] = {}
-    while True:
-        done, _ = await asyncio.wait({work}, timeout=_LOOK_S)
-        if done:
-            return
-        now = describe()
-        if {**now, "unused_s": None} != last:
-            last = {**now, "unused_s": None}
-            await events.send(_event(now))
-        elif events.is_silent:
-            await events.keep_alive()
+    async def _show_progress(
+        self,
+        events: EventStream,
+        work: asyncio.Task[None],
+        describe: Callable[[], dict[str, Any]],
+        changes: Sequence[Changes],
+    ) -> None:
+        """Send what changes until the work has ended."""
+        last: Mapping[str, Any] = {}
+        while True:
+            upcoming = [each.next() for each in changes]
+            now = describe()
+            if {**now, "unused_s": None} != last:
+                last = {**now, "unused_s": None}
+                await events.send(_event(now))
+                await asyncio.wait({work}, timeout=_PAUSE_S)
+            elif events.is_silent:
+                await events.keep_alive()
+            if not work.done():
+                await wait_for_change(upcoming, work, self.keep_alive_s)
+            if work.done():
+                return
 
 
 def _event(value: dict[str, Any]) -> bytes:

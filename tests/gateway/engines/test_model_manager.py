@@ -23,6 +23,7 @@ from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.exceptions import (
     ConflictError,
     GatewayError,
+    HubError,
     ModelLoadError,
     ModelLoadingError,
     ModelNotFoundError,
@@ -200,6 +201,21 @@ async def test_downloads_come_before_loading(models: Models) -> None:
     download = models.manager.downloads.all["here/it-is"].describe()
     assert (download["state"], download["done_bytes"], download["path"]) == ("done", 10, "/cache")
     assert not engine.lost
+
+
+async def test_a_download_of_which_no_byte_comes_has_failed() -> None:
+    """And the next one has its turn."""
+
+    def command(model: str, max_bytes: int) -> list[str]:
+        return ["sleep", "1000"] if model == "a/silent" else ["echo", '{"path": "/cache"}']
+
+    downloads = Downloads(1, 100, 1.0, command=command)
+    silent, other = downloads.start("a/silent"), downloads.start("b/b")
+    with pytest.raises(HubError, match=r"no byte came for 1 s .*download_stall_s"):
+        await silent.ended()
+    assert (silent.state, silent.failure) == ("failed", "download_stalled")
+    await other.ended()
+    assert other.path == "/cache"
 
 
 async def test_a_download_is_joined_and_cancelled(models: Models) -> None:
