@@ -17,16 +17,16 @@ DEFAULT_CACHED_CONTEXTS = 16
 DEFAULT_MEMORY_SHARE = 0.4
 
 #: What is another default on a GPU: blocks that its copy engine fetches whole, steps large enough
-#: to keep it busy, and beside something more urgent in the long run so few tokens of prompts that a
-#: step takes no more than twice as long as without them: with a token of a generation 128, of which
-#: products take no longer than of half as many (docs/engine-log.md, 25 and 45).
+#: to keep it busy, and beside something more urgent so many tokens of prompts that these do not
+#: starve (half of the engine's time in the long run, docs/engine-log.md, 45), at once so few that a
+#: step with 256 generations is one of those that have a graph.
 CUDA_DEFAULTS = MappingProxyType(
     {
         "block_size": 64,
         "max_batch_size": 256,
         "max_batch_tokens": 8192,
-        "max_background_tokens": 127,
-        "background_burst_tokens": 508,
+        "max_background_tokens": 255,
+        "background_burst_tokens": 765,
         "long_prompt_tokens": 32_768,
         "speculative_batch_tokens": 256,
     }
@@ -82,12 +82,12 @@ class BuiltinSettings:
     #: Tokens computed per step, decodes and chunks of prefill together.
     max_batch_tokens: int = 512
     #: Tokens of prompts in a step in which something more urgent (a smaller priority number) gets
-    #: a token; None: a quarter of `max_batch_tokens`, on a GPU 127. More fills prompts sooner,
+    #: a token; None: a quarter of `max_batch_tokens`, on a GPU 255. More fills prompts sooner,
     #: less gives the urgent shorter steps.
     max_background_tokens: int | None = None
     #: The same at most, in steps behind others that left some of `max_background_tokens`: what they
     #: left is saved up, 64 times this at most. None: no more than `max_background_tokens`, on a GPU
-    #: 508.
+    #: 765.
     background_burst_tokens: int | None = None
     #: Prompts of more new tokens than this are limited in the same way behind generations of the
     #: same priority; None: none are.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from parrot_simulator.experiments.definitions import OWN
 from parrot_simulator.experiments.runner import asking_for
 from parrot_simulator.metrics import Results
 from parrot_simulator.options import SimulationOptions
@@ -44,7 +45,7 @@ def run(
     built = asking_for(build(workload, parameters), 2048)
     if alike:
         built = Changed(built, as_maps)
-    engine = PROFILES["H200-8B"].with_(shared_attention=True, max_background_tokens=512)
+    engine = PROFILES["H200-8B"].with_(**OWN)
     options = SimulationOptions(engines=[engine] * engines, mode="plain", knowledge=knowledge)
     return simulate(built, options)
 

@@ -57,7 +57,7 @@ _OLD = {"prefix_caching": False, "chunked_prefill": False}
 _SHARED = {"shared_attention": True}
 #: What this project's own engine does beyond a modern one: `shared_attention`, and in a step in
 #: which something more urgent decodes prompts take few tokens, as its defaults on a GPU say.
-OWN = {"shared_attention": True, "max_background_tokens": 127, "background_burst_tokens": 508}
+OWN = {"shared_attention": True, "max_background_tokens": 255, "background_burst_tokens": 765}
 
 #: The paper's own algorithm, on an engine like its own.
 PUBLISHED = Arm("Parrot as published", "paper", "graph", _SHARED, "paper")
