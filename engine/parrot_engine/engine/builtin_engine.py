@@ -7,7 +7,7 @@ it.
 On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
 while a step is computed the host plans and launches the next, and applies the one before. At most
 two steps are launched and not applied, and between calls of `step` at most one. What this asks of
-planning stands in `parrot_engine.engine.batcher`.
+planning stands in `parrot_engine.engine.step_planner`.
 
 No tokenizer, no text, no network. Only grammars know the text of tokens
 (`parrot_engine.engine.grammar`), which are compiled in threads of their own: a generation whose
@@ -28,12 +28,13 @@ import torch
 
 from parrot_engine.batch import Launch, RowOutcome, Runner, SampledToken, TokenOutcomes
 from parrot_engine.distributed.leader import load_leader_runner
-from parrot_engine.engine.batcher import Batcher, StepPlan
+from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.engine.pending_grammars import PendingGrammars
 from parrot_engine.engine.served_adapters import ReadAdapter, ServedAdapters
+from parrot_engine.engine.step_planner import StepPlan
 from parrot_engine.engine.validation import check_fill, check_sampling
 from parrot_engine.exceptions import (
     AdapterError,

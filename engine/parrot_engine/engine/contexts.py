@@ -3,7 +3,7 @@
 Single contexts and what follows from their content: what has to be computed next, from which
 position on logits are needed, when a generation ends. Which contexts exist, and how they are forked
 and freed, and which of them wait, run or idle, is `parrot_engine.engine.context_store`; what runs
-when is `parrot_engine.engine.batcher`.
+when is `parrot_engine.engine.step_planner`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from harness.engine_checks import check_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine import contexts
-from parrot_engine.engine.batcher import StepPlanner
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.contexts import Context
+from parrot_engine.engine.step_planner import StepPlanner
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.kv_cache.block_hash import block_hash
 from parrot_engine.kv_cache.block_pool import BlockPool, BlockTable
