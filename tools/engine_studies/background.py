@@ -92,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     parser.add_argument("--chats", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument("--share", type=int, help="`max_background_tokens` (default: the engine's)")
     parser.add_argument("--bursts", type=int, nargs="*", default=[0, 254, 508, 1016])
     parser.add_argument("--prompt", type=int, default=8192, help="its tokens (default: 8192)")
     parser.add_argument("--window", type=int, default=256, help="steps (default: 256)")
@@ -102,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """See `harness.Study`."""
     settings = BuiltinSettings.for_device("cuda", device="cuda", dtype="bfloat16")
+    share = options.share or settings.background_tokens
     runner = dummy_runner(
         settings.block_size, _CACHE_TOKENS // settings.block_size, shape=options.shape
     )
@@ -116,7 +118,10 @@ def run(options: argparse.Namespace) -> None:
     for repetition in range(options.repetitions):
         for chats in options.chats:
             for burst in options.bursts:
-                chosen = replace(settings, background_burst_tokens=burst or None)
+                chosen = replace(
+                    settings, max_background_tokens=share, background_burst_tokens=burst or None
+                )
                 engine = BuiltinEngine(runner, chosen, model="bench")
                 figures = measure(engine, chats, options.prompt, options.window, options.rest)
-                emit({"chats": chats, "burst": burst, "repetition": repetition, **figures})
+                case = {"chats": chats, "share": share, "burst": burst, "repetition": repetition}
+                emit(case | figures)

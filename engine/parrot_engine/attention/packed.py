@@ -1,9 +1,9 @@
 """Attention of whole sequences that stand one behind the other, without padding and without KV.
 
 For what a model computes once and does not go on from: vectors and scores of texts. On a GPU one
-kernel of torch's reads all sequences of a step (`torch.nn.attention.varlen`); elsewhere, and in
-float32, each run of sequences of one length is one call of `scaled_dot_product_attention`, so that
-batches ordered by length take few.
+kernel of torch's reads all sequences of a step (`torch.nn.attention.varlen`); elsewhere, in float32
+and of sequences of one length, each run of these is one call of `scaled_dot_product_attention`, so
+that batches ordered by length take few.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
         assert bias is None or (window is None and not self._causal)
         if (
             self._varlen is not None
+            and len(plan.runs) > 1
             and bias is None
             and query.itemsize == 2
             and query.shape[-1] <= _MAX_HEAD_DIM
