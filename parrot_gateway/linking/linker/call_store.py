@@ -87,7 +87,7 @@ class StoredCall:
         seed: hash of what stands before its last message.
         head: hash of how that begins.
         text: hash of its text.
-        sketch: some of its fingerprints, from all of it.
+        sketch: some of its fingerprints, the smallest ones.
         said: how its answer begins, normalised; its longest argument or its tool's name where it
             is a tool call.
         passages: fingerprints of its prompt, while it runs.
@@ -182,6 +182,9 @@ class CallStore:
         self.texts: dict[object, list[int]] = {}
         self._lengths: dict[int, Counter[int]] = {}
         self._last: tuple[str, int, list[tuple[int, int]]] | None = None
+        #: The last text that a call has written, and the hash of it normalised: equal ones come in a
+        #: row.
+        self._last_written = "", normalise(""), 0
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.text_size = 0
@@ -278,7 +281,9 @@ class CallStore:
             self._drop_oldest()
 
     def _take(self, call: StoredCall, choice: Choice, known: Hashes | None) -> None:
-        variants = {(choice.text, choice.tool_calls), (choice.text, ()), ("", choice.tool_calls)}
+        variants = {(choice.text, choice.tool_calls)}
+        if choice.tool_calls:
+            variants |= {(choice.text, ()), ("", choice.tool_calls)}
         if call.prompt is not None:
             self.file_text(call, call.prompt + choice.text)
         for text, calls in variants:
@@ -359,10 +364,12 @@ class CallStore:
     def _remember(
         self, call: StoredCall, text: str, is_argument: bool, known: Hashes | None
     ) -> None:
-        normalised = normalise(text)
+        if text != self._last_written[0]:
+            normalised = normalise(text)
+            self._last_written = text, normalised, hash(normalised.content.tobytes())
+        _, normalised, key = self._last_written
         if len(normalised.content) < MIN_WHOLE:
             return
-        key = hash(normalised.content.tobytes())
         if call.is_alone and len(self.wholes.get(key, ())) >= _MAX_EQUAL:
             return
         self._output_numbers += 1
@@ -389,7 +396,7 @@ class CallStore:
             del self.by_id[call.id]
         for table, key in call.keys:
             found = table.get(key)
-            if found is not None:
+            if found is not None and found[0] <= number:
                 # Those of calls that ended out of order go with the next one.
                 gone = next((i for i, each in enumerate(found) if each > number), len(found))
                 del found[:gone]

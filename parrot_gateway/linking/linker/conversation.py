@@ -66,12 +66,14 @@ class Answer(NamedTuple):
     Attributes:
         is_finished: false for a response that is still to be made.
         is_plain: a chat's whole answer that is text alone; no error stands in it.
+        tokens: of all its choices, where it was read and says so.
     """
 
     response_id: str
     choices: tuple[Choice, ...]
     is_finished: bool = True
     is_plain: bool = False
+    tokens: int | None = None
 
 
 class _Request(msgspec.Struct):
@@ -240,7 +242,8 @@ def answer_of(path: str, body: bytes) -> Answer | None:
         except msgspec.ValidationError:
             return _whole(_any_decoder.decode(body))
         choices = tuple(Choice(choice.message.content) for choice in found.choices)
-        return Answer(found.id, choices, is_plain=True) if choices else None
+        tokens = None if found.usage is None else found.usage.completion_tokens
+        return Answer(found.id, choices, is_plain=True, tokens=tokens) if choices else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     except (ValueError, TypeError, AttributeError):
@@ -317,12 +320,17 @@ class _MessageChoice(msgspec.Struct):
     message: _TextMessage
 
 
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
 class _TextAnswer(msgspec.Struct):
     """The whole answer of a chat that holds text alone; others do not fit."""
 
     id: str
     choices: list[_MessageChoice]
     output: None = None
+    usage: _Usage | None = None
 
 
 class _TextDelta(msgspec.Struct):

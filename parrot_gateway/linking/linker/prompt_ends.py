@@ -36,6 +36,8 @@ _ENDING = 3 * RUN
 _MAX_PLACES = 8
 #: Fingerprints of a prompt by which it is compared with others.
 _MAX_SKETCH = 32
+#: Above so many, fingerprints are not all brought in order to find the least of them.
+_MANY = 1024
 
 
 class _Tail(NamedTuple):
@@ -116,7 +118,7 @@ class PromptEnds:
             return
         content = prompt.normalised(index).content.tobytes()
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
-        call.sketch = hashes[:: 1 + (len(hashes) - 1) // _MAX_SKETCH].copy()
+        call.sketch = _least(hashes)
         self._add(call, hashes[-_MAX_TAIL:], content, len(content))
         if (counts.of(hashes[-_MIN_TAIL:]) < COMMON).any():
             return
@@ -222,3 +224,12 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
                     return end
         place += len(said) - 1
     return None
+
+
+def _least(hashes: Hashes) -> Hashes:
+    """The least `_MAX_SKETCH` of some fingerprints, each once, ascending."""
+    if len(hashes) > _MANY:
+        found = distinct(np.partition(hashes, 2 * _MAX_SKETCH)[: 2 * _MAX_SKETCH])
+        if len(found) >= _MAX_SKETCH:
+            return found[:_MAX_SKETCH].copy()
+    return distinct(hashes)[:_MAX_SKETCH].copy()

@@ -49,7 +49,9 @@ def output_tokens(body: bytes, answer: Answer) -> float:
         answer: what it says.
     """
     end = len(body)
-    found = _usage_in(body, max(0, end - _USAGE_BYTES), end)
+    found = answer.tokens
+    if found is None:
+        found = _usage_in(body, max(0, end - _USAGE_BYTES), end)
     if found is None and end > _USAGE_BYTES:
         found = _usage_in(body, 0, _USAGE_BYTES)
     if found is not None:
@@ -192,6 +194,8 @@ class TenantProfiles:
         #: Calls that have answered, by when they count as not used.
         self._answered: list[tuple[float, int, _Call]] = []
         self._numbers = count()
+        #: The last request and its prompt: equal ones come in a row.
+        self._last = b"", b""
         self._changed: dict[str, None] = {}
         self._removed: dict[str, None] = {}
 
@@ -214,7 +218,9 @@ class TenantProfiles:
             now: seconds; never goes back.
             is_new: false for one of many equal prompts, which say no more of templates.
         """
-        prompt = prompt_of(body)
+        if body is not self._last[0]:
+            self._last = body, prompt_of(body)
+        prompt = self._last[1]
         links = list(links)
         if is_new and prompt and all(link.kind not in ("continues", "tool") for link in links):
             for key, instead in self._learner.learn(prompt, session, now):
@@ -225,7 +231,8 @@ class TenantProfiles:
             self._calls[call] = seen
             if len(self._calls) > _MAX_CALLS:
                 self._calls.popitem(last=False)
-        self._use(links, seen, now)
+        if links:
+            self._use(links, seen, now)
 
     def answer(self, call: str, tokens: float, now: float) -> None:
         """Take the complete answer of a call, of `tokens` in each choice."""
