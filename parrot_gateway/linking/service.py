@@ -90,15 +90,6 @@ def wants_link(value: bytes) -> bool:
     return _SWITCHES[text.lower()]
 
 
-def _without_text(message: ToWorker) -> ToWorker:
-    """A message by which a call is known, and no more."""
-    if isinstance(message, RequestSeen):
-        return msgspec.structs.replace(message, body=b"")
-    if isinstance(message, AnswerSeen):
-        return msgspec.structs.replace(message, body=message.body[:_HEAD_BYTES])
-    return message
-
-
 def call_id_of(exchange: Exchange) -> str:
     """The id of a call that has no other: the request's own digits, as random ones cost more."""
     return call_id_of_request(exchange.request_id)
@@ -192,7 +183,7 @@ class LinkingService:
             body,
             f"{client[0]}:{client[1]}" if client else "",
         )
-        if not self._send(seen):
+        if not self._gather(seen):
             return None
         return ObservedCall(self, exchange, call)
 
@@ -250,7 +241,7 @@ class LinkingService:
             process: the one that was told of its beginning; another one knows nothing of it.
         """
         if process is self.process:
-            self._send(AnswerSeen(exchange.tenant, call, status, time.time(), body))
+            self._gather(AnswerSeen(exchange.tenant, call, status, time.time(), body))
 
     async def ask(
         self, tenant: str, what: str, name: str = "", timeout_s: float | None = None
@@ -270,7 +261,7 @@ class LinkingService:
         reply = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
         try:
-            if not self._send(Query(number, tenant, what, name), is_bounded=False):
+            if not self._send(Query(number, tenant, what, name)):
                 return None
             async with asyncio.timeout(timeout_s):
                 return msgspec.json.decode(await reply)
@@ -290,7 +281,7 @@ class LinkingService:
         number = next(self._numbers)
         reply = asyncio.get_running_loop().create_future()
         question = Query(number, exchange.tenant, "session_of", call_id_of(exchange))
-        if not self._send(question, is_bounded=False):
+        if not self._send(question):
             return ""
         self._waiting[number] = reply
         try:
@@ -346,36 +337,45 @@ class LinkingService:
             "pid": None if self.process is None else self.process.pid,
         }
 
-    def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:
+    def _gather(self, message: RequestSeen | AnswerSeen) -> bool:
+        """Let a message leave soon, with others; without its text where too much is on its way."""
         if not self.is_running:
             return False
-        size = _MESSAGE_BYTES
-        if isinstance(message, RequestSeen | AnswerSeen):
-            size += len(message.body)
-            waiting = self._waiting_bytes() if self._gathered_bytes > self._room else 0
+        size = _MESSAGE_BYTES + len(message.body)
+        if self._gathered_bytes > self._room:
+            waiting = self._waiting_bytes()
             if waiting > _MAX_WAITING_BYTES:
                 self._skipped += 1
-                if waiting > 2 * _MAX_WAITING_BYTES and not isinstance(message, AnswerSeen):
+                is_answer = isinstance(message, AnswerSeen)
+                if waiting > 2 * _MAX_WAITING_BYTES and not is_answer:
                     return False
                 # That there was a call, and that it has ended, is known even so.
-                message = _without_text(message)
+                message.body = message.body[:_HEAD_BYTES] if is_answer else b""
                 size = _MESSAGE_BYTES
         self._gathered.append(message)
         self._gathered_bytes += size
         self._sent += 1
-        if is_bounded and self._forecasts_timer is None:
+        if self._forecasts_timer is None:
             loop = asyncio.get_running_loop()
             self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
-        if not is_bounded or self._gathered_bytes > _GATHER_BYTES:
+        if self._gathered_bytes > _GATHER_BYTES:
             self._flush()
         elif self._flusher is None:
             self._flusher = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         return True
 
+    def _send(self, message: Query | ForecastsWanted) -> bool:
+        """Let a message leave at once, behind what was gathered."""
+        if not self.is_running:
+            return False
+        self._gathered.append(message)
+        self._sent += 1
+        self._flush()
+        return True
+
     def _want_forecasts(self) -> None:
-        self._send(ForecastsWanted(time.time()), is_bounded=False)
-        # After the message: it must not make the next timer itself.
         self._forecasts_timer = None
+        self._send(ForecastsWanted(time.time()))
 
     def _waiting_bytes(self) -> int:
         """What is on its way to the process."""

@@ -182,8 +182,7 @@ class CallStore:
         self.texts: dict[object, list[int]] = {}
         self._lengths: dict[int, Counter[int]] = {}
         self._last: tuple[str, int, list[tuple[int, int]]] | None = None
-        #: The last text that a call has written, and the hash of it normalised: equal ones come in a
-        #: row.
+        #: The last text that a call wrote, and the hash of it normalised: equal ones come in a row.
         self._last_written = "", normalise(""), 0
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}

@@ -34,6 +34,7 @@ _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA
 _PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
 _NO_POSITIONS = np.zeros(0, np.int64)
 _NO_HASHES = np.zeros(0, np.uint32)
+_TRUE = np.ones(1, np.bool_)
 #: Runs that are looked at together: the upper bits of a hash stand above its place among these, so
 #: that the least of a window tells both.
 _BLOCK = 1 << 14
@@ -154,9 +155,8 @@ def _hashes(content: Bytes) -> Hashes:
 
 
 def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
-    """The smallest of each `WINDOW` hashes, the first of equal ones, and their places; [m] each.
-
-    Those whose upper bits are equal count as equal, of which few are by accident.
+    """The smallest of each `WINDOW` hashes by their upper bits, the first of equal ones, and their
+    places; [m] each.
 
     Args:
         hashes: at most `_BLOCK`.
@@ -171,11 +171,14 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     # Windows whose least hash is another one than before: it has come in, or an older one has left.
     is_first = np.empty(len(least), np.bool_)
     is_first[0] = True
-    np.greater(least[1:] ^ least[:-1], _PLACE, out=is_first[1:])
-    least = least[is_first]
-    least &= _PLACE
-    places = least.astype(np.int64)
-    return hashes.take(places), places
+    np.not_equal(least[1:], least[:-1], out=is_first[1:])
+    places = (least[is_first] & _PLACE).astype(np.int64)
+    found = hashes.take(places)
+    is_other = found[1:] != found[:-1]
+    if not is_other.all():
+        is_first = np.concatenate((_TRUE, is_other))
+        found, places = found[is_first], places[is_first]
+    return found, places
 
 
 def runs(values: Positions) -> Positions:
