@@ -264,10 +264,16 @@ def packed_candidates(layer: Layer, tile: int | None, product: str) -> Iterator[
     out_size = mixture.size if gated else mixture.hidden_size
     case = Product(mixture.num_tokens, out_size, weight.in_size, mixture.dtype, gated)
     shared_memory = device_limits(torch.device("cuda")).shared_memory
+    is_few = tile <= 32
     for (block_out, warps), columns, stages in itertools.product(
-        ((64, 4), (128, 4), (128, 8)), (128, 256), (3, 5, 8)
+        ((64, 4), (128, 4), (128, 8)) if is_few else ((64, 4), (128, 8)),
+        (128, 256) if is_few else (128,),
+        (3, 5, 8) if is_few else (2, 3, 4),
     ):
-        kind: Any = "split" if weight.kind == "fp8" else "tile"
+        kind: Any = "tile"
+        if weight.kind == "fp8":
+            kind = getattr(chosen_tuning(layer), product).kind
+            kind = "split" if kind == "vector" else kind
         tuning = Tuning(kind, tile, block_out, columns, warps, stages, descriptors=True)
         found.add(fit(tuning, case, weight, shared_memory, copy_engine=True))
     yield from sorted(found)

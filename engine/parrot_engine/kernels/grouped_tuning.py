@@ -25,12 +25,16 @@ _VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1)
 _FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
-#: Packed experts, not measured on a GPU: single pairs, in steps of bytes of a row, of which so many
+#: Packed experts, not swept: single pairs, in steps of bytes of a row, of which so many
 #: are unrolled and so fetched at once …
 _PACKED_VECTORS = (Tuning("vector", 1, 1, 256, 1, 8), Tuning("vector", 1, 1, 256, 1, 24))
-#: … tiles of few pairs, and of many.
-_PACKED_FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 5), Tuning("tile", 16, 128, 256, 8, 5))
-_PACKED_MANY_PAIRS = (Tuning("tile", 64, 64, 128, 8, 4), Tuning("tile", 64, 128, 128, 8, 4))
+#: … and tiles, by their pairs at most. Eight warps halve a tile's outputs between them, so they
+#: need 128: of 64 they would halve its pairs, and both turn all of W into operands.
+_PACKED_TILES = {
+    32: (Tuning("tile", 16, 64, 256, 4, 5), Tuning("tile", 16, 128, 256, 8, 5)),
+    64: (Tuning("tile", 64, 64, 128, 4, 3), Tuning("tile", 64, 128, 128, 8, 3)),
+    128: (Tuning("tile", 128, 128, 128, 8, 3), Tuning("tile", 128, 128, 128, 8, 3)),
+}
 #: Pairs of a tile from which on products are arithmetic rather than bytes: x is then put into one
 #: number of 8 bits where the checkpoint asks for such activations.
 _MIN_ROUNDED_PAIRS = 128
@@ -151,7 +155,7 @@ def packed_mixture_tuning(
     tile = _pairs_of_tile(mixture)
     if tile is None:
         return MixtureTuning(*_PACKED_VECTORS)
-    gate_up, down = _PACKED_FEW_PAIRS if tile <= 32 else _PACKED_MANY_PAIRS
+    gate_up, down = next(tiles for most, tiles in _PACKED_TILES.items() if tile <= most)
     hidden_size, size, dtype = mixture.hidden_size, mixture.size, mixture.dtype
     fitted = (
         _fit_packed(
