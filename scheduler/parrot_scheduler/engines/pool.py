@@ -58,8 +58,10 @@ class EnginePool:
         self.largest_accepting = 0.0
         #: Tokens of a block where it is the same for all engines in `accepting`; -1 otherwise.
         self.common_block = -1
-        #: `decode_work` where it is the same for all engines in `accepting`; -1 otherwise.
-        self.common_work = -1.0
+        #: Prompt tokens that take as long to compute as a token that is generated and one sequence
+        #: beside it cost each other: of all engines in `accepting` together, as what each has
+        #: learned of it by itself differs by more than the engines do.
+        self.decode_work = 0.0
         #: Sets of rows by their sequences, half a sequence more where prompt tokens are queued.
         self.rows_by_load: dict[float, int] = {}
         #: Placed tasks with a promised time per token.
@@ -157,12 +159,13 @@ class EnginePool:
         blocks = table.block_tokens[here]
         same = len(blocks) > 0 and bool((blocks == blocks[0]).all())
         self.common_block = int(blocks[0]) if same else -1
-        self._compare_work()
+        self._weigh_decodes()
 
-    def _compare_work(self) -> None:
-        works = self.table.decode_work[self.table.accepts]
-        same = len(works) > 0 and bool((works == works[0]).all())
-        self.common_work = float(works[0]) if same else -1.0
+    def _weigh_decodes(self) -> None:
+        table = self.table
+        fill_s = float(table.prefill_token_s[table.accepts].sum())
+        sequence_s = float(table.sequence_s[table.accepts].sum())
+        self.decode_work = 2.0 * sequence_s / fill_s if fill_s > 0.0 else 0.0
 
     def report(self, row: int, report: EngineReport) -> bool:
         """Take in an engine's report; False: its numbers make no sense, and it was ignored."""
@@ -174,7 +177,7 @@ class EnginePool:
             if not _is_sane(model):
                 return False
             self.table.set_step_model(row, model)
-            self._compare_work()
+            self._weigh_decodes()
         self.reports[row] = report
         return True
 

@@ -19,7 +19,7 @@ _FIRST_ROWS = 8
 _COLUMNS = (
     "capacity", "max_batch", "max_batch_tokens", "block_tokens", "batch", "latency_batch",
     "pending_prefill", "working_set", "retained", "step_limit_s", "weights_s", "context_token_s",
-    "prefill_token_s", "overhead_s", "sequence_s", "decode_work",
+    "prefill_token_s", "overhead_s", "sequence_s",
 )  # fmt: skip
 
 
@@ -46,7 +46,6 @@ class TableScalars:
     prefill_token_s: array[float]
     overhead_s: array[float]
     sequence_s: array[float]
-    decode_work: array[float]
 
 
 class EngineTable:
@@ -63,8 +62,6 @@ class EngineTable:
     - `retained`: tokens of KV that paused applications left there and will want again.
     - `step_limit_s`: the tightest time per token promised to a task there; inf without one.
     - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`, `sequence_s`: its step model.
-    - `decode_work`: prompt tokens that take as long to compute as a token that is generated costs
-      with each sequence beside it: that one waits for the token's, and the token for that one's.
     - `accepts` (bool): takes new work.
     """
 
@@ -83,7 +80,6 @@ class EngineTable:
     prefill_token_s: Column
     overhead_s: Column
     sequence_s: Column
-    decode_work: Column
 
     def __init__(self) -> None:
         self.ids: list[EngineId] = [""] * _FIRST_ROWS
@@ -139,8 +135,6 @@ class EngineTable:
         self.prefill_token_s[row] = model.prefill_token_s
         self.overhead_s[row] = model.overhead_s
         self.sequence_s[row] = model.sequence_s
-        fill_s = model.prefill_token_s
-        self.decode_work[row] = 2.0 * model.sequence_s / fill_s if fill_s > 0.0 else 0.0
 
     def _grow(self) -> None:
         old = len(self.ids)

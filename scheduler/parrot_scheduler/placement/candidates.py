@@ -32,7 +32,7 @@ class CandidateColumns(NamedTuple):
     cached: Column
     #: Queued tokens, those of the task's own prefix left out, and new ones.
     prefill: Column
-    #: The same, and as many as the tokens that it generates are worth (`EngineTable.decode_work`).
+    #: The same, and as many as the tokens that it generates are worth (`EnginePool.decode_work`).
     work: Column
 
 
@@ -133,12 +133,11 @@ def cheapest_row(
 def _cheapest_few(state: TaskState, pool: EnginePool, there: int) -> int:
     """A small set of rows: the cheapest of `there`, and those that hold anything of the prompt.
 
-    0: it would not be small, or engines differ.
+    0: it would not be small.
     """
     task = state.task
     if (
-        pool.common_work < 0.0
-        or task.num_sequences > 1
+        task.num_sequences > 1
         or pool.smallest_accepting < task.prompt_tokens + state.expected_output
     ):
         return 0
@@ -187,8 +186,7 @@ def candidate_columns(
         queued = queued - np.minimum(awaited, queued)
     prefill = queued + task.prompt_tokens
     prefill -= cached
-    work = table.decode_work * float(state.expected_output)
-    work += prefill
+    work = prefill + pool.decode_work * float(state.expected_output)
     return CandidateColumns(mask, cached, prefill, work)
 
 
@@ -214,6 +212,7 @@ def _of_few(
     # The engine that has what is the task's own.
     home, home_cost, home_hit, home_prefill = -1, math.inf, 0.0, 0.0
     common = task.common_tokens
+    decode_work = pool.decode_work * output
     count = others
     for row in rows:
         batch = scalars.batch[row]
@@ -233,7 +232,7 @@ def _of_few(
             if awaited > 0:
                 queued -= min(float(awaited * block), queued)
         prefill = queued + prompt - hit
-        cost = (scalars.decode_work[row] * output + prefill) * (batch + 1.0)
+        cost = (decode_work + prefill) * (batch + 1.0)
         if (
             row == last
             if common is None

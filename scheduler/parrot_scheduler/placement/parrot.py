@@ -5,9 +5,10 @@
 `new` are prompt tokens that the engine neither caches nor is about to. `queued` are prompt tokens
 that wait there to be computed; those of the task's own prefix are no queue to it, they are work
 that it is spared. `decode work` is what its own tokens and those of one sequence beside them cost
-each other, as prompt tokens: `expected output x 2 x sequence_s / prefill_token_s` of the engine's
-learned `StepModel`. Where a sequence costs next to nothing, as on a GPU, all this is LMetric (arXiv
-2603.15202); where it costs much, as on a CPU, sequences are spread like on the least loaded engine.
+each other, as prompt tokens: `expected output x 2 x sequence_s / prefill_token_s` of the learned
+`StepModel`s of all engines together, as one engine's differs from another's by chance. Where a
+sequence costs next to nothing, as on a GPU, all this is LMetric (arXiv 2603.15202); where it costs
+much, as on a CPU, sequences are spread like on the least loaded engine.
 Rules, each with what it gives in `simulate policies` and on recorded programs (docs/scheduling.md):
 
 1. A task waits in the scheduler only while all engines are full: of sequences, or as soon as what

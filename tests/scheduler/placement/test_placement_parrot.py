@@ -8,6 +8,7 @@ import pytest
 from harness.engine_pools import BLOCK, CONFIG, Engines, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_scheduler.events import EngineReport
 from parrot_scheduler.policy import EngineChoice
 from parrot_scheduler.task import GroupRef, Objective, StepModel
 from parrot_scheduler.task_state import TaskState
@@ -319,20 +320,35 @@ def test_whatever_is_believed_of_a_session_a_call_gets_an_engine_with_room(
     assert loads[choice.row] < 64
 
 
+def learn(engines: Engines, *sequences_s: float) -> None:
+    """Each engine reports what a sequence adds to its steps."""
+    for row, sequence_s in enumerate(sequences_s):
+        model = StepModel(1.8e-4, 1.7e-6, 1.8e-4, 4.8e-3, sequence_s)
+        engines.pool.report(row, EngineReport(f"engine-{row}", 0, 0, 0, model))
+
+
 @pytest.mark.parametrize(("sequence_s", "row"), [(0.0, 0), (3.6e-4, 1)])
 def test_where_a_sequence_is_dear_a_long_output_leaves_its_prefix(
     sequence_s: float, row: int
 ) -> None:
     engines = Engines("parrot", 2)
-    for each in engines.rows:
-        engines.pool.table.set_step_model(
-            each, StepModel(1.8e-4, 1.7e-6, 1.8e-4, 4.8e-3, sequence_s)
-        )
+    learn(engines, sequence_s, sequence_s)
     engines.load(0, 8)
     engines.load(1, 1)
     engines.pool.prefixes.stored(0, chain(1, 20))
     assert placed(engines, engines.state(330, 5, chain(1, 20))).row == 0, "little to decode"
     assert placed(engines, engines.state(330, 100, chain(1, 20))).row == row
+
+
+@pytest.mark.parametrize("learned", [(3.6e-4, 3.6e-4), (1e-4, 6.2e-4), (6.2e-4, 1e-4)])
+def test_what_one_engine_has_learned_of_its_steps_draws_nobody_there(
+    learned: tuple[float, float],
+) -> None:
+    engines = Engines("parrot", 2)
+    learn(engines, *learned)
+    engines.load(0, 2)
+    engines.load(1, 3)
+    assert placed(engines, engines.state(64, 200)).row == 0
 
 
 def test_a_choice_explains_itself() -> None:
