@@ -97,7 +97,7 @@ class _Simulation:
     def run(self) -> Results:
         thresholds = gc.get_threshold()
         # Next to nothing here is in cycles, and looking for them costs a sixth of the time.
-        gc.set_threshold(200_000, 50, 50)
+        gc.set_threshold(2_000_000, 50, 50)
         try:
             self._run()
         finally:

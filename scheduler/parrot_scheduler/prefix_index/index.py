@@ -164,16 +164,19 @@ class PrefixIndex:
         if row < 0:
             return
         held, bit = self._held, 1 << row
-        before, after = 0, bit
         # Deepest first: where memory runs short, a chain has to be forgotten from its end.
-        for key in reversed(keys):
-            rows = held.pop(key, 0)
-            if rows is not before:
-                before = rows
-                # The int of the block behind this one, where it is the same set: see `_held`.
-                joined = rows | bit
-                after = joined if joined != after else after
-            held[key] = after
+        if held.keys().isdisjoint(keys):
+            held.update(dict.fromkeys(reversed(keys), bit))
+        else:
+            before, after = 0, bit
+            for key in reversed(keys):
+                rows = held.pop(key, 0)
+                if rows is not before:
+                    before = rows
+                    # The int of the block behind this one, where it is the same set: see `_held`.
+                    joined = rows | bit
+                    after = joined if joined != after else after
+                held[key] = after
         if len(held) > self._max_blocks:
             self._forget_oldest(len(held) - self._max_blocks + self._max_blocks // 64)
 

@@ -183,8 +183,8 @@ class Cache:
         self.pin(node, owner)
         return node
 
-    def store(self, node: CacheNode, blocks: int) -> int:
-        """A sequence that pins a node has (or is about to have) its first `blocks` blocks.
+    def store(self, node: CacheNode, part: Part, blocks: int) -> int:
+        """A sequence that pins a part's node has (or is about to have) its first `blocks` blocks.
 
         Returns:
             Tokens of them that were not here: the sequence's private copy made public.
@@ -194,7 +194,7 @@ class Cache:
             return 0
         tokens = new * self.block_tokens
         self.private_tokens -= tokens
-        self._grow(node, blocks)
+        self._grow(node, blocks, part)
         return tokens
 
     def make_room(self, tokens: int) -> bool:
@@ -254,14 +254,16 @@ class Cache:
             evictable = node.resident > 0 and node.pins == 0 and node.leaves == 0
             assert evictable == (id(node) in offered)
 
-    def _grow(self, node: CacheNode, blocks: int) -> None:
+    def _grow(self, node: CacheNode, blocks: int, part: Part | None = None) -> None:
         size = self.block_tokens
         if node.resident == 0 and node.parent is not None:
             node.parent.leaves += 1
         if self._records:
             # Blocks in the host tier were never reported as evicted.
             start = max(node.resident, node.host)
-            if blocks > start:
+            if part is not None and start == 0 and blocks == part.blocks:
+                self._changes.append((True, part.hashes))
+            elif blocks > start:
                 self._changes.append((True, block_hashes(node.key, start, blocks)))
         new = (blocks - node.resident) * size
         node.resident = blocks

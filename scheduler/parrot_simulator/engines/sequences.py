@@ -128,7 +128,7 @@ class KvAllocations:
                 parent = nodes[-1] if nodes else None
                 nodes.append(cache.node_of(part, parent, sequence.application))
             blocks = min(part.blocks, end - part.first_block)
-            sequence.private -= cache.store(nodes[index], blocks)
+            sequence.private -= cache.store(nodes[index], part, blocks)
             if blocks < part.blocks:
                 break
             index += 1
@@ -146,7 +146,7 @@ class KvAllocations:
             nodes = sequence.nodes
             parent = nodes[-1] if nodes else None
             nodes.append(self._cache.node_of(part, parent, sequence.application))
-            sequence.private -= self._cache.store(nodes[-1], blocks)
+            sequence.private -= self._cache.store(nodes[-1], part, blocks)
 
     def release(self, sequence: EngineSequence, now: float) -> None:
         """Release all that a sequence holds; public blocks stay in the cache."""
