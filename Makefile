@@ -1,5 +1,6 @@
 # make serve   sets up what is missing and runs the gateway on the demo model
 # make test    sets up what is missing and runs the tests
+# make compiled makes the scheduler machine code, in build/compiled (needs a C compiler)
 # make drop-in runs agent frameworks against the gateway and writes docs/compatibility.md
 #
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
@@ -18,7 +19,7 @@ PIP_ARGS ?=
 NPM ?= npm
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test drop-in lint format bench clean
+.PHONY: serve test compiled drop-in lint format bench clean
 
 serve: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway serve $(ARGS)
@@ -26,6 +27,10 @@ serve: $(VENV)/.serve-stamp
 # Hundreds of processes start: Python keeps what it compiles, even where it is told not to elsewhere.
 test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 	PYTHONDONTWRITEBYTECODE= PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+compiled: $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[compile]'
+	$(BIN)/python tools/compile_scheduler.py
 
 # Programs of others, in environments of their own; the table says which could not be installed.
 drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/bin/uv tests/drop_in/node/node_modules/.stamp

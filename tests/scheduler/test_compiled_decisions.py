@@ -1,14 +1,19 @@
 """The compiled scheduler decides as the plain one does, step by step, on recorded events.
 
-Runs where `tools/compile_scheduler.py` has made `build/compiled` (or the folder that
-PARROT_COMPILED names), and is skipped otherwise: it needs a C compiler.
+All but one run where `make compiled` has made `build/compiled` (or the folder that PARROT_COMPILED
+names), and are skipped otherwise: that needs a C compiler.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
 import os
+import runpy
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +36,38 @@ with open(sys.argv[1], encoding="utf-8") as log:
     outcome = compare(log)
 print(not scheduler.__file__.endswith(".py"), outcome.compared, outcome.differs_at)
 """
+#: Prints all figures of a simulation, and whether the simulator is compiled.
+SIMULATE = """
+import json
+from parrot_simulator import simulation
+from parrot_simulator.options import SimulationOptions
+from parrot_simulator.profiles import PROFILES
+from parrot_simulator.workloads import build
+options = SimulationOptions(engines=[PROFILES["H200-8B"]] * 20)
+results = simulation.simulate(build("mapreduce-fleet", {"count": 340}), options)
+print(json.dumps([not simulation.__file__.endswith(".py"), results.to_dict()]))
+"""
 
-pytestmark = pytest.mark.skipif(
+needs_compiled = pytest.mark.skipif(
     not any((COMPILED / "parrot_scheduler").glob("scheduler.*.*")),
     reason="the scheduler has not been compiled (tools/compile_scheduler.py)",
 )
 
 
+def run(program: str, *arguments: str, compiled: bool = True) -> str:
+    """What a program prints."""
+    paths = {"PYTHONPATH": str(COMPILED)} if compiled else {}
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout
+
+
+@needs_compiled
 @pytest.mark.parametrize(
     ("workload", "parameters", "engines", "profile", "config"),
     [
@@ -66,13 +96,36 @@ def test_decisions_are_the_same(
             max_applications=30,
         )
         simulate(build(workload, parameters), options)
-    ran = subprocess.run(
-        [sys.executable, "-c", REPLAY, str(path)],
-        env={**os.environ, "PYTHONPATH": str(COMPILED)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    is_compiled, steps, differs_at = ran.stdout.split()
+    is_compiled, steps, differs_at = run(REPLAY, str(path)).split()
     assert (is_compiled, differs_at) == ("True", "None")
     assert int(steps) > 50
+
+
+@needs_compiled
+def test_simulations_are_the_same() -> None:
+    is_compiled, figures = json.loads(run(SIMULATE))
+    assert is_compiled
+    assert [False, figures] == json.loads(run(SIMULATE, compiled=False))
+
+
+def test_written_constructors_take_what_those_of_dataclasses_take() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "compile_scheduler.py"))
+    compared = 0
+    for path in sorted((ROOT / "scheduler").rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        text = tool["with_inits"](source)
+        if text == source:
+            continue
+        name = ".".join(path.relative_to(ROOT / "scheduler").with_suffix("").parts)
+        module = importlib.import_module(name)
+        # NOTE: under the module's own name, where `dataclass` looks up annotations.
+        written: dict[str, Any] = {"__name__": name}
+        exec(compile(text, path, "exec"), written)
+        for each in vars(module).values():
+            if isinstance(each, type) and each.__module__ == name and is_dataclass(each):
+                real, own = (inspect.signature(c) for c in (each, written[each.__name__]))
+                assert list(own.parameters) == list(real.parameters), each
+                kinds = [(p.kind, p.default is p.empty) for p in own.parameters.values()]
+                assert kinds == [(p.kind, p.default is p.empty) for p in real.parameters.values()]
+                compared += 1
+    assert compared > 30
