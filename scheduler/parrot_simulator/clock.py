@@ -25,9 +25,7 @@ class Clock:
         self._at_once: deque[tuple[Happening, Any, Any]] = deque()
         self._sequence = 0
 
-    def at(
-        self, time: float, action: Happening, subject: Any = None, argument: Any = None
-    ) -> None:
+    def at(self, time: float, action: Happening, subject: Any = None, argument: Any = None) -> None:
         """Call `action(subject, argument)` at a time; one that has passed already means now."""
         if time <= self.now:
             self._at_once.append((action, subject, argument))
