@@ -20,7 +20,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from harness.forks import ForkedProcess
 
 #: The interpreter with the server in it; the client's may be another one.
 SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
@@ -80,6 +82,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _start(
+    arguments: Sequence[str], environment: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    """A process in a session of its own; the gateway's command without the time of its imports."""
+    python, *program = arguments
+    if program[:2] == ["-m", "parrot_gateway"]:
+        return ForkedProcess(python, program[2:], environment, stdout, stderr)
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,
+    )
+
+
 class ServerProcess:
     """One process; a context manager that leaves nothing behind.
 
@@ -95,15 +114,9 @@ class ServerProcess:
         self._stderr = Path(self._folder.name, "stderr")
         # Files and batches of the user stay as they are, and two gateways share no folder.
         data = {"XDG_DATA_HOME": str(Path(self._folder.name, "data"))}
+        variables = clean_environment(data | dict(environment or {}))
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
-            self.process = subprocess.Popen(
-                self.arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=clean_environment(data | dict(environment or {})),
-                start_new_session=True,
-            )
+            self.process = _start(self.arguments, variables, out, err)
         running.append(self)
 
     @property
@@ -323,15 +336,18 @@ def run_cli(
     *arguments: str, environment: Mapping[str, str] | None = None, deadline_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """`python -m parrot_gateway …` to its end."""
-    return subprocess.run(
-        [SERVER_PYTHON, "-m", "parrot_gateway", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        env=clean_environment(environment),
-        check=False,
-    )
+    command = [SERVER_PYTHON, "-m", "parrot_gateway", *arguments]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = _start(command, clean_environment(environment), out, err)
+        try:
+            status = process.wait(deadline_s)
+        finally:
+            process.kill()
+        for output in (out, err):
+            output.seek(0)
+        return subprocess.CompletedProcess(
+            command, status, out.read().decode(), err.read().decode()
+        )
 
 
 def upstream_settings(name: str, url: str, **settings: Any) -> dict[str, Any]:
