@@ -71,6 +71,14 @@ LONG = (
     "test_graphs.py",
     "test_speculation_models.py",
 )
+#: Files whose programs are forks of one process that has the large client libraries: all of them
+#: in one worker, which has that process once.
+PROGRAMS = (
+    "test_examples_run.py",
+    "test_linked_programs.py",
+    "test_program_sessions.py",
+    "test_python_blocks.py",
+)
 
 
 with suppress(ImportError):
@@ -114,6 +122,21 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than cores: for a quarter of its time one waits for processes and timers."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files are shared out as ever, but those of `PROGRAMS` as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "programs" if file.endswith(PROGRAMS) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_unconfigure() -> None:

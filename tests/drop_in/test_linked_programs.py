@@ -10,12 +10,15 @@ import asyncio
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from harness.interpreter import run_python
 from harness.processes import (
     DEMO_MODEL,
     GatewayProcess,
@@ -71,24 +74,21 @@ async def run(
 ) -> dict[str, Any]:
     """The graph of the one session that a program's calls are."""
     before = {each["id"] for each in (await get(gateway, "/v1/sessions"))["data"]}
-    process = await asyncio.create_subprocess_exec(
-        python,
-        str(PROGRAMS / program),
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=clean_environment(
-            {"OPENAI_BASE_URL": gateway.base_url, "OPENAI_API_KEY": "none", "DROP_IN_MODEL": model}
-        ),
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            printed, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0, printed.decode()
+    variables = {"OPENAI_BASE_URL": gateway.base_url, "OPENAI_API_KEY": "none"}
+    environment = clean_environment({**variables, "DROP_IN_MODEL": model})
+    script = PROGRAMS / program
+    if python == sys.executable:
+        with TemporaryDirectory() as folder:
+            await asyncio.to_thread(run_python, script, arguments, environment, Path(folder))
+    else:
+        await asyncio.to_thread(
+            subprocess.run,
+            [python, str(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
     sessions = [e for e in (await get(gateway, "/v1/sessions"))["data"] if e["id"] not in before]
     assert len(sessions) == 1, sessions
     assert sessions[0]["inferred"]

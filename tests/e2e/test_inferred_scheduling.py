@@ -14,7 +14,7 @@ from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
 from openai.types.chat import ChatCompletionMessageParam
 
 Chat = list[ChatCompletionMessageParam]
-TURNS, MAPS = 4, 6
+TURNS, MAPS = 4, 4
 SYSTEM = "You are a careful reader who summarises one page of a long report at a time. "
 JOIN = "Write one summary of the whole report from these summaries of its pages, in order: "
 

@@ -261,13 +261,15 @@ class GatewayProcess(ServerProcess):
         except urllib.error.HTTPError as error:
             return json.load(error)
 
-    def post(self, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
+    def post(
+        self, path: str, body: Any, deadline_s: float = DEADLINE_S
+    ) -> tuple[int, dict[str, str], Any]:
         """POST a JSON body: status, headers in lower case, JSON answer."""
         encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.root + path, encoded, self.headers())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=DEADLINE_S) as answer:
+            with opener.open(request, timeout=deadline_s) as answer:
                 return answer.status, _lower(answer.headers), json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, _lower(error.headers), json.load(error)

@@ -170,7 +170,7 @@ async def test_frequency_penalty_pushes_repetition_away(api: Driver) -> None:
 
     async def ids(**penalty: float) -> list[int]:
         answer = await api.complete(
-            prompt=PROMPT, max_tokens=60, logit_bias={str(token): 100 for token in pair},
+            prompt=PROMPT, max_tokens=30, logit_bias={str(token): 100 for token in pair},
             **penalty, **GREEDY, extra_body={"return_token_ids": True, "ignore_eos": True},
         )  # fmt: skip
         tokens: list[int] = answer.choices[0].model_extra["token_ids"]

@@ -168,7 +168,8 @@ async def test_custom_tools_with_grammars(api: Driver) -> None:
 
 
 async def test_compact(api: Driver) -> None:
-    made = await result(api.client.responses.compact(model=DEMO_MODEL, input=STORY))
+    # The model has little to say to that; a story's summary would go on to the limit.
+    made = await result(api.client.responses.compact(model=DEMO_MODEL, input="Hello!"))
     (item,) = made.output
     assert item.type == "compaction"
     assert made.usage.output_tokens > 0

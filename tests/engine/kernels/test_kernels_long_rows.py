@@ -57,7 +57,8 @@ def _error(case: PagedCase, window: int | None = None, **kw: Any) -> float:
     return relative_error(case.run(backend, window), case.expected(window))
 
 
-@pytest.mark.parametrize("new", [65, 66, 128, 255, 300, 512])
+# Ends of tiles of 32 tokens.
+@pytest.mark.parametrize("new", [65, 66, 127, 128])
 def test_numbers_of_new_tokens(new: int) -> None:
     assert _error(PagedCase(SHAPE, [Context(200, new)])) < 2e-6
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 from harness.fake_upstream import FakeUpstream
-from harness.processes import run_cli
+from harness.processes import GatewayProcess, run_cli
 
 from parrot_gateway.bench.load import LoadPlan, LoadResult, drive
-from parrot_gateway.bench.servers import start_gateway
 from parrot_gateway.bench.serving import Figures, rows
 
 
@@ -69,19 +67,16 @@ def test_ahead_or_behind() -> None:
     assert table["alone"][2:] == ["-", "-", "-", "-"]
 
 
-async def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path) -> None:
     """Beside another gateway, which stands for any other server."""
     path = tmp_path / "serving.json"
-    peer = await start_gateway("--model", "parrot-demo")
-    try:
-        run = await asyncio.to_thread(
-            run_cli,
+    with GatewayProcess() as peer:
+        run = run_cli(
             *("bench", "serving", "--quick", "--long", "100", "--app", "map-reduce"),
-            *("--peer-url", f"other={peer.url}", "--peers", "vllm", "--json", str(path)),
+            *("--scale", "0.02", "--count", "2"),
+            *("--peer-url", f"other={peer.base_url}", "--peers", "vllm", "--json", str(path)),
             deadline_s=120.0,
         )
-    finally:
-        await peer.stop()
     assert run.returncode == 0, run.stderr
     assert "torch " in run.stdout
     assert "vllm: vLLM " in run.stdout.replace("\n", " ")
