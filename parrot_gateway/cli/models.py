@@ -289,7 +289,9 @@ def _cells(entry: dict[str, Any], now: float) -> list[str]:
         weights = sum(engine["memory"]["weight_bytes"] for engine in joined)
         cache = sum(engine["memory"]["kv_cache_bytes"] for engine in joined)
         tokens = sum(engine["memory"]["kv_tokens"] for engine in joined)
-        memory = f"{_bytes(weights)} weights, {_bytes(cache)} KV ({tokens:,} tokens)"
+        memory = f"{_bytes(weights)} weights"
+        if cache:
+            memory += f", {_bytes(cache)} KV ({tokens:,} tokens)"
     since = "" if entry["since"] is None else f"for {_age(now - entry['since'])}"
     count = f"{len(engines)} engines, " if len(engines) > 1 else ""
     source = "" if entry["model"] == entry["id"] else f"from {entry['model']}"

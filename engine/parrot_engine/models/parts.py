@@ -206,3 +206,20 @@ def weight_parts(module: nn.Module) -> Iterator[WeightPart]:
         else:
             for name, parameter in child.named_parameters(prefix=path, recurse=False):
                 yield WeightPart(name, parameter)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Memory of a model's weights; of packed ones that of their codes and scales."""
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if not each.is_meta]
+    for module in model.modules():
+        if isinstance(module, Packable):
+            tensors += _tensors_in(getattr(module, "packed", None))
+    return sum(each.nbytes for each in tensors)
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_in(item)

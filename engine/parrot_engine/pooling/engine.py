@@ -62,6 +62,7 @@ class PoolingEngine:
             max_batch_tokens=settings.max_batch_tokens,
             generates=False,
             pooling=loaded.info,
+            weight_bytes=loaded.weight_bytes,
         )
         self._numbers = count()
         #: By priority, then age; those that were freed are still here.

@@ -24,7 +24,7 @@ from parrot_engine.models.loader import (
     read_model_config,
     resolve_dtype,
 )
-from parrot_engine.models.parts import TensorSpec
+from parrot_engine.models.parts import TensorSpec, weight_bytes
 from parrot_engine.models.stored_weights import StoredWeights
 from parrot_engine.pooling.config import Dense, PoolingConfig
 from parrot_engine.pooling.model import DecoderStates, EncoderStates, Head, PoolingModel
@@ -42,6 +42,7 @@ class LoadedPooling(NamedTuple):
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
+    weight_bytes: int
 
 
 def load_pooling(
@@ -109,6 +110,7 @@ def pooling_of_decoder(
         shape.vocab_size,
         spec.device,
         spec.dtype,
+        weight_bytes(decoder),
     )
 
 
@@ -144,6 +146,7 @@ def _encoder(
         shape.vocab_size,
         device,
         dtype,
+        weight_bytes(encoder),
     )
 
 

@@ -35,6 +35,7 @@ from parrot_engine.batch import (
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.lora import AdapterRows, GroupedTokens, tile_size
+from parrot_engine.models.parts import weight_bytes
 from parrot_engine.models.sharding import Collective
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.runner.paged_model import ModelShape, PagedModel
@@ -293,7 +294,7 @@ class ModelRunner(Runner):
         self.dtype = str(dtype).removeprefix("torch.")
         self.device = str(device)
         if isinstance(model, torch.nn.Module):
-            self.weight_bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+            self.weight_bytes = weight_bytes(model)
         self.num_blocks = num_blocks
         self.block_size = block_size
         quantized = is_quantized(kv_cache_dtype, config.head_dim)

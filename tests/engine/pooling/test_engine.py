@@ -250,6 +250,8 @@ class TestLoading:
         assert not info.generates
         assert info.pooling is not None
         assert (info.max_context_tokens, info.pooling.dimensions) == (40, 32)
+        stored = (folder / "model.safetensors").stat().st_size
+        assert 0.8 * stored < info.weight_bytes < stored
         assert info.pooling.prompts == {"query": "the king ", "none": ""}
         assert info.pooling.lowercase
         assert not info.pooling.is_matryoshka

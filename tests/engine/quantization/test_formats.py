@@ -14,6 +14,7 @@ from paged import PagedHarness
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.models.loader import load_model, read_model_config
+from parrot_engine.models.parts import Linear, TensorSpec, weight_bytes
 from parrot_engine.models.sharding import Shard
 from parrot_engine.quantization.packed import pack
 from parrot_engine.quantization.registry import METHODS
@@ -135,6 +136,11 @@ def test_packed_weights_are_the_dense_ones(form: str) -> None:
             assert "act-order" in form
             continue
         assert packed.in_size == columns.stop - columns.start
+        spec = TensorSpec(CPU, torch.float32, packed=True)
+        linear = Linear(packed.in_size, {"p": 256}, bias=False, spec=spec)
+        assert weight_bytes(linear) == 0
+        linear.packed = packed
+        assert packed.codes.nbytes < weight_bytes(linear) < linear.weight.nbytes / 2
         torch.testing.assert_close(
             packed.dense(torch.float32), torch.cat(expected)[:, columns], rtol=1e-5, atol=1e-6
         )
