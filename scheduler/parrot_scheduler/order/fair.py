@@ -9,9 +9,10 @@
    both wait. A latency task without a time of its own is due together with its application: three
    times the length of its path after the last pause.
 4. Applications by fair virtual finish time (Justitia, arXiv 2510.17015): the virtual time of their
-   arrival plus their whole work, expected from what applications of the same kind needed. Of an
-   unknown kind: its first task's work and twice the work done so far, so that it falls behind as it
-   goes on (least attained service).
+   arrival plus their whole work, expected from what applications of the same kind needed, and no
+   less than for all that are foretold in a row from the first task on (`Task.successors`). Where
+   neither is known: its first task's work and twice the work done so far, so that it falls behind
+   as it goes on (least attained service).
 5. Within an application the longest remaining path first. A task group counts as its longest
    member, and its members follow each other.
 
@@ -52,6 +53,13 @@ _MAX_PRIORITY = 100
 def charge_of(state: TaskState, cached: float, output: float) -> float:
     """What a task costs its tenant, in uncached prompt tokens."""
     return max(0.0, state.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
+
+
+def _foretold_work(state: TaskState) -> float:
+    """Work of a task and of as many like it as come behind it in a row; 0 if none are foretold."""
+    if not state.successors:
+        return 0.0
+    return (1 + state.successors) * work_of(state, state.expected_output)
 
 
 def _priority_of(state: TaskState) -> int:
@@ -140,6 +148,8 @@ class _ApplicationRecord:
 
     virtual_start: float
     first_work: float
+    #: The same for all in a row from the first task on, as foretold with it; 0 if nothing was.
+    foretold_work: float
     #: When its tasks since its last pause should all have ended.
     due: float
     done_work: float = 0.0
@@ -188,7 +198,10 @@ class Fair(RankedOrder):
         tenant.num_held += 1
         record = self._records.get(application)
         if record is None:
-            work = self._demand.work(application) or work_of(state, state.expected_output)
+            work = max(
+                self._demand.work(application) or work_of(state, state.expected_output),
+                _foretold_work(state),
+            )
             finish = self._virtual + work
         else:
             finish = self._finish_tag(application)[0]
@@ -209,7 +222,9 @@ class Fair(RankedOrder):
         path_s = self._demand.path_s(state)
         if record is None:
             first_work = work_of(state, state.expected_output)
-            record = _ApplicationRecord(self._virtual, first_work, now + _STRETCH * path_s)
+            record = _ApplicationRecord(
+                self._virtual, first_work, _foretold_work(state), now + _STRETCH * path_s
+            )
             self._records[application] = record
         if record.num_unfinished == 0:
             self._num_active += 1
@@ -371,9 +386,9 @@ class Fair(RankedOrder):
         """Virtual time at which the application would end if all shared the engines equally."""
         record = self._records[application]
         expected = self._demand.work(application)
-        if expected is None:
+        if expected is None and not record.foretold_work:
             expected = record.first_work + 2 * record.done_work
-        work = max(expected, record.done_work)
+        work = max(expected or 0.0, record.foretold_work, record.done_work)
         return (record.virtual_start + work, application.sequence)
 
     def _latest_start(self, state: TaskState, application: Application) -> float:

@@ -349,6 +349,18 @@ def test_an_unknown_application_falls_behind_as_it_goes_on() -> None:
     assert queue.drain() == [new, long]
 
 
+def test_what_is_foretold_counts_from_the_first_task_on_and_does_not_grow() -> None:
+    queue = Queue("fair")
+    long, short = queue.push("long", successors=5), queue.push("short", successors=1)
+    assert queue.pop() is short
+    queue.finish(queue.pop())
+    # Half of its work is done: it is still before one that comes now and is as long.
+    rest = queue.push("long", successors=4)
+    queue.push("new", successors=5)
+    assert queue.pop() is rest
+    assert long is not rest
+
+
 def test_a_large_application_does_not_wait_for_all_that_come_after_it() -> None:
     """Virtual time goes on with what is served: later small ones end up behind it."""
     queue = Queue("fair")
