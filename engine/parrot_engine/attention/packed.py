@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -141,10 +142,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
 
 
 def _varlen_kernel() -> Callable[..., Tensor] | None:
-    """Torch's kernel, for key heads of the queries' number or fewer; None before it has windows.
-
-    Versions without `enable_gqa` get the key heads repeated.
-    """
+    """Torch's kernel, for key heads of the queries' number or fewer; None before it has windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -152,14 +150,5 @@ def _varlen_kernel() -> Callable[..., Tensor] | None:
     known = inspect.signature(varlen_attn).parameters
     if not {"scale", "window_size"} <= known.keys():
         return None
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *lengths: Any, **options: Any) -> Tensor:
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1 and "enable_gqa" in known:
-            options["enable_gqa"] = True
-        elif groups > 1:
-            key, value = (heads.repeat_interleave(groups, 1) for heads in (key, value))
-        out: Tensor = varlen_attn(query, key, value, *lengths, **options)
-        return out
-
-    return attend
+    # Versions without the option take fewer key heads as they come.
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
