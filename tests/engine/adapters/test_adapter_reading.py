@@ -149,8 +149,7 @@ def test_no_room_no_adapters(base: Path, adapter: Path) -> None:
         LLM(str(base), kind="huggingface", adapters={"any": str(adapter)})
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("phi3", 4), ("qwen3", 4)])
 def test_parts_of_an_adapter_are_those_of_its_products(
     name: str, size: int, tmp_path: Path
 ) -> None:
