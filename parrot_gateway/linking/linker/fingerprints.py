@@ -44,11 +44,12 @@ _PLACE = np.uint32(_BLOCK - 1)
 _HIGH = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 _ONE = np.uint64(1)
+_EMPTY = np.uint64(2**64 - 1)
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
 _BYTE_HASHES = _random.integers(1, 2**32, 256, dtype=np.uint32)
-_MULTIPLIERS = [each | np.uint32(1) for each in _random.integers(1, 2**32, 6, dtype=np.uint32)]
+_MULTIPLIERS = [each | np.uint32(1) for each in _random.integers(1, 2**32, 5, dtype=np.uint32)]
 
 
 class NormalisedText:
@@ -251,9 +252,9 @@ class FingerprintIndex:
 
     def _clear(self) -> None:
         shape = (1 << self._bits, self._SLOTS)
-        #: A fingerprint above its owner; 0 where a slot is empty. A row is a line of the
-        #: processor's cache, so that a look-up waits for memory once.
-        self._entries = np.zeros(shape, np.uint64)
+        #: A fingerprint above its owner less one; all ones where a slot is empty. A row is a line
+        #: of the processor's cache, so that a look-up waits for memory once.
+        self._entries = np.full(shape, _EMPTY)
         self._next = np.zeros(shape[0], np.uint8)
         self._used = 0
 
@@ -265,12 +266,12 @@ class FingerprintIndex:
         """Remember that `owner` (from 1 upward) wrote these; hashes are distinct."""
         entries = hashes.astype(np.uint64)
         entries <<= _HIGH
-        entries |= np.uint64(owner)
+        entries |= np.uint64(owner - 1)
         self._insert(hashes, entries)
         self._used += len(hashes)
         if self._bits < self._max_bits and self._used * 2 > self._entries.size:
             entries = self._entries.ravel()
-            entries = entries[entries != 0]
+            entries = entries[entries != _EMPTY]
             entries = entries[np.argsort(entries & _LOW, kind="stable")]
             self._bits += 1
             self._clear()
@@ -298,9 +299,8 @@ class FingerprintIndex:
         found = self._entries.take(self._buckets(hashes), 0).ravel()
         wanted = hashes.astype(np.uint64)
         wanted <<= _HIGH
-        # What is left of an entry with that fingerprint is its owner; of an empty one nothing.
+        # What is left of an entry with that fingerprint is its owner.
         found ^= wanted.repeat(self._SLOTS)
-        found -= _ONE
         places = (found < _LOW).nonzero()[0]
         pairs = found.take(places)
         places >>= self._SLOT_BITS
@@ -313,8 +313,7 @@ class FingerprintIndex:
         return rows, pairs.view(np.int64)
 
     def _buckets(self, hashes: Hashes) -> Positions:
-        mixed = hashes * _MULTIPLIERS[5]
-        return (mixed >> np.uint32(32 - self._bits)).astype(np.int64)  # type: ignore[no-any-return]
+        return (hashes & np.uint32((1 << self._bits) - 1)).astype(np.int64)
 
 
 class PassageCounts:
@@ -346,6 +345,10 @@ class PassageCounts:
         if self._added > self._counts.size // 4:
             self._counts >>= 1
             self._added = 0
+
+    def are_common(self, hashes: Hashes) -> bool:
+        """Whether passages, which are few, are all nobody's."""
+        return all(self._counts.item(each) >= COMMON for each in (hashes >> self._shift).tolist())
 
     def of(self, hashes: Hashes) -> Bytes:
         """Calls in which each passage stood, at least; [m]."""

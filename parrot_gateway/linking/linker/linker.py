@@ -7,7 +7,7 @@ share nothing. See docs/linking.md.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -228,16 +228,16 @@ class TenantLinker:
             index >= depth or (text not in self._seen and messages[index].role != "assistant")
             for index, text in enumerate(texts)
         ]
-        history = _joined(
+        known = [
             self._store.fingerprints.of(each.text, text)
             for each, text, new in zip(messages, texts, is_new, strict=True)
             if not new
-        )
+        ]
         if beginning:
-            known = fingerprint(normalise(messages[depth].text[:beginning]).content)[0]
-            history = _joined([history, known])
+            known.append(fingerprint(normalise(messages[depth].text[:beginning]).content)[0])
+        history = _joined(known)
         new_texts = []
-        passages = [history]
+        passages = [history] if known else []
         for index in reversed(range(len(messages))):
             if not is_new[index]:
                 continue
@@ -250,7 +250,8 @@ class TenantLinker:
         best: dict[str, Link] = {}
         unexplained: list[Hashes] = []
         # Messages that one session alone has written tell to which session the others belong.
-        new_texts.sort(key=lambda each: not each.is_unmistakable)
+        if len(new_texts) > 1:
+            new_texts.sort(key=lambda each: not each.is_unmistakable)
         for text in new_texts:
             explanation = find_producers(self._store, self._counts, text, reader)
             unexplained.append(explanation.rest)
@@ -321,11 +322,10 @@ def _link(
     return Link(producer.output.call.id, kind, producer.confidence, producer.evidence)
 
 
-def _joined(hashes: Iterable[Hashes]) -> Hashes:
-    arrays = [each for each in hashes if len(each)]
-    if len(arrays) < 2:
-        return arrays[0] if arrays else _NO_HASHES
-    return np.concatenate(arrays)
+def _joined(hashes: Sequence[Hashes]) -> Hashes:
+    if len(hashes) < 2:
+        return hashes[0] if hashes else _NO_HASHES
+    return np.concatenate(hashes)
 
 
 class Linker:

@@ -120,7 +120,7 @@ class PromptEnds:
         call.seed, call.head, call.text = prompt.text_seed, prompt.head, prompt.texts[-1]
         call.sketch = _least(hashes)
         self._add(call, hashes[-_MAX_TAIL:], content, len(content))
-        if (counts.of(hashes[-_MIN_TAIL:]) < COMMON).any():
+        if not counts.are_common(hashes[-_MIN_TAIL:]):
             return
         # What all prompts of a program end with says nothing.
         is_rare = counts.of(hashes) < COMMON
@@ -228,8 +228,11 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
 
 def _least(hashes: Hashes) -> Hashes:
     """The least `_MAX_SKETCH` of some fingerprints, each once, ascending."""
+    # Of several prompts the same ones: to compare those, that is better than some from all of it.
+    least = hashes
     if len(hashes) > _MANY:
-        found = distinct(np.partition(hashes, 2 * _MAX_SKETCH)[: 2 * _MAX_SKETCH])
-        if len(found) >= _MAX_SKETCH:
-            return found[:_MAX_SKETCH].copy()
-    return distinct(hashes)[:_MAX_SKETCH].copy()
+        least = np.partition(hashes, _MAX_SKETCH)[:_MAX_SKETCH]
+    found = np.sort(least)[:_MAX_SKETCH].copy()
+    if (found[1:] == found[:-1]).any():
+        return distinct(hashes)[:_MAX_SKETCH].copy()
+    return found
