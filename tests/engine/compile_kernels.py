@@ -345,8 +345,8 @@ def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
         # Triton converts no float8 before 8.9; x is split where codes are multiplied as they are.
         if kind == "fp8" and (capability < 89 or splits_x != streams):
             continue
-        types = {"codes": f"*{_CODES[kind]}", "words": "*i32", "zeros": "*i8", "order": "*i32"}
-        types |= {"x_scales": "*fp32", "scales": "*bf16" if kind == "int4" else "*fp32"}
+        types = {"codes": f"*{_CODES[kind]}", "words": "*i32", "order": "*i32"}
+        types |= {"x_scales": "*fp32", "scales": "*fp32", "zeros": "*fp32"}
         name = f"packed {kind} {NAMES[dtype]}"
         for norm, gated, out_size, in_size in _PRODUCTS[1:2]:
             sizes = {
@@ -435,8 +435,8 @@ def packed_expert_variants(dtype: torch.dtype) -> Iterator[tuple[Variant, int]]:
             "OUT": 768 if gated else 2048,
         }
         options: dict[str, int | None] = {"num_warps": constants.pop("num_warps")}
-        types = {"codes": f"*{_CODES[kind]}", "zeros": "*i8", "num_rows": "i32"}
-        types |= {"scales": "*bf16" if kind == "int4" else "*fp32", "x_scales": "*fp32"}
+        types = {"codes": f"*{_CODES[kind]}", "num_rows": "i32"}
+        types |= {"scales": "*fp32", "zeros": "*fp32", "x_scales": "*fp32"}
         if tuning.kind == "vector":
             constants |= {"ALPHA": 1.0, "LIMIT": 0.0} if gated else {"HAS_RESIDUAL": True}
             constants["PARTIAL"] = gated

@@ -132,16 +132,11 @@ def candidates(job: Job, weight: PackedWeight, shared_memory: int) -> Iterator[T
         return
     width = max(16, 1 << (job.tokens - 1).bit_length())
     kind: Literal["split", "tile"] = "split" if weight.kind == "fp8" else "tile"
-    sizes = [(64, 4), (128, 8), (128, 4)]
-    if kind == "tile" and width <= 16:
-        sizes = [(32, 4), (64, 4), (128, 8)]
     cut = job.case.kind == "onto" or (job.case.kind == "norm" and kind == "split")
     seen = set()
     for (block_out, warps), columns, stages, splits in itertools.product(
-        sizes, (128, 256), (3, 5, 8), (1, 2, 4) if cut else (1,)
+        [(64, 4), (128, 8), (128, 4)], (128, 256), (3, 5, 8), (1, 2, 4) if cut else (1,)
     ):
-        if kind == "tile" and stages == 3:
-            continue
         tuning = Tuning(
             kind, min(width, 128), block_out, columns, warps, stages, splits, descriptors=True
         )

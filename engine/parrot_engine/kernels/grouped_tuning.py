@@ -25,16 +25,20 @@ _VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1)
 _FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
-#: Packed experts, not swept: single pairs, in steps of bytes of a row, of which so many
-#: are unrolled and so fetched at once …
-_PACKED_VECTORS = (Tuning("vector", 1, 1, 256, 1, 8), Tuning("vector", 1, 1, 256, 1, 24))
+#: Packed experts, measured (log 46): single pairs, in steps of bytes of a row, of which so many are
+#: unrolled and so fetched at once …
+_PACKED_VECTORS = (Tuning("vector", 1, 2, 512, 1, 8), Tuning("vector", 1, 1, 256, 1, 24))
+_PACKED_VECTORS_OF_4_BITS = (Tuning("vector", 1, 2, 256, 1, 4), Tuning("vector", 1, 2, 512, 1, 4))
+#: … most tokens of these, as many as of dense experts but for 4 bits, which compute too much …
+_MAX_VECTOR_TOKENS_OF_4_BITS = 2
 #: … and tiles, by their pairs at most. Eight warps halve a tile's outputs between them, so they
 #: need 128: of 64 they would halve its pairs, and both turn all of W into operands.
 _PACKED_TILES = {
-    32: (Tuning("tile", 16, 64, 256, 4, 5), Tuning("tile", 16, 128, 256, 8, 5)),
+    32: (Tuning("tile", 16, 64, 128, 4, 3), Tuning("tile", 16, 128, 128, 4, 3)),
     64: (Tuning("tile", 64, 64, 128, 4, 3), Tuning("tile", 64, 128, 128, 8, 3)),
     128: (Tuning("tile", 128, 128, 128, 8, 3), Tuning("tile", 128, 128, 128, 8, 3)),
 }
+_PACKED_TILES_OF_4_BITS = (Tuning("tile", 16, 64, 128, 4, 3), Tuning("tile", 16, 64, 128, 4, 3))
 #: Pairs of a tile from which on products are arithmetic rather than bytes: x is then put into one
 #: number of 8 bits where the checkpoint asks for such activations.
 _MIN_ROUNDED_PAIRS = 128
@@ -89,11 +93,13 @@ class MixtureTuning(NamedTuple):
     down: Tuning
 
 
-def _pairs_of_tile(mixture: Mixture) -> int | None:
+def _pairs_of_tile(mixture: Mixture, max_vector_tokens: int | None = None) -> int | None:
     """None: pairs are multiplied one by one."""
     num_tokens, num_pairs = mixture.num_tokens, mixture.num_tokens * mixture.top_k
-    is_sparse = num_tokens <= _MAX_SPARSE_VECTOR_TOKENS and 2 * num_pairs <= mixture.num_experts
-    if num_tokens <= MAX_VECTOR_TOKENS or is_sparse:
+    if max_vector_tokens is None:
+        is_sparse = 2 * num_pairs <= mixture.num_experts
+        max_vector_tokens = _MAX_SPARSE_VECTOR_TOKENS if is_sparse else MAX_VECTOR_TOKENS
+    if num_tokens <= max_vector_tokens:
         return None
     # Tiles as large as an expert's share on average: padding costs nothing that counts while
     # weights are what is waited for, and few tiles read them less often.
@@ -152,10 +158,13 @@ def packed_mixture_tuning(
     mixture: Mixture, packed: PackedExperts, shared_memory: int, *, copy_engine: bool
 ) -> MixtureTuning:
     """The same for packed experts; of vectors `block_in` are bytes, and `num_stages` unrolled."""
-    tile = _pairs_of_tile(mixture)
+    is_4_bits = packed.gate_up.kind == "int4"
+    tile = _pairs_of_tile(mixture, _MAX_VECTOR_TOKENS_OF_4_BITS if is_4_bits else None)
     if tile is None:
-        return MixtureTuning(*_PACKED_VECTORS)
+        return MixtureTuning(*(_PACKED_VECTORS_OF_4_BITS if is_4_bits else _PACKED_VECTORS))
     gate_up, down = next(tiles for most, tiles in _PACKED_TILES.items() if tile <= most)
+    if is_4_bits and tile <= 32:
+        gate_up, down = _PACKED_TILES_OF_4_BITS
     hidden_size, size, dtype = mixture.hidden_size, mixture.size, mixture.dtype
     fitted = (
         _fit_packed(

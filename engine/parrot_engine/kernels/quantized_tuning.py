@@ -67,23 +67,23 @@ MEASURED: dict[tuple[str, bool, int, int], tuple[Vector, Tile, Tile]] = {
     ),
     ("int4 in groups", False, 6144, 4096): (
         Vector(8, 2),
-        Tile(64, 128, 4, 5, 4),
-        Tile(128, 128, 8, 5, 4),
+        Tile(64, 128, 4, 3, 4),
+        Tile(128, 128, 8, 3, 4),
     ),
     ("int4 in groups", False, 4096, 4096): (
         Vector(4, 4),
-        Tile(128, 128, 8, 5, 4),
-        Tile(128, 128, 8, 5, 4),
+        Tile(64, 128, 4, 3, 4),
+        Tile(128, 128, 8, 3, 4),
     ),
     ("int4 in groups", True, 14336, 4096): (
         Vector(4, 4),
-        Tile(64, 128, 4, 5),
-        Tile(128, 128, 8, 5),
+        Tile(64, 128, 4, 3),
+        Tile(128, 128, 8, 3),
     ),
     ("int4 in groups", False, 4096, 14336): (
         Vector(8, 2),
-        Tile(64, 128, 4, 5, 4),
-        Tile(128, 128, 8, 5, 4),
+        Tile(64, 128, 4, 3, 4),
+        Tile(128, 128, 8, 3, 4),
     ),
 }
 

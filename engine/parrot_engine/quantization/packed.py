@@ -21,9 +21,10 @@ class PackedWeight(NamedTuple):
     kind: Literal["fp8", "int8", "int4"]
     #: `[out, in]` float8_e4m3fn or int8; `[out, in / 2]` uint8 of 4 bits.
     codes: Tensor
-    #: `[groups, blocks of rows]`.
+    #: float32 `[groups, blocks of rows]`: what has fewer bytes cannot be copied while a kernel goes
+    #: on, and each of its steps would wait for it.
     scales: Tensor
-    #: int8, of the shape of `scales`; None: all are 0.
+    #: float32, of the shape of `scales`; None: all are 0.
     zeros: Tensor | None
     #: The place in x of each column, int32 `[in]`; None: their own.
     order: Tensor | None
@@ -85,13 +86,11 @@ def pack(
         pairs = (codes + 8).to(torch.uint8).unflatten(1, (-1, 2, CHUNK // 2))
         codes = (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).flatten(1)
     zeros = weight.zeros
-    if zeros is not None and bool((zeros.to(torch.int8) != zeros).any()):
-        return None
     return PackedWeight(
         "int4" if weight.bits == 4 else "int8" if codes.dtype is torch.int8 else "fp8",
         codes.contiguous(),
-        weight.scales.to(device).t().contiguous(),
-        None if zeros is None else zeros.to(device, torch.int8).t().contiguous(),
+        weight.scales.to(device, torch.float32).t().contiguous(),
+        None if zeros is None else zeros.to(device, torch.float32).t().contiguous(),
         order,
         group,
         min(weight.block[0], out_size),
@@ -137,10 +136,5 @@ def above_each_other(weights: Iterable[PackedWeight | None], count: int) -> Pack
 
 
 def _are_alike(a: PackedWeight, b: PackedWeight) -> bool:
-    return (a.kind, a.group, a.rows, a.scales.dtype, a.zeros is None) == (
-        b.kind,
-        b.group,
-        b.rows,
-        b.scales.dtype,
-        b.zeros is None,
-    )
+    of_a = (a.kind, a.group, a.rows, a.zeros is None)
+    return of_a == (b.kind, b.group, b.rows, b.zeros is None)
