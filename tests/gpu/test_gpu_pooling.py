@@ -12,7 +12,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from harness.pooling_checkpoints import VOCAB, write_model, write_modules
+from harness.pooling_checkpoints import VOCAB, write_logit_score, write_model, write_modules
 from parrot_engine.attention.packed import PackedAttention
 from parrot_engine.loading.factory import EngineOptions, load_engine_alone
 from parrot_engine.protocol import Engine, Pool, Pooled
@@ -53,11 +53,17 @@ def test_packed_attention(causal: bool, window: int | None, kv_heads: int) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    "name", ["bert", "xlm-roberta", "mpnet", "modernbert", "qwen3", "qwen3-window", "bert-score"]
+    "name",
+    [
+        *("bert", "xlm-roberta", "mpnet", "modernbert", "nomic-bert", "qwen3", "qwen3-window"),
+        *("bert-score", "qwen3-rerank"),
+    ],
 )
 def test_vectors_and_scores(name: str, dtype: str, tmp_path: Path) -> None:
     write_model(name, tmp_path)
-    if not name.endswith("score"):
+    if name.endswith("rerank"):
+        write_logit_score(tmp_path)
+    elif not name.endswith("score"):
         write_modules(tmp_path)
     draw = random.Random(1)
     texts = [[draw.randrange(2, len(VOCAB)) for _ in range(n)] for n in (7, 1, 30, 7, 12, 2, 60)]
