@@ -253,8 +253,6 @@ class HuggingFaceSettings(BuiltinSettings):
     max_contexts: int = 4096
     #: All of them may wait.
     max_waiting: int = 4096
-    #: Whether transformers' models can be captured depends on the model: on demand.
-    cuda_graphs: str = "off"
     #: Run models over paged keys and values where they can be; else one context at a time.
     paged_attention: bool = True
     #: Contexts that keep their past key values, in a model that runs one context at a time.

@@ -47,6 +47,10 @@ MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: In float32 transformers 5.17 goes over the experts that the host sees chosen.
+UNCAPTURED = ("deepseek-v2", "gpt-oss")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
@@ -62,7 +66,12 @@ def test_tokens_are_those_of_transformers(name: str, dtype: str, tmp_path: Path)
     for number, prompt in prompts.items():
         primitives += [Fill(number, prompt), Generate(number, greedy(24))]
     events = run_until_idle(engine, *primitives)
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    replayed, in_graphs = graphs.num_replays > 20, any(graphs._graphs.values())
     engine.close()
+    assert replayed == in_graphs
+    assert in_graphs or (name in UNCAPTURED and dtype == "float32")
     # Some versions take SDPA on a GPU, which has neither soft caps nor sinks.
     attention = "eager" if name in ("gemma2", "gpt-oss") else None
     reference = load_reference(folder, torch.float32, attention).to("cuda")

@@ -14,7 +14,7 @@ from parrot_engine.exceptions import CheckpointError
 from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError
-from parrot_engine.huggingface.self_check import check_alone, pack_checked
+from parrot_engine.huggingface.self_check import check_alone, check_graphs, pack_checked
 from parrot_engine.models.checkpoint import read_optional_json
 from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.loader import resolve_dtype
@@ -70,7 +70,12 @@ def load_huggingface_runner(
             _log.warning("%s runs one context at a time, without shared prefixes: %s", name, error)
         else:
             _log.info("%s runs over paged keys and values", name)
-            return runner_of(packed, defaults, settings, device, model.dtype, kernels)
+            runner = runner_of(
+                packed, defaults, settings, device, model.dtype, kernels, tries_graphs=True
+            )
+            if device.type == "cuda" and settings.cuda_graphs != "off":
+                check_graphs(runner, small_runner(packed, 1))
+            return runner
     if settings.max_context_tokens is not None:
         longest = min(longest, settings.max_context_tokens)
 

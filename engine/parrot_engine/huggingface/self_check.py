@@ -8,6 +8,7 @@ single token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,8 @@ from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PAGED, PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError, probe
 from parrot_engine.runner.model_runner import ModelRunner
+
+_log = logging.getLogger(__name__)
 
 #: Tokens of the shorter context, and tokens behind the first block of the longer one.
 _SHORT, _BEHIND = 7, 9
@@ -90,6 +93,22 @@ def pack_checked(
             raise
         raise UnpagedModelError(f"a first step fails: {error!r}") from error
     return packed
+
+
+def check_graphs(runner: ModelRunner, plain: ModelRunner) -> None:
+    """Have `runner` do without CUDA graphs if it computes something else than `plain` with them.
+
+    Writes to the first block of both caches.
+    """
+    tokens = _draw(_SHORT, runner.vocab_size)
+    steps = [_row(tokens, 0, _SHORT - 1, [0]), _row(tokens, _SHORT - 1, _SHORT, [0])]
+    found, expected = (
+        torch.cat([each.execute(StepBatch([row])) for row in steps]) for each in (runner, plain)
+    )
+    rounds = runner.kv_cache.dtype is not torch.float32
+    if not _difference(found, expected) <= (_ROUNDED_TOLERANCE if rounds else _TOLERANCE):
+        _log.warning("steps are launched kernel by kernel: graphs compute something else")
+        runner.forget_graphs()
 
 
 def check_alone(

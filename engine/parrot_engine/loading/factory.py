@@ -376,7 +376,7 @@ def _load_huggingface(
     device = resolve_device(options.device)
     chosen = _chosen(options, fields(HuggingFaceSettings))
     # The builtin engine's alone.
-    for option in ("tensor_parallel", "enable_expert_parallel", "cuda_graphs", "max_loras"):
+    for option in ("tensor_parallel", "enable_expert_parallel", "max_loras"):
         chosen.pop(option, None)
     settings = HuggingFaceSettings.for_device(device.type, **chosen)
     return HuggingFaceEngine.load(folder, settings, model=name, tokenizer_json=tokenizer_json)

@@ -11,9 +11,10 @@ All graphs share their memory, and are replayed one after the other on one strea
 from __future__ import annotations
 
 import logging
+import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import product
 from typing import NamedTuple, Protocol
 
@@ -94,6 +95,48 @@ class CudaCapture:
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay, result
+
+
+class CaptureError(Exception):
+    """What a model launches cannot be repeated as it is; says why."""
+
+
+class TriedCapture:
+    """A capture of a model whose code is not ours: it may look at what the device has computed."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See `Capture`.
+
+        Raises:
+            CaptureError: `work` waits for the device, or does what no graph can hold.
+        """
+        # Kernels are compiled first, which may wait as well.
+        work()
+        try:
+            # A capture that fails leaves torch's allocator in a state in which it frees nothing.
+            with _no_waiting():
+                work()
+            return self._capture(work)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(str(error).partition("\n")[0]) from error
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Operations of torch's that wait for the device raise RuntimeError, in the whole process."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class RequiredCapture:
@@ -314,6 +357,9 @@ class StepGraphs:
             except torch.cuda.OutOfMemoryError as error:
                 _log.warning("no memory for the graph of %d tokens: %s", key.num_tokens, error)
                 self._graphs[key] = None
+            except CaptureError as error:
+                _log.warning("steps are launched kernel by kernel: %s", error)
+                self._graphs = dict.fromkeys(self.keys)
         return self._graphs[key]
 
     @torch.inference_mode()

@@ -124,8 +124,11 @@ def runner_of(
     collective: RankCollective | None = None,
     adapters: AdapterSlots | None = None,
     make: Callable[..., ModelRunner] = ModelRunner,
+    tries_graphs: bool = False,
 ) -> ModelRunner:
     """A runner for a loaded model, with as large a KV cache as settings or memory say.
+
+    Where it `tries_graphs`, a model that cannot be captured does without them.
 
     Raises:
         SettingsError: the size of the cache or of steps cannot be had.
@@ -189,7 +192,7 @@ def runner_of(
         ) from error
     if with_graphs:
         longest = min(longest, num_blocks * settings.block_size)
-        _use_graphs(runner, settings, longest, device, collective)
+        _use_graphs(runner, settings, longest, device, collective, tries=tries_graphs)
     return runner
 
 
@@ -244,13 +247,19 @@ def _use_graphs(
     longest: int,
     device: torch.device,
     collective: RankCollective | None,
+    *,
+    tries: bool,
 ) -> None:
-    from parrot_engine.runner.graphs import CudaCapture, RequiredCapture
+    from parrot_engine.runner.graphs import Capture, CudaCapture, RequiredCapture, TriedCapture
 
-    capture = CudaCapture(device)
-    graphs = runner.use_graphs(
+    capture: Capture = CudaCapture(device)
+    if tries:
+        capture = TriedCapture(capture)
+    if collective is not None:
         # Without a graph on one rank, the others would wait for what it does not launch.
-        capture if collective is None else RequiredCapture(capture),
+        capture = RequiredCapture(capture)
+    graphs = runner.use_graphs(
+        capture,
         max_rows=settings.max_batch_size,
         max_context=longest,
         max_tokens=settings.max_batch_tokens,

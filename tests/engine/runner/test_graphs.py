@@ -20,7 +20,7 @@ from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import SampledToken, SamplingRow, StepBatch
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner import sampler
-from parrot_engine.runner.graphs import Key, StepGraphs, graph_keys
+from parrot_engine.runner.graphs import CaptureError, Key, StepGraphs, graph_keys
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
@@ -99,6 +99,27 @@ def test_steps_with_adapters(path: Path, tmp_path: Path) -> None:
     assert runner.adapters is not None
     # The second one made room for the third.
     assert runner.adapters.num_writes == 3
+
+
+def test_a_model_that_cannot_be_captured(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps are launched kernel by kernel, and it is not tried again."""
+
+    class Refusing(Repeat):
+        def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+            self.captured += 1
+            raise CaptureError("it waits for the device")
+
+    expected, _ = PagedHarness(_runner(path)).generate([[1, 2, 3], [4, 5]], 4, chunk=8)
+    runner = _runner(path)
+    refusing = Refusing()
+    graphs = _graphs(runner, refusing)
+    graphs.capture_all()
+    tokens, _ = PagedHarness(runner).generate([[1, 2, 3], [4, 5]], 4, chunk=8)
+    assert tokens == expected
+    assert (refusing.captured, graphs.num_replays) == (1, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are launched kernel by kernel: it waits for the device"
+    ]
 
 
 def _graphs(
