@@ -57,6 +57,10 @@ def serve(channel: socket.socket) -> list[str] | None:
         if channel in ready:
             message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 3)
             if not message:
+                # Whoever was killed amid its tests leaves nothing behind.
+                for process in statuses:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process, signal.SIGTERM)
                 return None
             process = os.fork()
             if process:
