@@ -206,6 +206,7 @@ def test_a_client_that_reads_nothing_holds_no_engine(demo: GatewayProcess) -> No
     wait_until(
         lambda: demo.engine_stats()["contexts"] == 0 or demo.health()["calls"]["running"] == 0,
         "the engine is done with a client that does not read",
+        deadline_s=100.0,
     )
     connection.close()
     demo.wait_idle()

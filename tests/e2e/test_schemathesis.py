@@ -225,6 +225,7 @@ def ask_many(known: Known, operation: Any, mode: GenerationMode) -> set[int]:
     return statuses
 
 
+@pytest.mark.timeout(600)
 def test_the_gateway_is_as_its_document_says(gateway: GatewayProcess) -> None:
     schema = schemathesis.openapi.from_dict(gateway.get("/openapi.json"))
     operations = [result.ok() for result in schema.get_all_operations()]

@@ -94,9 +94,9 @@ def test_head_dims(head_dim: int) -> None:
     assert _error(PagedCase(shape, contexts)) < 2e-6
 
 
-@pytest.mark.parametrize("group", [1, 3, 7, 8, 20])
-def test_query_heads_of_a_group(group: int) -> None:
-    shape = AttentionShape(2 * group, 2, 64, 16)
+@pytest.mark.parametrize(("group", "kv_heads"), [(1, 2), (3, 2), (7, 1), (8, 2), (20, 1)])
+def test_query_heads_of_a_group(group: int, kv_heads: int) -> None:
+    shape = AttentionShape(kv_heads * group, kv_heads, 64, 16)
     tunings = TUNINGS
     if group > 16:
         tunings = launch.Tunings(*(tuning._replace(block_m=32) for tuning in TUNINGS))

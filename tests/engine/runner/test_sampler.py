@@ -365,8 +365,9 @@ def test_extremes_leave_the_likeliest_token(kernels: Kernels, params: SamplingPa
 
 @both_kernels
 def test_ties_at_the_border_are_kept(kernels: Kernels) -> None:
-    logits = torch.zeros(500, VOCAB)
-    batch = [_row(SamplingParams(top_k=1, top_p=0.1), seed=seed) for seed in range(500)]
+    # So many of these seeds draw every token.
+    logits = torch.zeros(150, VOCAB)
+    batch = [_row(SamplingParams(top_k=1, top_p=0.1), seed=seed) for seed in range(150)]
     drawn = {outcome.token_id for outcome in sample(logits, batch, kernels=kernels)}
     assert drawn == set(range(VOCAB))
 
