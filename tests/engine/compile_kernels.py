@@ -369,7 +369,7 @@ def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
                 **sizes,
                 "HAS_NORM": norm and not splits_x,
                 "BITS": 4 if kind == "int4" else 8,
-                "SPLIT_X": splits_x,
+                "X_PARTS": 2 if splits_x else 0,
                 "GROUPED": group > 0,
                 "HAS_ZEROS": kind == "int4",
                 "HAS_ORDER": False,
@@ -444,7 +444,7 @@ def packed_expert_variants(dtype: torch.dtype) -> Iterator[tuple[Variant, int]]:
         else:
             kernel = packed_tile_product
             parts = {"split": 2, "rounded": 1}.get(tuning.kind, 0)
-            constants |= {"ALPHA": 1.0, "LIMIT": 0.0, "PARTS": parts, "GROUPED": group > 0}
+            constants |= {"ALPHA": 1.0, "LIMIT": 0.0, "X_PARTS": parts, "GROUPED": group > 0}
             constants |= {"GATED": gated, "HAS_FACTORS": not gated, "TILE": tuning.tokens}
             constants |= {"DESCRIPTORS": tuning.descriptors, "INTERPRETED": False}
             columns = tuning.block_in // (2 if kind == "int4" else 1)

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from parrot_engine.kernels.expert_routing import Chosen, Tiles, align
 from parrot_engine.kernels.grouped_product import gate_units, sum_pairs
 from parrot_engine.kernels.grouped_tuning import ExpertWeights, MixtureTuning
-from parrot_engine.kernels.quantized_matmul import add_product, code_halves, code_numbers
+from parrot_engine.kernels.quantized_matmul import add_product
 from parrot_engine.kernels.quantized_tuning import is_grouped
 from parrot_engine.kernels.skinny_matmul import INTERPRETED
 from parrot_engine.kernels.skinny_tuning import Tuning
@@ -250,7 +250,7 @@ def packed_tile_product(
     out,
     num_rows,
     BITS: tl.constexpr,
-    PARTS: tl.constexpr,
+    X_PARTS: tl.constexpr,
     GROUPED: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -273,7 +273,7 @@ def packed_tile_product(
 ):
     """`grouped_product.tile_product` for codes, `BLOCK_IN` columns a step, within a group.
 
-    x `[num_rows, IN]` is as it comes (`PARTS` 0), or that many numbers of 8 bits (`split_rows`).
+    x `[num_rows, IN]` is as it comes (`X_PARTS` 0), or that many numbers of 8 bits (`split_rows`).
     """
     tile = tl.program_id(1)
     if tile >= tl.load(num_tiles):
@@ -290,8 +290,6 @@ def packed_tile_product(
     ROW_BYTES: tl.constexpr = IN * BITS // 8
     WHOLE: tl.constexpr = IN % BLOCK_IN == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
-    WIDE: tl.constexpr = tl.float32 if INTERPRETED else DTYPE
-    TWO: tl.constexpr = PARTS == 2
     lanes = tl.arange(0, BYTES)
     columns = lanes
     if BITS == 4:
@@ -321,7 +319,7 @@ def packed_tile_product(
         x_high = x_low
         if BITS == 4:
             x_high = _load_tile(x, line + start + _HALF, wanted, inside, WHOLE)
-        elif TWO:
+        elif X_PARTS == 2:
             x_high = _load_tile(x + num_rows.to(tl.int64) * IN, line + start, wanted, inside, WHOLE)
         scale = tl.zeros([BLOCK_OUT], tl.float32)
         zero = scale
@@ -346,28 +344,20 @@ def packed_tile_product(
             x_high = x_high.to(tl.float32)
         x_low = tl.trans(x_low)
         x_high = tl.trans(x_high)
-        if BITS == 4:
-            low, high = code_halves(w, WIDE, INTERPRETED)
-        else:
-            low = code_numbers(w, DTYPE, PARTS > 0, INTERPRETED)
-            high = low
         total = add_product(
-            total, sums, low, high, x_low, x_high, scale, zero, BITS, GROUPED, HAS_ZEROS, TWO
-        )
+            total, w, x_low, x_high, sums, scale, zero,
+            DTYPE, BITS, X_PARTS, GROUPED, HAS_ZEROS, INTERPRETED,
+        )  # fmt: skip
         if GATED:
-            if BITS == 4:
-                low, high = code_halves(v, WIDE, INTERPRETED)
-            else:
-                low = code_numbers(v, DTYPE, PARTS > 0, INTERPRETED)
-                high = low
             up = add_product(
-                up, sums, low, high, x_low, x_high, up_scale, up_zero, BITS, GROUPED, HAS_ZEROS, TWO
-            )
+                up, v, x_low, x_high, sums, up_scale, up_zero,
+                DTYPE, BITS, X_PARTS, GROUPED, HAS_ZEROS, INTERPRETED,
+            )  # fmt: skip
     if not GROUPED:
         total *= tl.load(scales + above // SCALE_ROWS).to(tl.float32)[:, None]
         if GATED:
             up *= tl.load(scales + (above + OUT) // SCALE_ROWS).to(tl.float32)[:, None]
-    if PARTS > 0:
+    if X_PARTS > 0:
         factor = tl.load(x_scales + token, mask=wanted, other=0.0)[None, :]
         total *= factor
         up *= factor
@@ -508,7 +498,7 @@ def packed_tiled(
         tiles.pairs if factors is None else factors,
         out,
         len(x),
-        PARTS=parts,
+        X_PARTS=parts,
         GROUPED=grouped,
         HAS_BIAS=bias is not None,
         ALPHA=experts.alpha,

@@ -83,19 +83,6 @@ def code_halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def code_numbers(codes, DTYPE: tl.constexpr, SPLIT_X: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Codes of 8 bits as the matrix instructions take them."""
-    if INTERPRETED:
-        codes = codes.to(tl.float32)
-    elif not SPLIT_X:
-        if codes.dtype == tl.float8e4nv:
-            # Before compute capability 9.0 there is no way but this.
-            codes = codes.to(tl.float32)
-        codes = codes.to(DTYPE)
-    return codes
-
-
-@triton.jit
 def _load_x(
     x,
     order,
@@ -128,27 +115,44 @@ def _load_x(
 @triton.jit
 def add_product(
     total,
-    sums,
-    low,
-    high,
+    codes,
     x_low,
     x_high,
+    sums,
     scale,
     zero,
+    DTYPE: tl.constexpr,
     BITS: tl.constexpr,
+    X_PARTS: tl.constexpr,
     GROUPED: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    SPLIT_X: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
-    """`total` and what a step's columns add to it."""
+    """`total` and what a step's `codes` add to it.
+
+    x `[columns, tokens]` is in two parts: columns of lower and upper halves, or nearest and left
+    where it is two numbers of 8 bits (`X_PARTS`).
+    """
+    if BITS == 4:
+        low, high = code_halves(codes, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
+    else:
+        low = codes
+        if INTERPRETED:
+            low = low.to(tl.float32)
+        elif X_PARTS == 0:
+            if low.dtype == tl.float8e4nv:
+                # Before compute capability 9.0 there is no way but this.
+                low = low.to(tl.float32)
+            low = low.to(DTYPE)
+        high = low
     # Sums of 8-bit products are short of digits: a step's are added up in float32.
-    if not (GROUPED or SPLIT_X):
+    if not GROUPED and X_PARTS == 0:
         total = tl.dot(low, x_low, total, input_precision="ieee")
         if BITS == 4:
             total = tl.dot(high, x_high, total, input_precision="ieee")
     else:
         part = tl.dot(low, x_low, input_precision="ieee")
-        if BITS == 4 or SPLIT_X:
+        if BITS == 4 or X_PARTS == 2:
             part = tl.dot(high, x_high, part, input_precision="ieee")
         if HAS_ZEROS:
             part -= zero[:, None] * sums[None, :]
@@ -176,7 +180,7 @@ def quantized_tiles(
     num_tokens,
     eps,
     BITS: tl.constexpr,
-    SPLIT_X: tl.constexpr,
+    X_PARTS: tl.constexpr,
     GROUPED: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_ORDER: tl.constexpr,
@@ -200,7 +204,7 @@ def quantized_tiles(
 
     `BLOCK_IN` columns are a step, within one group where `GROUPED`. Columns are cut as in
     `skinny_matmul.tile_product`, for one block of tokens only. With
-    `SPLIT_X` x is what `split_rows` makes of it, and codes are multiplied as they are.
+    `X_PARTS` x is so many numbers of `split_rows`, and codes are multiplied as they are.
     """
     first = tl.program_id(1) * BLOCK_OUT
     rows = first + tl.arange(0, BLOCK_OUT)
@@ -250,7 +254,7 @@ def quantized_tiles(
         x_high = x_low
         if HAS_NORM:
             squares += squared
-        if SPLIT_X:
+        if X_PARTS == 2:
             x_high, _ = _load_x(
                 x + num_tokens * IN,
                 order,
@@ -298,41 +302,22 @@ def quantized_tiles(
         if INTERPRETED:
             x_low = x_low.to(tl.float32)
             x_high = x_high.to(tl.float32)
-        if BITS == 4:
-            low, high = code_halves(w, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
-        else:
-            low = code_numbers(w, DTYPE, SPLIT_X, INTERPRETED)
-            high = low
         x_low = tl.trans(x_low)
         x_high = tl.trans(x_high)
         total = add_product(
-            total, sums, low, high, x_low, x_high, scale, zero, BITS, GROUPED, HAS_ZEROS, SPLIT_X
-        )
+            total, w, x_low, x_high, sums, scale, zero,
+            DTYPE, BITS, X_PARTS, GROUPED, HAS_ZEROS, INTERPRETED,
+        )  # fmt: skip
         if GATED:
-            if BITS == 4:
-                low, high = code_halves(v, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
-            else:
-                low = code_numbers(v, DTYPE, SPLIT_X, INTERPRETED)
-                high = low
             up = add_product(
-                up,
-                sums,
-                low,
-                high,
-                x_low,
-                x_high,
-                up_scale,
-                up_zero,
-                BITS,
-                GROUPED,
-                HAS_ZEROS,
-                SPLIT_X,
-            )
+                up, v, x_low, x_high, sums, up_scale, up_zero,
+                DTYPE, BITS, X_PARTS, GROUPED, HAS_ZEROS, INTERPRETED,
+            )  # fmt: skip
     if not GROUPED:
         total *= tl.load(scales + scale_rows).to(tl.float32)[:, None]
         if GATED:
             up *= tl.load(scales + up_scale_rows).to(tl.float32)[:, None]
-    if SPLIT_X:
+    if X_PARTS > 0:
         factor = tl.load(x_scales + tokens, mask=wanted, other=0.0)[None, :]
         total *= factor
         up *= factor
@@ -470,7 +455,7 @@ def quantized_product(
         num_tokens,
         eps,
         BITS=bits,
-        SPLIT_X=splits_x,
+        X_PARTS=2 if splits_x else 0,
         GROUPED=grouped,
         SCALE_ROWS=weight.rows,
         HAS_ZEROS=weight.zeros is not None,
