@@ -30,14 +30,11 @@ def map_reduce(
     lengths: Sequence[int], paper: str, *, name: str, arrival_s: float, output_tokens: int
 ) -> ApplicationPlan:
     """One application: a summary of each text, and one summary of these."""
+    begin, end = Segment("map", FIRST[0]), Segment("map end", FIRST[1])
     calls = [
         CallPlan(
             index=index,
-            prompt=(
-                Segment("map", FIRST[0]),
-                Segment(("text", paper, index), length),
-                Segment("map end", FIRST[1]),
-            ),
+            prompt=(begin, Segment(("text", paper, index), length), end),
             output_tokens=output_tokens,
             max_tokens=output_tokens,
             template="map",
