@@ -32,7 +32,7 @@ NOT_COMPILED = ("event_log.py",)
 #: Of the simulator, what runs for each call.
 COMPILED = (
     "clients.py", "clock.py", "knowledge.py", "metrics.py", "options.py", "plan.py", "profiles.py",
-    "simulation.py", "tasks.py", "engines/*.py", "workloads/graph.py",
+    "simulation.py", "tasks.py", "engines/*.py",
 )  # fmt: skip
 
 

@@ -98,9 +98,9 @@ class EnginePool:
         self._step_limits[row] = {}
         self.num_idle += 1
         self._member_of[row] = (False, False, False)
-        self._update_sets(row)
         self._load_of[row] = 0.0
         self.rows_by_load[0.0] = self.rows_by_load.get(0.0, 0) | 1 << row
+        self._update_sets(row)
         self._recount()
         return row
 
@@ -254,7 +254,6 @@ class EnginePool:
         if limit_s != math.inf:
             self._count_step_limit(row, limit_s, 1)
         self._update_sets(row)
-        self._update_load(row)
         here = self.placed[row]
         self.num_idle -= not here
         here[task.id] = state
@@ -282,7 +281,6 @@ class EnginePool:
         self.total_working_set += -private - freed
         scalars.working_set[row] += -private - freed
         self._update_sets(row)
-        self._update_load(row)
         state.load = None
         state.engine_row = -1
         own = private - (state.expected_output - state.generated_tokens)
@@ -300,7 +298,7 @@ class EnginePool:
         if pending != load.pending_prefill:
             scalars.pending_prefill[row] += pending - load.pending_prefill
             load.pending_prefill = pending
-            self._update_load(row)
+            self._update_sets(row)
         if generated > state.expected_output:
             limit = task.max_tokens * task.num_sequences
             most = max(generated, min(limit, math.ceil(generated * _GROWTH)))
@@ -339,11 +337,22 @@ class EnginePool:
     def _update_sets(self, row: int) -> None:
         scalars = self._scalars
         batch = scalars.batch[row]
+        # A large int is copied by each change: only where the row enters or leaves a set.
+        load = batch + 0.5 if scalars.pending_prefill[row] else batch
+        load_before = self._load_of[row]
+        if load != load_before:
+            self._load_of[row] = load
+            bit, by_load = 1 << row, self.rows_by_load
+            rest = by_load[load_before] ^ bit
+            if rest:
+                by_load[load_before] = rest
+            else:
+                del by_load[load_before]
+            by_load[load] = by_load.get(load, 0) | bit
         batch_full = batch >= scalars.max_batch[row]
         is_full = batch_full or scalars.working_set[row] >= scalars.capacity[row]
         member = (batch_full, is_full, batch != 0.0)
         before = self._member_of[row]
-        # A large int is copied by each change: only where the row enters or leaves a set.
         if member == before:
             return
         self._member_of[row] = member
@@ -354,23 +363,6 @@ class EnginePool:
             self.full ^= bit
         if member[2] != before[2]:
             self.busy ^= bit
-
-    def _update_load(self, row: int) -> None:
-        scalars = self._scalars
-        load = scalars.batch[row]
-        if scalars.pending_prefill[row]:
-            load += 0.5
-        before = self._load_of[row]
-        if load == before:
-            return
-        self._load_of[row] = load
-        bit, by_load = 1 << row, self.rows_by_load
-        rest = by_load[before] ^ bit
-        if rest:
-            by_load[before] = rest
-        else:
-            del by_load[before]
-        by_load[load] = by_load.get(load, 0) | bit
 
     def _count_step_limit(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:
