@@ -19,8 +19,8 @@ from parrot_gateway.linking.linker.fingerprints import (
     NormalisedText,
     Positions,
     distinct,
-    fingerprint,
     normalise,
+    passages,
 )
 from parrot_gateway.linking.linker.links import LinkedSession
 
@@ -372,7 +372,7 @@ class CallStore:
         if call.is_alone and len(self.wholes.get(key, ())) >= _MAX_EQUAL:
             return
         self._output_numbers += 1
-        hashes = distinct(fingerprint(normalised.content)[0])
+        hashes = distinct(passages(normalised, is_answer=True)[0])
         # The next prompt will hold it.
         self.fingerprints.keep(hash(text), hashes)
         copied: frozenset[int] = frozenset()

@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parrot_gateway.linking.linker.call_store import CallStore, Output, StoredCall, contains
-from parrot_gateway.linking.linker.fingerprints import Hashes, NormalisedText, Positions, runs
+from parrot_gateway.linking.linker.fingerprints import (
+    PARTS_FROM,
+    Hashes,
+    NormalisedText,
+    Positions,
+    runs,
+)
 from parrot_gateway.linking.linker.links import LinkedSession
 from parrot_gateway.linking.linker.prompt import Prompt
 
@@ -64,7 +70,7 @@ def new_text(
     prompt: Prompt, index: int, history: Hashes, first_seen: float | None, whole: list[Output]
 ) -> NewText:
     """A text less the passages that the history of its prompt holds."""
-    hashes, positions = prompt.fingerprints(index)
+    hashes, positions = prompt.passages(index)
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
         hashes, positions = hashes[is_new], positions[is_new]
@@ -186,7 +192,7 @@ def _sharing(
             # Of a text that resembles many outputs in one place each, only the rows of those that
             # it resembles in several, or that have few.
             are_good = (sizes <= _SHORT) | (counts > 1)
-            is_telling = np.zeros(len(text.hashes), np.bool_)
+            is_telling = text.hashes >= PARTS_FROM
             is_telling[rows[are_good.repeat(counts)]] = True
             is_kept &= is_telling.take(rows)
         counts = np.add.reduceat(is_kept, starts, dtype=np.int64)

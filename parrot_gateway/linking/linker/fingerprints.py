@@ -4,6 +4,9 @@ A text is reduced to its letters and digits, in lower case, so that JSON escapes
 quotes, bullets, fences and indentation make no difference. Of all its runs of `RUN` characters a
 few are kept, the smallest hash of each `WINDOW` (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD
 2003), so that two texts which share `RUN + WINDOW - 1` characters share a fingerprint.
+
+Short parts that stand by themselves (a string of JSON, an item of a list, what follows a label or
+stands between tags) have a fingerprint of their own, which tells that all of the part is the same.
 """
 
 from __future__ import annotations
@@ -24,11 +27,18 @@ RUN = 16
 WINDOW = 16
 #: A passage that stood in the prompts of this many calls is nobody's.
 COMMON = 3
+#: Normalised bytes of a part, at least and at most.
+LEAST_PART, _MOST_PART = 20, 160
+#: Parts of a text that are looked at: the first ones and the last ones, half of these each.
+_MAX_PARTS = 256
+#: From here on upwards are the fingerprints of parts: the least of several hashes is smaller.
+PARTS_FROM = np.uint32(0xC0000000)
 
 # Letters and digits stay, in lower case, and what is not ASCII.
 _LOWER = bytes(range(256)).lower()
 _DROPPED = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
 _IS_KEPT = bytes(byte not in _DROPPED for byte in range(256))
+_WORDS = bytes(byte for byte in range(256) if _IS_KEPT[byte])
 _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA-F]{2}))?")
 #: General punctuation: typographic quotes, dashes, bullets.
 _PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
@@ -45,6 +55,24 @@ _HIGH = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 _ONE = np.uint64(1)
 _EMPTY = np.uint64(2**64 - 1)
+_PART_BITS = 0x3FFFFFFF
+
+
+def _table(signs: bytes) -> np.ndarray:
+    """Whether a byte is one of some; [256] bool."""
+    found = np.zeros(256, np.bool_)
+    found[list(signs)] = True
+    return found
+
+
+# What ends a part, and mostly begins one: lines, tags, cells, brackets, escapes; quotes where signs
+# of JSON or code are beside them.
+_EDGE, _LINE = _table(b"\n\r\t<>[]{}|`\\"), _table(b"\n\r")
+_MARKED, _BULLET = _table(b"\"':.)"), _table(b"-*+\xe2")
+_BEFORE_OPENING, _BEHIND_CLOSING = _table(b"=[{(,:\n"), _table(b",:]})/>;\n")
+_BEFORE_SPACE = _table(b"=[{(:")
+_IS_QUOTE, _IS_DIGIT, _IS_WORD = _table(b"\"'"), _table(b"0123456789"), _table(_WORDS)
+_SPACE, _COLON, _COMMA, _DOUBLE = b' :,"'
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
@@ -59,7 +87,7 @@ class NormalisedText:
         content: its normalised bytes, [n].
     """
 
-    __slots__ = ("_is_ascii", "_kept", "_offsets", "_raw", "content")
+    __slots__ = ("_even", "_is_ascii", "_kept", "_offsets", "_raw", "content")
 
     def __init__(self, text: str) -> None:
         self._is_ascii = text.isascii()
@@ -76,9 +104,58 @@ class NormalisedText:
             if b"\xe2\x80" in raw:
                 raw = _PUNCTUATION.sub(b"   ", raw)
             raw = raw.replace(b"\xc2\xa0", b"  ")
+        #: As long as what is kept is known of it: escapes replaced.
+        self._even = raw
         #: Where its bytes that are kept stand in it. Faster than `translate` can drop the others.
         self._kept = np.frombuffer(raw.translate(_IS_KEPT), np.bool_).nonzero()[0]
         self.content: Bytes = np.frombuffer(raw.translate(_LOWER), np.uint8).take(self._kept)
+
+    def parts(self, *, is_answer: bool = False) -> tuple[Hashes, Positions]:
+        """Fingerprints of the parts that stand by themselves, and where they start, ascending.
+
+        Args:
+            is_answer: others take its parts: a line of prose is none, it may be a stock phrase.
+        """
+        if len(self.content) < LEAST_PART:
+            return _NO_HASHES, _NO_POSITIONS
+        raw = np.frombuffer(self._even, np.uint8)
+        is_edge = _EDGE.take(raw)
+        edges = is_edge.nonzero()[0]
+        starts = edges
+        if is_answer and len(edges):
+            behind = raw.take(edges + 1, mode="clip")
+            starts = edges[~_LINE.take(raw[edges]) | _BULLET.take(behind)]
+        marked = _MARKED.take(raw).nonzero()[0]
+        if len(marked):
+            signs, behind = raw[marked], raw.take(marked + 1, mode="clip")
+            before = raw.take(marked - 1, mode="clip")
+            is_quote = _IS_QUOTE.take(signs)
+            is_digit = _IS_DIGIT.take(before)
+            opens = _opens(raw, marked, before) & is_quote
+            closes = _BEHIND_CLOSING.take(behind) & is_quote
+            double = (signs == _DOUBLE).nonzero()[0]
+            closes[double[1:]] |= opens[double[:-1]]
+            is_colon = signs == _COLON
+            is_label = is_colon & ((behind == _SPACE) | (_IS_WORD.take(behind) & ~is_digit))
+            is_label |= ~is_quote & ~is_colon & is_digit & (behind == _SPACE)
+            quotes = marked[opens | closes]
+            edges = np.concatenate((edges, quotes))
+            starts = np.concatenate((starts, quotes, marked[is_label]))
+        edges = np.sort(np.concatenate((self._kept.searchsorted(edges), [len(self._kept)])))
+        starts = np.sort(np.concatenate(([0], self._kept.searchsorted(starts))))
+        starts = starts[np.concatenate((starts[1:] != starts[:-1], [True]))]
+        ends = edges.take(edges.searchsorted(starts, side="right"), mode="clip")
+        sizes = ends - starts
+        chosen = ((sizes >= LEAST_PART) & (sizes <= _MOST_PART)).nonzero()[0]
+        if len(chosen) > _MAX_PARTS:
+            chosen = np.concatenate((chosen[: _MAX_PARTS // 2], chosen[-_MAX_PARTS // 2 :]))
+        if not len(chosen):
+            return _NO_HASHES, _NO_POSITIONS
+        content, starts = self.content.tobytes(), starts[chosen]
+        pairs = zip(starts.tolist(), ends[chosen].tolist(), strict=True)
+        hashes = np.fromiter((hash(content[a:b]) & _PART_BITS for a, b in pairs), np.uint32)
+        hashes |= PARTS_FROM
+        return hashes, starts
 
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
@@ -94,6 +171,18 @@ class NormalisedText:
             last += 1
         before = len(self._raw[:first].decode("utf-8", "ignore"))
         return before, before + len(self._raw[first:last].decode("utf-8", "ignore"))
+
+
+def _opens(raw: Bytes, places: Positions, before: Bytes) -> np.ndarray:
+    """Which quotes begin a value: a sign of JSON or code stands before them; [n] bool."""
+    found: np.ndarray = _BEFORE_OPENING.take(before)
+    is_apart = before == _SPACE
+    if is_apart.any():
+        second, third = (raw.take(places - back, mode="clip") for back in (2, 3))
+        # Between two values; in prose a word stands before the comma.
+        is_between = (second == _COMMA) & ~_IS_WORD.take(third)
+        found = found | (is_apart & (_BEFORE_SPACE.take(second) | is_between))
+    return found
 
 
 def _is_inside(byte: int) -> bool:
@@ -139,6 +228,23 @@ def fingerprint(content: Bytes) -> tuple[Hashes, Positions]:
         chosen[0].append(hashes)
         chosen[1].append(positions)
     return np.concatenate(chosen[0]), np.concatenate(chosen[1])
+
+
+def passages(text: NormalisedText, *, is_answer: bool = False) -> tuple[Hashes, Positions]:
+    """The fingerprints of a text and of its parts, and where they start; [m] each."""
+    return with_parts(text, *fingerprint(text.content), is_answer=is_answer)
+
+
+def with_parts(
+    text: NormalisedText, hashes: Hashes, positions: Positions, *, is_answer: bool = False
+) -> tuple[Hashes, Positions]:
+    """The fingerprints of a text with those of its parts, by where they start."""
+    parts, starts = text.parts(is_answer=is_answer)
+    if not len(parts):
+        return hashes, positions
+    positions = np.concatenate((positions, starts))
+    order = positions.argsort(kind="stable")
+    return np.concatenate((hashes, parts)).take(order), positions.take(order)
 
 
 def _hashes(content: Bytes) -> Hashes:
@@ -216,7 +322,7 @@ class FingerprintCache:
         """
         found = self._kept.get(key)
         if found is None:
-            found = fingerprint(normalise(text).content)[0]
+            found = passages(normalise(text))[0]
             self.keep(key, found)
         else:
             self._kept.move_to_end(key)

@@ -16,7 +16,8 @@ import numpy as np
 from parrot_gateway.linking.linker.call_store import CallStore, StoredCall, kept_keys
 from parrot_gateway.linking.linker.candidates import Reader, new_text
 from parrot_gateway.linking.linker.conversation import Answer, Conversation, Message
-from parrot_gateway.linking.linker.fingerprints import Hashes, PassageCounts, fingerprint, normalise
+from parrot_gateway.linking.linker.fingerprints import Hashes, PassageCounts, normalise
+from parrot_gateway.linking.linker.fingerprints import passages as passages_of
 from parrot_gateway.linking.linker.links import Link, LinkedSession, LinkKind
 from parrot_gateway.linking.linker.parents import Parent, find_parent
 from parrot_gateway.linking.linker.passages import Producer, find_producers
@@ -234,7 +235,7 @@ class TenantLinker:
             if not new
         ]
         if beginning:
-            known.append(fingerprint(normalise(messages[depth].text[:beginning]).content)[0])
+            known.append(passages_of(normalise(messages[depth].text[:beginning]))[0])
         history = _joined(known)
         new_texts = []
         passages = [history] if known else []
@@ -244,7 +245,7 @@ class TenantLinker:
             whole = list(self._store.find_whole(prompt.whole(index)))
             first_seen = self._seen.get(texts[index])
             new_texts.append(new_text(prompt, index, history, first_seen, whole))
-            hashes = prompt.fingerprints(index)[0]
+            hashes = prompt.passages(index)[0]
             passages.append(hashes)
             self._store.fingerprints.keep(texts[index], hashes)
         best: dict[str, Link] = {}

@@ -271,6 +271,12 @@ def _is_in(answer: str, text: str) -> bool:
     )
 
 
+def _begins_with(text: str, call: StoredCall) -> int:
+    """Characters of the answer of a call with which a text begins; 0 for none."""
+    answers = (each.text.rstrip() for each in call.outputs if not each.is_argument)
+    return max((len(each) for each in answers if text.startswith(each)), default=0)
+
+
 def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | None:
     """The call with whose prompt this one begins, when its answer was edited or left out."""
     messages, states = prompt.messages, prompt.states
@@ -285,7 +291,14 @@ def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent
         if not found:
             continue
         if is_edited:
-            return Parent(chooser.choose(found), depth + 1, 0.9 if len(found) == 1 else 0.8)
+            text = messages[depth].text
+            # Something may stand behind the answer: what a tool or another agent has said.
+            longer = [each for each in found if _begins_with(text, each)]
+            call = chooser.choose(longer or found)
+            confidence = 0.9 if len(found) == 1 else 0.8
+            if longer:
+                return Parent(call, depth, confidence, beginning=_begins_with(text, call))
+            return Parent(call, depth + 1, confidence)
         is_enough = size >= _LONG_PROMPT and messages[depth - 1].role != "system"
         if len(found) == 1 and is_enough:
             # A decision that is not kept in the history; a longer answer would stand there.

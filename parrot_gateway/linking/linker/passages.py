@@ -25,12 +25,13 @@ from parrot_gateway.linking.linker.candidates import (
 )
 from parrot_gateway.linking.linker.fingerprints import (
     COMMON,
+    LEAST_PART,
+    PARTS_FROM,
     RUN,
     WINDOW,
     Hashes,
     NormalisedText,
     PassageCounts,
-    normalise,
 )
 from parrot_gateway.linking.linker.links import Evidence
 from parrot_gateway.linking.linker.overlap import (
@@ -60,19 +61,9 @@ _NEARLY = 0.9
 _MAX_NEAR = 4
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
+#: The same where parts of an answer that stand by themselves are parts of the text too.
+_MIN_PART_WORDS = 4
 _WORD = re.compile(r"[^\W\d_]{3,}")
-#: Parts of an answer that others may take by themselves, as groups: strings of JSON and code, what
-#: stands between tags or marks, items of a list. A line of prose may be a stock phrase, and what
-#: prose quotes a title.
-_PARTS = tuple(
-    re.compile(each)
-    for each in (
-        r'[:\[{,(=]\s*"(?=((?:[^"\\]|\\.){40,})"\s*[,\]}:)])',
-        r"[:\[{,(=]\s*'(?=((?:[^'\\]|\\.|(?<=\w)'(?=\w)){40,})'\s*[,\]}:)])",
-        r"[>\]}|`](?=([^<>\[\]{}|`]{40,})[<\[{|`])",
-        r"(?:^|\n|\\n)[ \t]*(?:\d+[.)]|[-*•])[ \t]+(?=([^\n]{40,}?)(?:\n|\\n|$))",
-    )
-)
 #: Where writing has no spaces each sign counts.
 _WORDS_AND_SIGNS = re.compile(r"[^\W\d_\u3000-\U0010ffff]{3,}|[\u3000-\U0010ffff]")
 #: A text that is a whole answer is found by equality: its least length where one session wrote it.
@@ -420,13 +411,15 @@ class _Matcher:
             return 0.8 if rivals else 0.95
         minted = self._not_copied(output, own)
         if output.copied:
-            minted = [row for row in minted if self._is_inside(row, spans)]
+            minted = [row for row in minted if self._is_part(row) or self._is_inside(row, spans)]
         credited = size_in_text(spans)
         share = size_in_source(spans) / max(1, len(self._source(output).content))
-        if self._text.is_system and credited < _MERGE:
+        is_part = any(map(self._is_part, minted))
+        if self._text.is_system and credited < _MERGE and not is_part:
             return 0.0
         if is_home:
-            return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
+            least = LEAST_PART if is_part else _WITHIN
+            return 0.9 if credited >= least and (minted or share >= _MOST) else 0.0
         is_all = len(spans) == 1 and share >= _VERBATIM and credited >= _MERGE
         written = self._not_copied(output, rows)
         if not minted or len(own) < (_OWN_OF_ALL if is_all else _OWN) * len(written):
@@ -436,40 +429,28 @@ class _Matcher:
         # A stretch in which the output says nothing of its own proves nothing, and what other
         # sessions say too does not count.
         positions = dict(zip(rows, self._text.positions[rows].tolist(), strict=True))
-        proof = 0.0
+        proof, parts = 0.0, 0
         for passage in passages_of(spans):
             part = 0.0
             for span in passage:
                 within = [row for row in rows if span.start <= positions[row] < span.end]
-                if not set(minted).isdisjoint(within):
+                proving = set(minted).intersection(within)
+                if proving:
                     part += (span.end - span.start) * len(set(own) & set(within)) / len(within)
+                    parts += (span.end - span.start) * any(map(self._is_part, proving))
             proof = max(proof, part)
+        num_words = self._num_words(spans)
+        if parts >= LEAST_PART and num_words >= _MIN_PART_WORDS and not (is_merge or is_strange):
+            return 0.9 if parts >= _JOIN else 0.8
         is_merge = is_merge or (is_strange and share < _MOST)
         needed = _JOIN_PART
         if is_merge:
             needed = _MERGE
-        elif share >= _MOST or (_JOIN <= proof < _JOIN_PART and self._has_part(output, spans)):
+        elif share >= _MOST:
             needed = _JOIN
-        if proof < needed or (is_merge and share < 0.5) or self._num_words(spans) < _MIN_WORDS:
+        if proof < needed or (is_merge and share < 0.5) or num_words < _MIN_WORDS:
             return 0.0
         return 0.85 if is_merge else 0.9
-
-    def _has_part(self, output: Output, spans: list[Span]) -> bool:
-        """Whether one of the stretches shows a whole part of an output."""
-        source, text = self._source(output), output.text
-        shown = [
-            source.character_span(each.source_start, each.source_start + each.end - each.start)
-            for each in spans
-        ]
-        for part in _PARTS:
-            for start, end in (found.span(1) for found in part.finditer(text)):
-                size = len(normalise(text[start:end]).content)
-                if size >= _JOIN and any(
-                    size == len(normalise(text[max(start, first) : min(end, last)]).content)
-                    for first, last in shown
-                ):
-                    return True
-        return False
 
     def _repeated(self, best: int, candidate: _Candidate, others: list[int]) -> int:
         """The last call of its session that has repeated what a text shares with an output, and
@@ -500,6 +481,10 @@ class _Matcher:
         hashes = self._text.hashes[rows].tolist()
         return [row for row, each in zip(rows, hashes, strict=True) if each not in output.copied]
 
+    def _is_part(self, row: int) -> bool:
+        """Whether a fingerprint of the text is that of a part."""
+        return bool(self._text.hashes[row] >= PARTS_FROM)
+
     def _is_inside(self, row: int, spans: list[Span]) -> bool:
         """Whether a run stands off the ends of a stretch, where the fingerprints that are kept
         depend on what stands beyond."""
@@ -526,7 +511,12 @@ class _Matcher:
         share that are not credited yet."""
         source = self._source(candidate.output).content.tobytes()
         places = self._text.positions[candidate.rows].tolist()
-        return shared_spans(self._content, source, places)
+        spans = shared_spans(self._content, source, places)
+        for span in spans:
+            # What stands in one piece has been taken from there, and not bits of it elsewhere.
+            if span.end - span.start >= _VERBATIM * len(source):
+                return [span]
+        return spans
 
     def _credit(self, spans: list[Span]) -> None:
         if spans:

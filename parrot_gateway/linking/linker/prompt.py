@@ -12,6 +12,7 @@ from parrot_gateway.linking.linker.fingerprints import (
     Positions,
     fingerprint,
     normalise,
+    with_parts,
 )
 
 #: Characters of a message that tell how it begins.
@@ -38,6 +39,7 @@ class Prompt:
         )
         self._normalised: dict[int, NormalisedText] = {}
         self._fingerprints: dict[int, tuple[Hashes, Positions]] = {}
+        self._passages: dict[int, tuple[Hashes, Positions]] = {}
 
     @property
     def is_completion(self) -> bool:
@@ -71,6 +73,15 @@ class Prompt:
         found = self._fingerprints.get(index)
         if found is None:
             found = self._fingerprints[index] = fingerprint(self.normalised(index).content)
+        return found
+
+    def passages(self, index: int) -> tuple[Hashes, Positions]:
+        """The same with those of its parts, see `fingerprints.passages`."""
+        found = self._passages.get(index)
+        if found is None:
+            hashes, positions = self.fingerprints(index)
+            found = with_parts(self.normalised(index), hashes, positions)
+            self._passages[index] = found
         return found
 
     def whole(self, index: int) -> int:
