@@ -153,6 +153,8 @@ class _Matcher:
             ]
         #: What tells candidates apart at once; the best one has the highest.
         self._rank: dict[int, tuple[bool, bool, bool, bool, int]] = {}
+        #: Ranks within which the order is known already.
+        self._settled: set[tuple[bool, bool, bool, bool, int]] = set()
         #: Fingerprints that each shares, of one that was rejected as many as were left then.
         self._counts: list[int] = candidates.counts.tolist()
         self._sessions: list[int] = candidates.sessions.tolist()
@@ -286,6 +288,7 @@ class _Matcher:
         """The candidates, the best one last; those of one rank are not told apart yet."""
         counts = self._counts
         text = self._text.text.strip()
+        self._settled.clear()
         for each in candidates:
             is_whole = self._is_whole[each]
             self._rank[each] = (
@@ -321,7 +324,11 @@ class _Matcher:
 
     def _settle(self, order: list[int], num: int) -> None:
         """Tell the last `num` of some ranked candidates apart."""
-        first = self._first_of_rank(order, max(0, len(order) - num))
+        first = max(0, len(order) - num)
+        if all(self._rank[each] in self._settled for each in order[first:]):
+            return
+        first = self._first_of_rank(order, first)
+        self._settled.update(self._rank[each] for each in order[first:])
         if first < len(order) - 1:
             order[first:] = sorted(
                 order[first:], key=lambda each: (self._rank[each], self._preference(each))

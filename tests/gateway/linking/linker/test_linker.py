@@ -137,6 +137,61 @@ def test_one_part_of_an_answer_is_an_output(answer: str) -> None:
     assert edges(linked) == {(first, "output")}
 
 
+@pytest.mark.parametrize(
+    ("answer", "prompt"),
+    [
+        ('{"title": "Where the old heron waited", "n": 3}', "Write about it.\ntitle: {part}\n"),
+        ('<step name="a" input="Where the old heron waited" to="B"/>', "BEGIN\n{part}\nEND"),
+        ("1. Where the old heron waited\n2. What the fox drank", "Query: {part}\nAnswer: "),
+        (
+            "['Where the old heron waited', 'What the fox drank']",
+            'Answer this question: "{part}" in short.',
+        ),
+        ("Where the old heron waited", "Question:{part}\n\nNotes: none"),
+    ],
+)
+def test_a_short_part_is_an_output_where_all_of_it_is_a_part_of_the_prompt(
+    answer: str, prompt: str
+) -> None:
+    play = Play()
+    writer, _ = play.run(user(f"Extract the fields.\n{OTHER}"), text=answer)
+    part = "Where the old heron waited"
+    _, linked = play.run(user(prompt.format(part=part)), text="It is long gone now.")
+    assert edges(linked) == {(writer, "output")}
+    # Once another session has written it, and where it is a piece of something else.
+    play.run(user(f"Think of titles.\n{STORY}"), text=answer)
+    _, linked = play.run(user(f"Shorten it.\ntitle: {part}"), text="Herons.")
+    assert edges(linked) == set()
+    play = Play()
+    play.run(user(f"Extract the fields.\n{OTHER}"), text=answer)
+    _, linked = play.run(user(f"I know {part} and saw it."), text="Good.")
+    assert edges(linked) == set()
+
+
+def test_answers_to_vote_on_are_read_though_they_share_sentences() -> None:
+    play = Play()
+    shared = STORY.split(", ")
+    answers = [
+        f"{shared[0]}. {OTHER[at : at + 60]} is what number {at} says of it all. {shared[1]}"
+        for at in (0, 40, 80)
+    ]
+    writers = [play.run(user("Think step by step."), text=each)[0] for each in answers]
+    listed = "\n\n".join(f"Response {at}: {each}" for at, each in enumerate(answers))
+    _, linked = play.run(user(f"Which is most consistent?\n\n{listed}"), text="1")
+    assert edges(linked) == {(each, "output") for each in writers}
+
+
+def test_what_stands_behind_an_answer_in_its_own_message_is_looked_at() -> None:
+    """An agent whose observations are appended to its answers: another agent's answer is one."""
+    play = Play()
+    task = user("Current task: " + OTHER)
+    manager, _ = play.run(SYSTEM, task, text="Action: delegate. Ask the keeper of herons.")
+    worker, _ = play.run(user("You keep herons. Report."), text=STORY)
+    told = f"Action: delegate. Ask the keeper of herons.\nObservation: {STORY}"
+    _, linked = play.run(SYSTEM, task, said(told), text="The report is done.")
+    assert edges(linked) == {(manager, "continues"), (worker, "output")}
+
+
 def test_a_line_of_prose_that_stands_in_a_prompt_proves_nothing() -> None:
     play = Play()
     line = "Please let me know whether the list above is what you wanted to have."
