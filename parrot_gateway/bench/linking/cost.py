@@ -16,7 +16,9 @@ from parrot_gateway.bench.linking.script import CHAT, chat_answer, user
 from parrot_gateway.bench.linking.text import Text
 
 SIZES_KB = (1, 4, 16, 64, 250, 1000)
+#: Prompts of each size: at least, and of 1 kB. Short ones differ more from each other.
 ROUNDS = 7
+SHORT_ROUNDS = 160
 TENANT = "tenant"
 #: Between calls; short enough for all outputs to be recent.
 PAUSE_S = 0.1
@@ -82,7 +84,7 @@ def _fill(linker: Linker, prompts: Sequence[str], outputs: Sequence[str]) -> Non
 def _time(linker: Linker, text: Text, size_kb: int, outputs: Sequence[str]) -> float:
     times = []
     now = len(outputs) * PAUSE_S
-    for number in range(ROUNDS):
+    for number in range(max(ROUNDS, SHORT_ROUNDS // size_kb)):
         quoted = text.draw.choice(outputs)
         prompt = f"{text.prose(max(1, size_kb * 1000 - len(quoted)))}\n{quoted}"
         body = _request(prompt)
