@@ -72,6 +72,8 @@ _MARKED, _BULLET = _table(b"\"':.)"), _table(b"-*+\xe2")
 _BEFORE_OPENING, _BEHIND_CLOSING = _table(b"=[{(,:\n"), _table(b",:]})/>;\n")
 _BEFORE_SPACE = _table(b"=[{(:")
 _IS_QUOTE, _IS_DIGIT, _IS_WORD = _table(b"\"'"), _table(b"0123456789"), _table(_WORDS)
+#: What has none of these has no edges.
+_STRUCTURE = re.compile(rb"""[<>\[\]{}|`\\\n\r\t":]|\d[.)] |'[,\]})/>;]|[=({,] ?'""")
 _SPACE, _COLON, _COMMA, _DOUBLE = b' :,"'
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
@@ -116,8 +118,15 @@ class NormalisedText:
         Args:
             is_answer: others take its parts: a line of prose is none, it may be a stock phrase.
         """
-        if len(self.content) < LEAST_PART:
+        size = len(self.content)
+        if size < LEAST_PART:
             return _NO_HASHES, _NO_POSITIONS
+        if _STRUCTURE.search(self._even) is None:
+            # All of it is the only part: most prose ends here.
+            if size > _MOST_PART:
+                return _NO_HASHES, _NO_POSITIONS
+            whole = hash(self.content.tobytes()) & _PART_BITS | int(PARTS_FROM)
+            return np.array((whole,), np.uint32), np.zeros(1, np.int64)
         raw = np.frombuffer(self._even, np.uint8)
         is_edge = _EDGE.take(raw)
         edges = is_edge.nonzero()[0]
