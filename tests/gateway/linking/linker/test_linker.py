@@ -171,10 +171,14 @@ def test_a_short_part_is_an_output_where_all_of_it_is_a_part_of_the_prompt(
 def test_answers_to_vote_on_are_read_though_they_share_sentences() -> None:
     play = Play()
     shared = STORY.split(", ")
-    answers = [
-        f"{shared[0]}. {OTHER[at : at + 60]} is what number {at} says of it all. {shared[1]}"
-        for at in (0, 40, 80)
+    own = [
+        OTHER,
+        "Nobody in the village knows who planted the walnut tree, but every autumn the children "
+        "fill their pockets under it and quarrel about whose basket was the fuller one.",
+        "A kettle of copper hangs above the stove of the old mill, and whoever comes in from the "
+        "rain may pour himself a cup as long as he fills it again before he leaves.",
     ]
+    answers = [f"{shared[0]}. {each} {shared[1]}" for each in own]
     writers = [play.run(user("Think step by step."), text=each)[0] for each in answers]
     listed = "\n\n".join(f"Response {at}: {each}" for at, each in enumerate(answers))
     _, linked = play.run(user(f"Which is most consistent?\n\n{listed}"), text="1")
