@@ -609,7 +609,10 @@ def task_of(
         num_sequences=sequences,
         bound_to=bound_to,
         prefers=prefers,
-        common_tokens=metadata.common_tokens_of(prompt_tokens),
+        # Not asked where nothing is known, as for most calls: each further function is a cost.
+        common_tokens=(
+            None if metadata.common_share is None else metadata.common_tokens_of(prompt_tokens)
+        ),
     )
 
 

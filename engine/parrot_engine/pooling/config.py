@@ -15,9 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from parrot_engine.exceptions import CheckpointError, PoolingModelError
 from parrot_engine.models.checkpoint import read_json, read_json_list, read_optional_json
 from parrot_engine.models.families.registry import ENCODERS, FAMILIES, causal_name
-from parrot_engine.text.chat import ChatTemplateError
-from parrot_engine.text.loading import load_chat_template
-from parrot_engine.text.pairs import write_pair
 
 PoolingMode: TypeAlias = Literal["cls", "lasttoken", "max", "mean"]
 
@@ -164,6 +161,11 @@ def _of_pairs(
 
 def _pair_template(folder: Path, architecture: str) -> Mapping[str, Any] | None:
     """See `PoolingInfo`; None where the checkpoint does not say that its template writes pairs."""
+    # Import jinja2 and tokenizers, which engines without text do not need.
+    from parrot_engine.text.chat import ChatTemplateError
+    from parrot_engine.text.loading import load_chat_template
+    from parrot_engine.text.pairs import write_pair
+
     given = read_optional_json(folder / _TRANSFORMER) or {}
     modalities = given.get("modality_config")
     if not isinstance(modalities, Mapping) or "message" not in modalities:
