@@ -85,8 +85,11 @@ with suppress(ImportError):
     # The client's environment has no Hypothesis.
     from hypothesis import settings
 
-    # Nothing asserts a speed: a machine that does other things as well is slow.
-    settings.register_profile("tests", parent=settings(), deadline=None)
+    # Nothing asserts a speed: a machine that does other things as well is slow. Every run tries
+    # the same examples, so that a failure is of the change; `--hypothesis-profile=explore` tries
+    # others each time.
+    settings.register_profile("explore", parent=settings(), deadline=None)
+    settings.register_profile("tests", parent=settings(), deadline=None, derandomize=True)
     settings.load_profile("tests")
 
 
