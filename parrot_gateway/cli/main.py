@@ -287,6 +287,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     lost = set(gateway.models.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
+        f"see it live: {base_url.removesuffix('/v1')}/ui",
         "",
         "models:",
         *(f"  {name}" for name in names[:20]),

@@ -181,8 +181,8 @@ class Dispatcher:
     Args:
         hot: handlers by exact path, all of them POST.
         parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
-        admin: the same, of admin routes: these check a key of their own, and are answered
-            however many calls are in work, and while the gateway drains.
+        admin: the same, of admin routes and the live page: these check a key of their own or need
+            none, and are answered however many calls are in work, and while the gateway drains.
         own: who answers a path of the gateway's own under `/v1/`, if it is one.
         forms: the same, of paths that take multipart forms.
         passthrough: takes paths under `/v1/` that nothing else knows.

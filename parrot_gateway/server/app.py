@@ -27,6 +27,7 @@ from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.management import create_management_app, knows_path
 from parrot_gateway.settings.model import admin_key_of, api_key_of
+from parrot_gateway.ui.static_files import PageFiles
 
 
 def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
@@ -82,6 +83,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         ModelRoutes(gateway.model_manager, settings.engines, server),
         AdapterRoutes(gateway.adapters),
     )
+    page = PageFiles()
     routes_by_tag = {
         "sessions": own.described,
         "batches": [*files.described, *batches.described],
@@ -101,7 +103,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         },
         shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,
-        admin=admin.find,
+        admin=lambda exchange: admin.find(exchange) or page.find(exchange),
         own=lambda exchange: own.find(exchange) or batches.find(exchange),
         forms=files.find,
         passthrough=routes.passthrough,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 
 from parrot_gateway import __version__
@@ -27,25 +27,6 @@ if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
 
 
-#: What a browser shows; holds nothing that needs a key.
-_ROOT_PAGE = f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>Parrot Gateway</title>
-<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto }}</style>
-<h1>Parrot Gateway {__version__}</h1>
-<p>An OpenAI-compatible server. Programs use it with <code>/v1</code> of this address as their base
-URL, as in <code>OPENAI_BASE_URL</code>.</p>
-<ul>
-<li><a href="/docs">All routes</a>, and the <a href="/openapi.json">OpenAPI document</a></li>
-<li><a href="/v1/models">Models</a></li>
-<li><a href="/health">State of all parts</a></li>
-</ul>
-</html>
-"""
-
-
 def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     """The FastAPI application; the dispatcher checks keys before it is called."""
     app = FastAPI(
@@ -57,10 +38,11 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     )
 
     @app.get("/", include_in_schema=False)
-    async def root(request: Request) -> HTMLResponse:
+    async def root(request: Request) -> RedirectResponse:
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
-        return HTMLResponse(_ROOT_PAGE)
+        # NOTE: relative, as a proxy may serve the gateway below a path of its own.
+        return RedirectResponse("ui/", headers={"vary": "accept"})
 
     @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="List models")

@@ -18,11 +18,14 @@ def test_a_browser_gets_a_page_and_a_program_an_error(
 ) -> None:
     monkeypatch.setenv("PARROT_API_KEY", key)
     client = TestClient(create_app(Gateway(Settings())))
+    redirect = client.get("/", headers=BROWSER, follow_redirects=False)
+    assert (redirect.status_code, redirect.headers["location"]) == (307, "ui/")
     page = client.get("/", headers=BROWSER)
     assert page.status_code == 200
+    assert page.url.path == "/ui/"
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     for link in ("/docs", "/openapi.json", "/v1/models", "/health"):
-        assert f'href="{link}"' in page.text
+        assert f'href="..{link}"' in page.text
     answer = client.get("/")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_route"
