@@ -18,7 +18,7 @@ from parrot_gateway import __version__
 from parrot_gateway.bench.servers import BenchmarkError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Column, Table
 
 T = TypeVar("T")
 
@@ -31,6 +31,9 @@ JsonFile: TypeAlias = Annotated[
 PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
 #: Those of an engine.
 ENGINE_PACKAGES = ("torch", "triton", "llguidance", "vllm")
+#: Characters: the widest table, and the longest word of texts that is not broken on a terminal.
+_UNLIMITED = 1000
+_TEXT_WIDTH = 24
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -132,17 +135,95 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
 
 
 def print_table(table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table in its full width, and notes below it.
+    """Print a table of which nothing is cut, and notes below it.
 
-    A terminal or pipe that is narrower gets longer lines: no figure is cut.
+    A pipe or a file gets the full width, one line a row. On a terminal texts wrap; columns for
+    which there is still no room follow below the others, with the names of the rows once more.
     """
     from rich.console import Console
 
     console = Console()
-    width = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    Console(width=max(console.width, width)).print(table)
+    options = console.options.update(max_width=_UNLIMITED)
+    full = console.measure(table, options=options).maximum
+    for column in table.columns:
+        column.overflow = "fold"
+    if full <= console.width or not console.is_terminal:
+        parts = [(table, full)]
+    else:
+        parts = _parts(table, console.width)
+    for number, (part, needed) in enumerate(parts):
+        if number:
+            console.print()
+        Console(width=max(console.width, needed)).print(part)
     for note in notes:
         console.print(note, style="dim", highlight=False)
+
+
+def _parts(table: Table, width: int) -> list[tuple[Table, int]]:
+    """Tables of some of the columns each, no wider than `width` where that can be; their widths."""
+    names = 1
+    while names < len(table.columns) and table.columns[names].justify == "left":
+        names += 1
+    _, right, _, left = table.padding
+    beside = left + right + (0 if table.box is None else 1)
+    spans = [_span(column) for column in table.columns]
+    least = [span[0] + beside for span in spans]
+    room = width - (0 if table.box is None else 1)
+    parts = [list(range(names))]
+    for index in range(names, len(spans)):
+        if len(parts[-1]) > names and sum(least[each] for each in parts[-1]) + least[index] > room:
+            parts.append(list(range(names)))
+        parts[-1].append(index)
+    found = []
+    for part in parts:
+        spare = max(0, room - sum(least[index] for index in part))
+        widths = []
+        for shortest, longest in (spans[index] for index in part):
+            widths.append(min(longest, shortest + spare))
+            spare -= widths[-1] - shortest
+        narrow = _of_columns(table, dict(zip(part, widths, strict=True)))
+        narrow.title = table.title if part is parts[0] else None
+        narrow.caption = table.caption if part is parts[-1] else None
+        found.append((narrow, sum(widths) + beside * len(part) + width - room))
+    return found
+
+
+def _span(column: Column) -> tuple[int, int]:
+    """Characters that a column needs and can use: figures are never broken, texts may be."""
+    from rich.text import Text
+
+    cells = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+    longest = max(map(len, cells))
+    if column.no_wrap:
+        return longest, longest
+    word = max((len(word) for cell in cells for word in cell.split()), default=0)
+    return (word if column.justify == "right" else min(word, _TEXT_WIDTH)), longest
+
+
+def _of_columns(table: Table, widths: Mapping[int, int]) -> Table:
+    """A table of the columns at these places, so wide."""
+    from rich.table import Table
+
+    columns = [table.columns[index] for index in widths]
+    part = Table(
+        title_justify=table.title_justify,
+        header_style=table.header_style,
+        box=table.box,
+        pad_edge=table.pad_edge,
+        padding=table.padding,
+    )
+    for column, width in zip(columns, widths.values(), strict=True):
+        part.add_column(
+            column.header,
+            justify=column.justify,
+            style=column.style,
+            no_wrap=column.no_wrap,
+            overflow="fold",
+            width=width,
+        )
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        part.add_row(*cells)
+    return part
 
 
 def write_json(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:

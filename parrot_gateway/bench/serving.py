@@ -329,7 +329,7 @@ def rows(results: dict[str, Figures | str]) -> Iterator[list[str]]:
         yield cells
 
 
-def _show(plan: Plan, results: dict[str, Figures | str]) -> None:
+def show(plan: Plan, results: dict[str, Figures | str]) -> None:
     from rich.table import Table
 
     peers = [name for name in results if name != "gateway"]
@@ -423,7 +423,7 @@ def serving_command(
             compare(plan, config, names, urls, shlex.split(peer_arguments), progress)
         )
     )
-    _show(plan, results)
+    show(plan, results)
     if json_file is not None:
         plain = {
             name: figures
