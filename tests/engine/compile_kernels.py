@@ -17,35 +17,36 @@ import triton
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
-from parrot_engine.kernels import draw, hopper_fetch
-from parrot_engine.kernels.expert_routing import align_pairs, choose_experts
-from parrot_engine.kernels.grouped_product import sum_experts, vector_down, vector_gate_up
-from parrot_engine.kernels.grouped_product import tile_product as grouped_product
-from parrot_engine.kernels.grouped_tuning import (
+from parrot_engine.kernels.attention import hopper_fetch
+from parrot_engine.kernels.attention.hopper_prefill import hopper_prefill
+from parrot_engine.kernels.attention.prefill_attention import prefill_attention
+from parrot_engine.kernels.attention.rotary_write import rotate_and_write, write_kv
+from parrot_engine.kernels.attention.split_attention import merge_splits, split_attention
+from parrot_engine.kernels.experts.expert_routing import align_pairs, choose_experts
+from parrot_engine.kernels.experts.grouped_product import sum_experts, vector_down, vector_gate_up
+from parrot_engine.kernels.experts.grouped_product import tile_product as grouped_product
+from parrot_engine.kernels.experts.grouped_tuning import (
     Mixture,
     PackedExperts,
     mixture_tuning,
     packed_mixture_tuning,
 )
-from parrot_engine.kernels.hopper_prefill import hopper_prefill
-from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
-from parrot_engine.kernels.lora_product import expand_kernel, shrink_kernel
-from parrot_engine.kernels.packed_experts import (
+from parrot_engine.kernels.experts.packed_experts import (
     blocks_of,
     layout_of,
     packed_tile_product,
     packed_vector_down,
     packed_vector_gate_up,
 )
-from parrot_engine.kernels.prefill_attention import prefill_attention
-from parrot_engine.kernels.quantized_matmul import quantized_tiles
-from parrot_engine.kernels.quantized_vectors import vector_of_bytes, vector_of_words
-from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
+from parrot_engine.kernels.matmul.lora_product import expand_kernel, shrink_kernel
+from parrot_engine.kernels.matmul.quantized_matmul import quantized_tiles
+from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
+from parrot_engine.kernels.matmul.skinny_matmul import tile_product, vector_product
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
+from parrot_engine.kernels.matmul.split_rows import split_rows_kernel
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
-from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
-from parrot_engine.kernels.split_attention import merge_splits, split_attention
-from parrot_engine.kernels.split_rows import split_rows_kernel
+from parrot_engine.kernels.sampling import draw
+from parrot_engine.kernels.sampling.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.sum_ranks import BOXES, sum_ranks
 from parrot_engine.quantization.packed import PackedWeight
 from triton.backends.compiler import GPUTarget

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from parrot_engine.kernels.expert_routing import choose
-from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import (
+from parrot_engine.kernels.experts.expert_routing import choose
+from parrot_engine.kernels.experts.grouped_product import mixture
+from parrot_engine.kernels.experts.grouped_tuning import (
     ExpertWeights,
     Mixture,
     MixtureTuning,
     PackedExperts,
 )
-from parrot_engine.kernels.packed_experts import packed_mixture
+from parrot_engine.kernels.experts.packed_experts import packed_mixture
 from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack
 from quantized_cases import QuantizedCase, draw_weight
 from torch import Tensor

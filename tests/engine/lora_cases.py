@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from parrot_engine.kernels.lora_product import StackedWeights, add_lora
+from parrot_engine.kernels.matmul.lora_product import StackedWeights, add_lora
 from parrot_engine.models.lora import GroupedTokens, LoraSlots
 from torch import Tensor
 

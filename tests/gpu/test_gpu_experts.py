@@ -15,7 +15,7 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from expert_cases import compute, draw, reference
 from paged import PagedHarness
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.grouped_tuning import Mixture, MixtureTuning, mixture_tuning
+from parrot_engine.kernels.experts.grouped_tuning import Mixture, MixtureTuning, mixture_tuning
 from parrot_engine.models.ops import Affine, Experts
 from parrot_engine.models.triton_ops import TritonOps
 from parrot_engine.runner.graphs import CudaCapture

@@ -19,10 +19,11 @@ from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import StepBatch
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kernels import rotary_write, rowwise
-from parrot_engine.kernels.hopper_prefill import hopper_prefill
-from parrot_engine.kernels.prefill_attention import prefill_attention
-from parrot_engine.kernels.split_attention import merge_splits, split_attention
+from parrot_engine.kernels import rowwise
+from parrot_engine.kernels.attention import rotary_write
+from parrot_engine.kernels.attention.hopper_prefill import hopper_prefill
+from parrot_engine.kernels.attention.prefill_attention import prefill_attention
+from parrot_engine.kernels.attention.split_attention import merge_splits, split_attention
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner

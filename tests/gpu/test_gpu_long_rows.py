@@ -28,9 +28,9 @@ from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import MAX_SLOTS, TileCuts
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.kernels.hopper_prefill import hopper_prefill
-from parrot_engine.kernels.prefill_attention import prefill_attention
-from parrot_engine.kernels.split_attention import merge_splits
+from parrot_engine.kernels.attention.hopper_prefill import hopper_prefill
+from parrot_engine.kernels.attention.prefill_attention import prefill_attention
+from parrot_engine.kernels.attention.split_attention import merge_splits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 

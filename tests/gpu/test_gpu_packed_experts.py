@@ -16,7 +16,11 @@ from checkpoints import CONFIGS
 from expert_cases import Operands, compute, draw_packed, reference
 from paged import PagedHarness
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.grouped_tuning import Mixture, MixtureTuning, packed_mixture_tuning
+from parrot_engine.kernels.experts.grouped_tuning import (
+    Mixture,
+    MixtureTuning,
+    packed_mixture_tuning,
+)
 from parrot_engine.models.experts import SparseMLP
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine, Experts

@@ -16,9 +16,9 @@ from attention_cases import relative_error
 from paged import PagedHarness
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.dequantize import dequantize
-from parrot_engine.kernels.quantized_tuning import quantized_tuning
-from parrot_engine.kernels.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.matmul.dequantize import dequantize
+from parrot_engine.kernels.matmul.quantized_tuning import quantized_tuning
+from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.parts import Linear

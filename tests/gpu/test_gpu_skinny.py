@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from attention_cases import relative_error
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import Affine, Norm, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from skinny_cases import Case, compute, draw, reference

@@ -24,9 +24,10 @@ from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Bounds, Limits, Segment, measure_limits, time_s
 from parrot_engine.bench.formats import FORMATS
-from parrot_engine.kernels import grouped_product, packed_experts, rowwise
-from parrot_engine.kernels.expert_routing import Chosen, Tiles, align, choose
-from parrot_engine.kernels.grouped_tuning import (
+from parrot_engine.kernels import rowwise
+from parrot_engine.kernels.experts import grouped_product, packed_experts
+from parrot_engine.kernels.experts.expert_routing import Chosen, Tiles, align, choose
+from parrot_engine.kernels.experts.grouped_tuning import (
     ExpertWeights,
     Mixture,
     MixtureTuning,
@@ -34,8 +35,8 @@ from parrot_engine.kernels.grouped_tuning import (
     mixture_tuning,
     packed_mixture_tuning,
 )
-from parrot_engine.kernels.quantized_tuning import fit
-from parrot_engine.kernels.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.matmul.quantized_tuning import fit
+from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.triton_ops import TritonOps
 from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack_stacked

@@ -2,9 +2,9 @@
 
 For each weight of two models and 1 to 128 tokens: torch's product alone; the same with the norm,
 activation and residual around it as kernels of their own; and what the table in
-`kernels/skinny_tuning.py` chooses. Weights are random, in bf16, and used in turn so that none is
-found in the L2 cache. Then all products of a decode step, every layer with weights of its own.
-Where that table comes from: `matmul_sweep`.
+`kernels/matmul/skinny_tuning.py` chooses. Weights are random, in bf16, and used in turn so that
+none is found in the L2 cache. Then all products of a decode step, every layer with weights of its
+own. Where that table comes from: `matmul_sweep`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from parrot_engine.bench.device import Limits, measure_limits, time_s
-from parrot_engine.kernels.logits import find_largest
+from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from torch import Tensor

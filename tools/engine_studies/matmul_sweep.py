@@ -1,7 +1,7 @@
 """Sweep of kernels and tiles: `python tools/engine_study.py matmul_sweep`.
 
 Times every candidate for the products of `matmul`, and prints a line of JSON for each product and
-the rows of the table in `kernels/skinny_tuning.py`.
+the rows of the table in `kernels/matmul/skinny_tuning.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Limits, measure_limits
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
 from parrot_engine.models.ops import Affine, Ops
 from parrot_engine.models.triton_ops import TritonOps
 

@@ -2,7 +2,7 @@
 
 Times every candidate for the products of `matmul`'s models in several formats, weights used in turn
 so that none is found in the L2 cache, and prints a line of JSON for each and the rows of the table
-in `kernels/quantized_tuning.py`.
+in `kernels/matmul/quantized_tuning.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import time_s
-from parrot_engine.kernels.quantized_matmul import quantized_product
-from parrot_engine.kernels.quantized_tuning import fit, takes_vector, vector_columns
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
+from parrot_engine.kernels.matmul.quantized_tuning import fit, takes_vector, vector_columns
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from torch import Tensor

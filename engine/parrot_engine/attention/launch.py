@@ -18,11 +18,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.attention.storage import QUANTIZED_DTYPE
-from parrot_engine.kernels import hopper_fetch, hopper_prefill
-from parrot_engine.kernels.paged_cache import AttentionConstants
-from parrot_engine.kernels.prefill_attention import prefill_attention
-from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
-from parrot_engine.kernels.split_attention import merge_splits, split_attention
+from parrot_engine.kernels.attention import hopper_fetch, hopper_prefill
+from parrot_engine.kernels.attention.paged_cache import AttentionConstants
+from parrot_engine.kernels.attention.prefill_attention import prefill_attention
+from parrot_engine.kernels.attention.rotary_write import rotate_and_write, write_kv
+from parrot_engine.kernels.attention.split_attention import merge_splits, split_attention
 
 _LOG2_E = 1.4426950408889634
 #: Shared memory of a program without a device (in the interpreter).

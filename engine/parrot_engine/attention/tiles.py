@@ -178,7 +178,7 @@ def _cut_last(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _
 def _busiest(costs: Ints, policy: Policy) -> int:
     """The cost of the program that has most to do, by what tiles cost a program, largest first.
 
-    They are dealt as `kernels.hopper_fetch.nth_work` does.
+    They are dealt as `kernels.attention.hopper_fetch.nth_work` does.
     """
     work = np.repeat(costs, policy.num_kv_heads)
     rounds = np.pad(work, (0, -len(work) % policy.num_sms)).reshape(-1, policy.num_sms)

@@ -119,7 +119,7 @@ class ExpertsConfig:
     names: ExpertNames = EXPERT_NAMES
     #: Of router, gate, up and down.
     bias: bool = False
-    #: Of the bounded kind of experts; see `kernels.grouped_tuning.ExpertWeights`.
+    #: Of the bounded kind of experts; see `kernels.experts.grouped_tuning.ExpertWeights`.
     alpha: float = 1.0
     limit: float | None = None
     #: Stored as `stacked_experts` says.

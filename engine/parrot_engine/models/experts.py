@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from parrot_engine.kernels.grouped_tuning import ExpertWeights, PackedExperts
+from parrot_engine.kernels.experts.grouped_tuning import ExpertWeights, PackedExperts
 from parrot_engine.models.config import ExpertsConfig
 from parrot_engine.models.lora import AdapterRows
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Ops, Residual

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.attention.interface import Rotation
-from parrot_engine.kernels.grouped_tuning import ExpertWeights
+from parrot_engine.kernels.experts.grouped_tuning import ExpertWeights
 from parrot_engine.models.config import RopeConfig
 from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.rope import frequencies

@@ -16,17 +16,21 @@ from torch import Tensor
 
 from parrot_engine.attention.launch import DeviceLimits, device_limits
 from parrot_engine.kernels import rowwise
-from parrot_engine.kernels.dequantize import dequantize
-from parrot_engine.kernels.expert_routing import choose
-from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import Mixture, mixture_tuning, packed_mixture_tuning
-from parrot_engine.kernels.lora_product import StackedWeights, add_lora
-from parrot_engine.kernels.packed_experts import packed_mixture
-from parrot_engine.kernels.quantized_matmul import quantized_product
-from parrot_engine.kernels.quantized_tuning import is_grouped, quantized_tuning
-from parrot_engine.kernels.skinny_matmul import product
-from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
-from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.kernels.experts.expert_routing import choose
+from parrot_engine.kernels.experts.grouped_product import mixture
+from parrot_engine.kernels.experts.grouped_tuning import (
+    Mixture,
+    mixture_tuning,
+    packed_mixture_tuning,
+)
+from parrot_engine.kernels.experts.packed_experts import packed_mixture
+from parrot_engine.kernels.matmul.dequantize import dequantize
+from parrot_engine.kernels.matmul.lora_product import StackedWeights, add_lora
+from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning
+from parrot_engine.kernels.matmul.skinny_matmul import product
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective

@@ -1,4 +1,4 @@
-"""Quantised weights in the layout that the kernels read (`kernels/quantized_matmul.py`)."""
+"""Quantised weights in the layout that the kernels read (`kernels/matmul/quantized_matmul.py`)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout, align
 from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kernels.logits import find_largest
+from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.models.lora import AdapterRows, GroupedTokens, max_tiles, tile_size
 from parrot_engine.runner.paged_model import PagedModel
 from parrot_engine.runner.sampler import Computed, Largest

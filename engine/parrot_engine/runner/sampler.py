@@ -10,7 +10,7 @@ A draw is the inverse of the cumulative distribution, over the kept tokens in th
 ids, at a number that depends on the row's seed and on how many tokens it has generated: nothing
 else in the batch, nor the order of draws, changes it. Tokens that tie with the last one kept by
 top-k or top-p are kept as well, so the outcome does not depend on a sort's order either. With
-Triton's kernels a row's weights are integers (`parrot_engine.kernels.draw`), with torch's operators
+Triton's kernels a row's weights are integers (`kernels.sampling.draw`), with torch's operators
 float32: points within rounding of a token's interval may draw its neighbour with one of them.
 
 Three parts: `step_inputs.prepare` gathers on the host what is needed, `choose` and `score`
@@ -192,7 +192,7 @@ def _find_largest(
 def _largest_of(logits: Tensor, kernels: Kernels) -> Largest:
     if kernels == "triton":
         # Imports triton, which is installed where it is used only.
-        from parrot_engine.kernels.logits import find_largest
+        from parrot_engine.kernels.sampling.logits import find_largest
 
         count, device = len(logits), logits.device
         found = Largest(
@@ -235,7 +235,7 @@ def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
     """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
     if logits.is_cuda:
         # Imports triton, which is installed where it is used only.
-        from parrot_engine.kernels.logits import apply_token_masks
+        from parrot_engine.kernels.sampling.logits import apply_token_masks
 
         apply_token_masks(logits, masks.bits, masks.at)
         return
@@ -256,7 +256,7 @@ def unpack(bits: Tensor, vocab_size: int) -> Tensor:
 def _draw_by_kernel(processed: Tensor, largest: Tensor, tokens: Tensor, draws: Draws) -> None:
     """Write the tokens of the rows that draw; those whose `largest` is not finite keep theirs."""
     # Imports triton, as above.
-    from parrot_engine.kernels.draw import draw
+    from parrot_engine.kernels.sampling.draw import draw
 
     ranking = draws.ranking
     draw(

@@ -300,7 +300,7 @@ def test_no_bias_brings_back_what_is_not_allowed(compiler: GrammarCompiler) -> N
 @pytest.mark.parametrize("some", [False, True])
 def test_kernel_does_as_torch_does(rows: int, width: int, some: bool) -> None:
     pytest.importorskip("triton")
-    from parrot_engine.kernels.logits import apply_token_masks
+    from parrot_engine.kernels.sampling.logits import apply_token_masks
 
     generator = torch.Generator().manual_seed(rows * width)
     bits = torch.randint(-(2**31), 2**31, (rows, -(-width // 32)), generator=generator)

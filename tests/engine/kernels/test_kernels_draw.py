@@ -8,7 +8,7 @@ import torch
 from draw_cases import Wish, hard_rows, may_yield, unfit_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.kernels.draw import draw
+from parrot_engine.kernels.sampling.draw import draw
 from torch import Tensor
 
 #: One column, less than a segment's lanes, a block of columns, and one more.

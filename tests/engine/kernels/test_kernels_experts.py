@@ -7,16 +7,16 @@ import pytest
 import torch
 from attention_cases import relative_error
 from expert_cases import compute, draw, reference, sum_of_ranks
-from parrot_engine.kernels import expert_routing
-from parrot_engine.kernels.expert_routing import align, choose
-from parrot_engine.kernels.grouped_product import mixture
-from parrot_engine.kernels.grouped_tuning import (
+from parrot_engine.kernels.experts import expert_routing
+from parrot_engine.kernels.experts.expert_routing import align, choose
+from parrot_engine.kernels.experts.grouped_product import mixture
+from parrot_engine.kernels.experts.grouped_tuning import (
     MAX_VECTOR_TOKENS,
     Mixture,
     MixtureTuning,
     mixture_tuning,
 )
-from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.models.ops import Affine, Experts, Ops
 from parrot_engine.models.triton_ops import TritonOps
 

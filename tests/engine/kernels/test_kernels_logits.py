@@ -7,7 +7,7 @@ import pytest
 import torch
 from largest_cases import awkward_logits
 from parrot_engine.batch import SamplingRow
-from parrot_engine.kernels.logits import find_largest
+from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import Largest, choose
 from parrot_engine.runner.step_inputs import Upload, prepare

@@ -6,7 +6,7 @@ import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from lora_cases import CASES, error_of
-from parrot_engine.kernels import lora_product
+from parrot_engine.kernels.matmul import lora_product
 from parrot_engine.models.lora import GroupedTokens, max_tiles
 
 pytestmark = pytest.mark.usefixtures("poison")

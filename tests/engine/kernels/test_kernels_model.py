@@ -10,9 +10,9 @@ import torch
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.kernels.grouped_tuning import MixtureTuning
+from parrot_engine.kernels.experts.grouped_tuning import MixtureTuning
+from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.kernels.selection import resolve_kernels
-from parrot_engine.kernels.skinny_tuning import Tuning
 from parrot_engine.models import triton_ops
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner

@@ -10,9 +10,13 @@ import torch
 from attention_cases import relative_error
 from checkpoints import CONFIGS
 from expert_cases import Operands, compute, draw_packed, reference, sum_of_ranks
-from parrot_engine.kernels.grouped_tuning import Mixture, MixtureTuning, packed_mixture_tuning
-from parrot_engine.kernels.quantized_tuning import is_grouped
-from parrot_engine.kernels.skinny_tuning import Tuning
+from parrot_engine.kernels.experts.grouped_tuning import (
+    Mixture,
+    MixtureTuning,
+    packed_mixture_tuning,
+)
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
+from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.models.experts import SparseMLP
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine, Experts, Ops

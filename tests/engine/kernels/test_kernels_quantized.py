@@ -10,10 +10,10 @@ import pytest
 import torch
 from attention_cases import relative_error
 from paged import PagedHarness
-from parrot_engine.kernels.dequantize import dequantize
-from parrot_engine.kernels.quantized_tuning import is_grouped, quantized_tuning
-from parrot_engine.kernels.skinny_tuning import Product, Tuning
-from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.kernels.matmul.dequantize import dequantize
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning
+from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 from quantized_cases import KINDS, QuantizedCase, compute, draw, reference

@@ -8,7 +8,7 @@ import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from attention_cases import relative_error
-from parrot_engine.kernels.skinny_tuning import (
+from parrot_engine.kernels.matmul.skinny_tuning import (
     CLASSES,
     MAX_TOKENS,
     MEASURED,

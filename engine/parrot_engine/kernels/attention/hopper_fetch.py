@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from parrot_engine.kernels.prefill_attention import TILE_FIELDS
+from parrot_engine.kernels.attention.prefill_attention import TILE_FIELDS
 
 #: What the copy engine fetches at a time: so many keys, so many of their elements.
 BOX_KEYS = 64

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.attend import attend, beside_sink
+from parrot_engine.kernels.attention.attend import attend, beside_sink
 
 #: Integers of an item: see `work_list.Items`, whose order this is.
 ITEM_FIELDS = tl.constexpr(8)

@@ -1,4 +1,4 @@
-"""Online softmax over tiles of a cache of float8: the loop of `kernels.attend` for such a cache.
+"""Online softmax over tiles of a cache of float8: the loop of `attend` for such a cache.
 
 What differs, and why (counts of instructions and times: docs/engine-log.md, 16):
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.paged_cache import hide_unseen, load_scales, load_tiles
+from parrot_engine.kernels.attention.paged_cache import hide_unseen, load_scales, load_tiles
 
 #: What queries of bfloat16 are divided by: float16 reaches no further than 65,504.
 QUERY_DIVISOR = tl.constexpr(16.0)

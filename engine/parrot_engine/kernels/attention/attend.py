@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.paged_cache import hide_unseen, load_tiles
-from parrot_engine.kernels.softmax_fp8 import attend_quantized_keys, product_query
+from parrot_engine.kernels.attention.paged_cache import hide_unseen, load_tiles
+from parrot_engine.kernels.attention.softmax_fp8 import attend_quantized_keys, product_query
 
 
 @triton.jit

@@ -21,14 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from parrot_engine.kernels.hopper_fetch import (
+from parrot_engine.kernels.attention.hopper_fetch import (
     BOX_LAYOUT,
     CODE_LAYOUT,
     convert_tiles,
     fetch_tiles,
     nth_work,
 )
-from parrot_engine.kernels.prefill_attention import TILE_FIELDS
+from parrot_engine.kernels.attention.prefill_attention import TILE_FIELDS
 
 #: Rows of a tile, and of each group of warps.
 TILE_ROWS = 128

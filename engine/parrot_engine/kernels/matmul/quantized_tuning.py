@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
 from parrot_engine.quantization.packed import PackedWeight
 
 #: Most tokens that the kernels take: beyond, torch multiplies, in 8 bits or a dequantised weight.

@@ -16,14 +16,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from parrot_engine.kernels.expert_routing import Chosen, Tiles, align
-from parrot_engine.kernels.grouped_product import gate_units, sum_pairs
-from parrot_engine.kernels.grouped_tuning import ExpertWeights, MixtureTuning
-from parrot_engine.kernels.quantized_matmul import add_product
-from parrot_engine.kernels.quantized_tuning import is_grouped
-from parrot_engine.kernels.skinny_matmul import INTERPRETED
-from parrot_engine.kernels.skinny_tuning import Tuning
-from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.kernels.experts.expert_routing import Chosen, Tiles, align
+from parrot_engine.kernels.experts.grouped_product import gate_units, sum_pairs
+from parrot_engine.kernels.experts.grouped_tuning import ExpertWeights, MixtureTuning
+from parrot_engine.kernels.matmul.quantized_matmul import add_product
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
+from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED
+from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.quantization.packed import CHUNK, PackedWeight
 
 _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parrot_engine.kernels.quantized_tuning import fit
-from parrot_engine.kernels.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.matmul.quantized_tuning import fit
+from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
 from parrot_engine.quantization.packed import PackedWeight
 
 #: Most tokens whose pairs are multiplied one by one, whatever the number of experts …

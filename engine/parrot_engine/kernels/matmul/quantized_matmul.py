@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from parrot_engine.kernels.quantized_tuning import is_grouped
-from parrot_engine.kernels.quantized_vectors import vector_of_bytes, vector_of_words
-from parrot_engine.kernels.skinny_matmul import INTERPRETED, finish, silu_gate
-from parrot_engine.kernels.skinny_tuning import Tuning
-from parrot_engine.kernels.split_rows import split_rows
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
+from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
+from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED, finish, silu_gate
+from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.quantization.packed import CHUNK, PackedWeight
 
 _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)

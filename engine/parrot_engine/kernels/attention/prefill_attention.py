@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.attend import attend, beside_sink
+from parrot_engine.kernels.attention.attend import attend, beside_sink
 
 #: Integers of a tile: see `attention.tiles.Tiles`, whose order this is.
 TILE_FIELDS = tl.constexpr(8)

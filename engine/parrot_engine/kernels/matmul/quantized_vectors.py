@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.skinny_matmul import finish, silu_gate
+from parrot_engine.kernels.matmul.skinny_matmul import finish, silu_gate
 from parrot_engine.quantization.packed import CHUNK
 
 _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)

@@ -1,0 +1,1 @@
+"""Products of few rows: two-byte, quantised and low-rank weights, with their tables of sizes."""

@@ -1,0 +1,1 @@
+"""What is drawn of logits, and the largest of them."""
