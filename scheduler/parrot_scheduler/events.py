@@ -96,6 +96,13 @@ class EngineDraining:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class EngineResumed:
+    """An engine that was draining takes new work again."""
+
+    engine_id: EngineId
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class EngineLeft:
     """An engine is gone. Tasks placed there end: the caller submits them again if it will."""
 
@@ -145,6 +152,7 @@ Event: TypeAlias = (
     | ApplicationFinished
     | EngineJoined
     | EngineDraining
+    | EngineResumed
     | EngineLeft
     | EngineReport
     | BlocksStored

@@ -294,9 +294,13 @@ class ModelScheduler:
         self._now = now
         largest = self.pool.largest_capacity
         self.pool.join(engine)
+        self._start_placing(largest)
+
+    def _start_placing(self, largest_before: float) -> None:
+        """An engine more takes work; the largest so far had that many tokens of KV."""
         self._no_engine_since = None
         self._search_all = True
-        if largest == 0:
+        if largest_before == 0:
             self._check_sizes()
 
     def drain(self, engine_id: EngineId, now: float) -> bool:
@@ -305,6 +309,15 @@ class ModelScheduler:
         if not self.pool.drain(self.pool.row_of(engine_id)):
             return False
         self._stop_placing_on(engine_id)
+        return True
+
+    def resume(self, engine_id: EngineId, now: float) -> bool:
+        """A draining engine takes work again; False: it did not drain."""
+        self._now = now
+        largest = self.pool.largest_capacity
+        if not self.pool.resume(self.pool.row_of(engine_id)):
+            return False
+        self._start_placing(largest)
         return True
 
     def leave(self, engine_id: EngineId, now: float) -> None:
@@ -418,7 +431,8 @@ class ModelScheduler:
                 since is not None
                 and now >= max(state.submitted_at, since) + config.no_engine_wait_s
             ):
-                text = f"no engine of {self.pool.model} came within {config.no_engine_wait_s:g} s"
+                what = "came" if not self.pool.placed else "took work again after its drain"
+                text = f"no engine of {self.pool.model} {what} within {config.no_engine_wait_s:g} s"
                 self._reject(state, "no_engine", text)
             elif waited >= config.max_wait_s:
                 text = f"it waited {waited:.1f} s; at most {config.max_wait_s:g} s are allowed"

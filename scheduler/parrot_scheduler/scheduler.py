@@ -22,6 +22,7 @@ from parrot_scheduler.events import (
     EngineJoined,
     EngineLeft,
     EngineReport,
+    EngineResumed,
     Event,
     TaskCancelled,
     TaskFinished,
@@ -96,6 +97,7 @@ class Scheduler:
             ApplicationFinished: self._on_application_finished,
             EngineJoined: self._on_joined,
             EngineDraining: self._on_draining,
+            EngineResumed: self._on_resumed,
             EngineLeft: self._on_left,
             EngineReport: self._on_report,
             BlocksStored: self._on_stored,
@@ -214,6 +216,11 @@ class Scheduler:
         model = self._engines.get(event.engine_id)
         if model is None or not model.drain(event.engine_id, self._now):
             self._ignore("EngineDraining")
+
+    def _on_resumed(self, event: EngineResumed) -> None:
+        model = self._engines.get(event.engine_id)
+        if model is None or not model.resume(event.engine_id, self._now):
+            self._ignore("EngineResumed")
 
     def _on_left(self, event: EngineLeft) -> None:
         model = self._engines.pop(event.engine_id, None)

@@ -19,6 +19,7 @@ from parrot_scheduler.events import (
     EngineJoined,
     EngineLeft,
     EngineReport,
+    EngineResumed,
     Event,
     TaskCancelled,
     TaskFinished,
@@ -222,6 +223,30 @@ def test_a_draining_engine_keeps_what_it_has_and_gets_nothing_new() -> None:
     scheduler.step(2.0, [TaskProgress(first.id, 100, 0, 3), TaskFinished(first.id, 0, 3)])
     assert scheduler.ignored == {}
     assert scheduler.num_tasks == 1
+
+
+def test_what_waits_for_a_drained_engine_is_placed_once_it_takes_work_again() -> None:
+    scheduler = started(engine(), engine("f"))
+    scheduler.step(0.0, [EngineDraining("e"), EngineDraining("f")])
+    waiting = task()
+    assert placed(scheduler.step(1.0, [TaskSubmitted(waiting)])) == []
+    assert placed(scheduler.step(2.0, [EngineResumed("f")])) == [waiting.id]
+    (place,) = [
+        action.engine_id
+        for action in scheduler.step(3.0, [TaskSubmitted(task())])
+        if isinstance(action, Place)
+    ]
+    assert place == "f"
+    scheduler.step(4.0, [EngineResumed("f"), EngineResumed("x")])
+    assert scheduler.ignored == {"EngineResumed": 2}
+
+
+def test_what_waits_for_drained_engines_is_told_so() -> None:
+    scheduler = started(engine())
+    scheduler.step(0.0, [EngineDraining("e"), TaskSubmitted(task())])
+    (refusal,) = scheduler.step(CONFIG.no_engine_wait_s, [Tick()])
+    assert isinstance(refusal, Reject)
+    assert (refusal.code, "after its drain" in refusal.message) == ("no_engine", True)
 
 
 def test_nonsense_reports_are_counted_and_change_nothing() -> None:

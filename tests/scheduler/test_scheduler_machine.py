@@ -19,6 +19,7 @@ from parrot_scheduler.events import (
     EngineJoined,
     EngineLeft,
     EngineReport,
+    EngineResumed,
     Event,
     TaskCancelled,
     TaskFinished,
@@ -283,6 +284,10 @@ class Machine(RuleBasedStateMachine):
     @rule(engine_id=st.sampled_from(ENGINES))
     def drain(self, engine_id: str) -> None:
         self.step(EngineDraining(engine_id))
+
+    @rule(engine_id=st.sampled_from(ENGINES))
+    def resume(self, engine_id: str) -> None:
+        self.step(EngineResumed(engine_id))
 
     @rule(engine_id=st.sampled_from(ENGINES))
     def leave(self, engine_id: str) -> None:

@@ -112,6 +112,14 @@ class EnginePool:
         self._recount()
         return True
 
+    def resume(self, row: int) -> bool:
+        """The engine takes new work again; False: it did not drain."""
+        if row not in self._draining:
+            return False
+        del self._draining[row]
+        self._recount()
+        return True
+
     def leave(self, engine_id: EngineId) -> None:
         """The engine is gone; its tasks have been released before."""
         row = self.row_of(engine_id)
