@@ -27,6 +27,7 @@
     ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
+    │   ├── DrainedError               503 drained
     │   ├── DrainingError              503 shutting_down
     │   ├── ModelLoadingError          503 model_loading
     │   ├── EngineLostError            503 engine_lost
@@ -333,6 +334,17 @@ class OverloadedError(GatewayError, status=503, code="engine_overloaded"):
         retry_after_s: float | None = 1.0,
     ) -> None:
         super().__init__(message, param=param, code=code, retry_after_s=retry_after_s)
+
+
+class DrainedError(OverloadedError, code="drained"):
+    """The operator has drained whatever could answer.
+
+    Args:
+        what: is drained, as the beginning of a sentence.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} by this gateway's operator. Try again later.", retry_after_s=10.0)
 
 
 class DrainingError(OverloadedError, code="shutting_down"):

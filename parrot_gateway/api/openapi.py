@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from parrot_gateway.api.admin.bodies import MODEL_BODIES, STREAMED_PATHS
+from parrot_gateway.api.admin.bodies import ADMIN_BODIES, STREAMED_PATHS
 from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
 from parrot_gateway.api.openai.embeddings import EmbeddingBody
 from parrot_gateway.api.openai.rerank import RerankBody, ScoreBody
@@ -102,7 +102,7 @@ _READY_PATHS = frozenset({"/health", "/health/readiness"})
 _JSON_OBJECT = {"application/json": {"schema": {"type": "object"}}}
 #: Bodies and answers of our own routes, where they are not just any JSON object.
 _OWN_BODIES: dict[str, dict[str, Any]] = {
-    **MODEL_BODIES,
+    **ADMIN_BODIES,
     "/v1/files": {
         "multipart/form-data": {
             "schema": {

@@ -32,6 +32,7 @@ class _Commands(LazyGroup):
         "explain": "parrot_gateway.cli.explain:explain_command",
         "bench": "parrot_gateway.cli.bench:bench",
         "models": "parrot_gateway.cli.models:models",
+        "engines": "parrot_gateway.cli.engines:engines",
         "simulate": "parrot_gateway.cli.simulate:simulate",
     }
 

@@ -6,133 +6,32 @@ They call its admin routes; `pull` also works without a gateway, on this machine
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from parrot_gateway.cli.admin_client import (
+    AdminKey,
+    BaseUrl,
+    CommandFailedError,
+    Config,
+    Gateway,
+    aligned,
+    or_exit,
+    run,
+)
 from parrot_gateway.cli.commands import PASS_ON, become
-from parrot_gateway.cli.graph import DEFAULT_BASE_URL
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse
     from rich.progress import Progress
 
 Model = Annotated[str, typer.Argument(help="Hub id, folder, or name of a model.")]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="The gateway.",
-        show_default="PARROT_ADMIN_URL; OPENAI_BASE_URL if that is this machine, else "
-        f"{DEFAULT_BASE_URL}",
-    ),
-]
-AdminKey = Annotated[
-    str | None,
-    typer.Option(
-        metavar="env:NAME",
-        help="Environment variable with the admin key; PARROT_ADMIN_KEY is read without this. It "
-        "is sent to this machine, or to an address that is named for it.",
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="Settings of the gateway: where its address and its admin key are."),
-]
+_PATH = "/admin/v1/models"
 
 models = typer.Typer(help="Models of own engines, at run time.", no_args_is_help=True)
-
-
-class CommandFailedError(Exception):
-    """A command cannot do what it is to; the message names the reason and the remedy."""
-
-
-class Gateway:
-    """The admin routes of a gateway, for one command.
-
-    Args:
-        base_url: as clients have it, ending in `/v1` or not.
-        key: the admin key.
-    """
-
-    def __init__(self, base_url: str, key: str | None) -> None:
-        self.root = base_url.rstrip("/").removesuffix("/v1")
-        self.key = key
-
-    async def get(self, path: str) -> Any:
-        """What a route answers with.
-
-        Raises:
-            CommandFailedError: it cannot be reached, or refuses.
-        """
-        async with self._request("GET", path, None) as response:
-            return msgspec.json.decode(await response.read())
-
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The same of a POST."""
-        async with self._request("POST", path, body) as response:
-            return msgspec.json.decode(await response.read())
-
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a POST that streams."""
-        async with self._request("POST", path, {**body, "stream": True}) as response:
-            async for line in response.content:
-                if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
-                    continue
-                event = msgspec.json.decode(line.removeprefix(b"data: "), type=dict[str, Any])
-                if "error" in event:
-                    raise CommandFailedError(str(event["error"]["message"]))
-                yield event
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None
-    ) -> AsyncIterator[ClientResponse]:
-        # Here, so that the command line does not wait for it.
-        import aiohttp
-
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=15)
-        url = f"{self.root}/admin/v1/models{path}"
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20) as client,
-                # Another address than the one that was named does not get the key.
-                client.request(
-                    method, url, headers=headers, json=body, allow_redirects=False
-                ) as response,
-            ):
-                if response.status in range(300, 400):
-                    raise CommandFailedError(
-                        f"{self.root} redirects to {response.headers.get('Location')}; if your "
-                        "gateway is there, name that address: --base-url URL."
-                    )
-                if response.status >= 400:
-                    raise CommandFailedError(_refusal(await response.read(), response.status))
-                yield response
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError) as error:
-            raise CommandFailedError(
-                f"{self.root!r} cannot be asked ({error}); a base URL looks like "
-                f"{DEFAULT_BASE_URL}."
-            ) from None
-        except (aiohttp.ClientError, TimeoutError) as error:
-            reason = getattr(error, "os_error", None) or error or "no answer"
-            raise CommandFailedError(
-                f"No gateway answers at {self.root} ({reason}). Start one with parrot-gateway "
-                "serve, or say where it is: --base-url URL, or --config FILE."
-            ) from None
-
-
-def _refusal(data: bytes, status: int) -> str:
-    try:
-        return str(msgspec.json.decode(data)["error"]["message"])
-    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
-        return f"The answer is not one of a Parrot Gateway (status {status})."
 
 
 @models.command("supported", **PASS_ON)
@@ -151,13 +50,13 @@ def list_command(
     """List the models of a gateway's own engines, with states, devices and memory."""
 
     async def show(gateway: Gateway) -> None:
-        found = await gateway.get("")
+        found = await gateway.get(_PATH)
         if json:
             typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         else:
             typer.echo(list_text(found, time.time()))
 
-    _run(base_url, admin_key, config, show)
+    run(base_url, admin_key, config, show)
 
 
 @models.command("load")
@@ -184,7 +83,7 @@ def load_command(
         last: dict[str, Any] = {}
         with _progress() as progress:
             task = progress.add_task(f"loading {model}", total=None)
-            async for last in gateway.events("/load", body):
+            async for last in gateway.events(f"{_PATH}/load", body):
                 if last.get("download"):
                     _show(progress, task, f"downloading {last['model']}", last["download"])
                 else:
@@ -192,7 +91,7 @@ def load_command(
                     progress.update(task, description=(lines or [f"loading {model}"])[0])
         typer.echo(list_text({"data": [last], "downloads": []}, time.time()))
 
-    _run(base_url, admin_key, config, load)
+    run(base_url, admin_key, config, load)
 
 
 @models.command("unload")
@@ -205,11 +104,11 @@ def unload_command(
     """Unload a model from a running gateway, once its calls have finished or had time to."""
 
     async def unload(gateway: Gateway) -> None:
-        answer = await gateway.post("/unload", {"model": model})
+        answer = await gateway.post(f"{_PATH}/unload", {"model": model})
         cut_off = answer["cut_off"]
         typer.echo(f"{model} is unloaded" + (f"; {cut_off} calls were cut off" if cut_off else ""))
 
-    _run(base_url, admin_key, config, unload)
+    run(base_url, admin_key, config, unload)
 
 
 @models.command("pull")
@@ -232,11 +131,11 @@ def pull_command(
         typer.echo(f"{model} is at {last['path']}")
 
     if base_url is None and config is None:
-        _or_exit(lambda: asyncio.run(show(_pull_here(model))))
+        or_exit(lambda: asyncio.run(show(_pull_here(model))))
     else:
-        _run(
+        run(
             base_url, admin_key, config,
-            lambda gateway: show(gateway.events("/pull", {"model": model})),
+            lambda gateway: show(gateway.events(f"{_PATH}/pull", {"model": model})),
         )  # fmt: skip
 
 
@@ -264,12 +163,7 @@ async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
 
 def list_text(found: dict[str, Any], now: float) -> str:
     """A line for each model and for each download that has not ended."""
-    rows = [_cells(entry, now) for entry in found["data"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = aligned([_cells(entry, now) for entry in found["data"]])
     lines += [f"    {entry['reason']}" for entry in found["data"] if entry["reason"]]
     for download in found["downloads"]:
         if download["state"] in ("waiting", "downloading"):
@@ -350,85 +244,3 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
-
-
-def _run(
-    base_url: str | None,
-    admin_key: str | None,
-    config: Path | None,
-    command: Callable[[Gateway], Coroutine[Any, Any, None]],
-) -> None:
-    """Run a command against the gateway that was named; exit with status 1 where it fails."""
-    _or_exit(lambda: asyncio.run(command(_gateway(base_url, admin_key, config))))
-
-
-def _or_exit(run: Callable[[], None]) -> None:
-    """Exit with status 1 and the reason where a command fails."""
-    from parrot_gateway.settings.config_file import ConfigError
-
-    try:
-        run()
-    except (CommandFailedError, ConfigError) as error:
-        typer.secho(str(error), err=True, fg=typer.colors.RED)
-        raise typer.Exit(1) from None
-
-
-def _gateway(base_url: str | None, admin_key: str | None, config: Path | None) -> Gateway:
-    """The gateway that the operator means: by command line, settings, `PARROT_ADMIN_URL`, or here.
-
-    An admin key may load models and run code: it goes to no host that only clients were pointed
-    to, such as a public API in OPENAI_BASE_URL.
-
-    Raises:
-        ConfigError: settings or key cannot be read.
-        CommandFailedError: nobody named the gateway for this.
-    """
-    from parrot_gateway.settings.model import admin_key_of
-    from parrot_gateway.settings.secret_reference import key_of_option
-    from parrot_gateway.settings.sources import load_settings
-
-    key, target = os.environ.get("PARROT_ADMIN_KEY"), base_url
-    if config is not None:
-        settings = load_settings({}, config)
-        key = admin_key_of(settings)
-        host = settings.server.host
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-        target = target or f"http://{host}:{settings.server.port}"
-    if admin_key is not None:
-        key = key_of_option(admin_key, "--admin-key")
-    target = target or os.environ.get("PARROT_ADMIN_URL") or _of_clients()
-    if key and target.startswith("http://") and not _is_here(target):
-        typer.secho(
-            f"The admin key goes to {target} unencrypted; https:// would protect it.",
-            err=True,
-            fg=typer.colors.YELLOW,
-        )
-    return Gateway(target, key)
-
-
-def _of_clients() -> str:
-    """Where clients of this machine's gateway find it.
-
-    Raises:
-        CommandFailedError: they are pointed to another host.
-    """
-    target = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
-    if not _is_here(target):
-        raise CommandFailedError(
-            f"OPENAI_BASE_URL is {target}: clients are pointed there, and the admin key does not "
-            "follow them to another host. If that gateway is yours, name it: --base-url URL, the "
-            "variable PARROT_ADMIN_URL, or its settings with --config FILE."
-        )
-    return target
-
-
-def _is_here(target: str) -> bool:
-    """Whether an address is one of this machine's loopback, as the client reads it."""
-    from yarl import URL
-
-    from parrot_gateway.settings.sources import is_loopback
-
-    try:
-        return is_loopback(URL(target).host or "")
-    except ValueError:
-        return False

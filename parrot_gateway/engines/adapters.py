@@ -123,7 +123,8 @@ class AdapterService:
             ModelNotFoundError: there is none of this name.
         """
         async with self._lock(name):
-            engines = list(self._registry.adapted.get(name, ()))
+            # Drained ones too, which take calls again some day.
+            engines = [each for each in self._registry.joined.values() if name in each.adapters]
             if not engines and name not in self._loaded:
                 raise ModelNotFoundError(
                     f"The lora adapter '{name}' cannot be found.", param="lora_name"
@@ -173,7 +174,7 @@ class AdapterService:
         return taking[0]
 
     def _engines_of(self, base: str) -> list[RemoteEngine]:
-        engines = list(self._registry.serving.get(base, ()))
+        engines = [each for each in self._registry.of_model(base) if not each.draining]
         if not engines:
             raise ModelLoadingError(f"The model '{base}' is still being loaded.")
         return engines

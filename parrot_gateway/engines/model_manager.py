@@ -138,7 +138,7 @@ class ModelManager:
                 param="model",
                 code="model_already_loaded",
             )
-        if name in self._reserved or self._registry.serving.get(name):
+        if name in self._reserved or self._registry.of_model(name):
             raise ConflictError(
                 f"The name '{name}' is taken by an upstream, an alias or an engine that joined; "
                 "give the model another one with 'name'.",
@@ -368,12 +368,12 @@ class ModelManager:
             self._last_used[name] = now
         if state != "ready" or limit is None or name in self._work:
             return
-        engines = self._registry.serving.get(name, ())
+        engines = self._registry.of_model(name)
         own = {process.name for process in self._supervisor.processes_of(name)}
         if any(engine.name not in own for engine in engines):
             # An engine of another host serves it as well.
             return
-        if self._waiting(name) or any(engine.running for engine in engines):
+        if self._waiting(name) or any(each.running or each.drained for each in engines):
             self._last_used[name] = now
         elif now - self._last_used.setdefault(name, now) >= limit:
             logger.info("model %s had no call for %g s: its engines end", name, limit)

@@ -15,7 +15,9 @@ from parrot_engine.text import Tokenizer
 
 from parrot_gateway.engines.remote import EngineObserver, RemoteEngine
 
-Change: TypeAlias = Literal["joined", "draining", "left"]
+#: `draining`: it says that it leaves. `drained`: the operator gives it no new calls, until it is
+#: `resumed`.
+Change: TypeAlias = Literal["joined", "draining", "drained", "resumed", "left"]
 Listener: TypeAlias = Callable[[Change, RemoteEngine], None]
 
 
@@ -51,7 +53,12 @@ class EngineRegistry:
         self.serving: Mapping[str, Sequence[RemoteEngine]] = {}
         #: Those of them that have an adapter, by its name; all have the same one.
         self.adapted: Mapping[str, Sequence[RemoteEngine]] = {}
+        #: Models whose engines are all drained by the operator.
+        self.drained: Mapping[str, Sequence[RemoteEngine]] = {}
         self._max_engines = max_engines
+        #: Names of engines that the operator has drained, for those that come back; the oldest is
+        #: forgotten first.
+        self._drained_names: dict[str, None] = {}
         self._listeners: list[Listener] = []
         self._observers: list[EngineObserver] = []
 
@@ -69,7 +76,7 @@ class EngineRegistry:
                 retry=True,
             )
         model = registration.info.model
-        for engine in self._of_model(model):
+        for engine in self.of_model(model):
             if engine.text != registration.text:
                 raise RegistrationRefused(
                     f"the model '{model}' is already served with another tokenizer or chat "
@@ -79,7 +86,7 @@ class EngineRegistry:
 
     def shared_tokenizer(self, registration: Register) -> Tokenizer | None:
         """The tokenizer that an engine of the same model has built already."""
-        for engine in self._of_model(registration.info.model):
+        for engine in self.of_model(registration.info.model):
             if engine.text == registration.text:
                 return engine.tokenizer
         return None
@@ -99,6 +106,8 @@ class EngineRegistry:
         )
         self.joined[engine.id] = engine
         self._notify("joined", engine)
+        if engine.name in self._drained_names:
+            self._set_drained(engine, drained=True)
         return engine
 
     def remove(self, engine_id: str, reason: str) -> None:
@@ -115,11 +124,37 @@ class EngineRegistry:
             engine.draining = True
             self._notify("draining", engine)
 
+    def set_drained(self, name: str, *, drained: bool) -> list[RemoteEngine]:
+        """Give an engine no new calls, or calls again; what it runs goes on.
+
+        An engine that leaves and comes back under its name stays drained.
+
+        Args:
+            name: its id, or its name, which several may have.
+
+        Returns: those that there are of the name, whether they were drained before or not.
+        """
+        found = [each for each in self.joined.values() if name in (each.id, each.name)]
+        for engine in found:
+            self._drained_names.pop(engine.name, None)
+            if drained:
+                self._drained_names[engine.name] = None
+            if engine.drained != drained:
+                self._set_drained(engine, drained=drained)
+        while len(self._drained_names) > self._max_engines:
+            del self._drained_names[next(iter(self._drained_names))]
+        return found
+
+    def _set_drained(self, engine: RemoteEngine, *, drained: bool) -> None:
+        engine.drained = drained
+        if not engine.draining:
+            self._notify("drained" if drained else "resumed", engine)
+
     def models(self) -> list[ServedModel]:
-        """What is served now, in the order of joining."""
+        """What is served now or drained, in the order of joining."""
         return [
             ServedModel(name, int(engines[0].joined_at), engines[0].info)
-            for name, engines in self.serving.items()
+            for name, engines in (*self.serving.items(), *self.drained.items())
         ]
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -136,7 +171,8 @@ class EngineRegistry:
         """Notify `observer` of the reports of all engines, from now on."""
         self._observers.append(observer)
 
-    def _of_model(self, model: str) -> list[RemoteEngine]:
+    def of_model(self, model: str) -> list[RemoteEngine]:
+        """Its engines that have joined, whether they take calls or not."""
         return [engine for engine in self.joined.values() if engine.info.model == model]
 
     def note_adapters(self, engine: RemoteEngine, answer: Adapters) -> None:
@@ -147,8 +183,11 @@ class EngineRegistry:
     def _index(self) -> None:
         serving: dict[str, list[RemoteEngine]] = {}
         adapted: dict[str, list[RemoteEngine]] = {}
+        drained: dict[str, list[RemoteEngine]] = {}
         for each in self.joined.values():
-            if each.draining:
+            if not each.takes_calls:
+                if not each.draining:
+                    drained.setdefault(each.info.model, []).append(each)
                 continue
             serving.setdefault(each.info.model, []).append(each)
             for name, adapter in each.adapters.items():
@@ -160,6 +199,7 @@ class EngineRegistry:
                 ):
                     engines.append(each)
         self.serving, self.adapted = serving, adapted
+        self.drained = {name: found for name, found in drained.items() if name not in serving}
 
     def _notify(self, change: Change, engine: RemoteEngine) -> None:
         self._index()

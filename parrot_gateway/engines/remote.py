@@ -145,6 +145,8 @@ class RemoteEngine:
         self.joined_at = time.time()
         #: The engine finishes what it has and takes nothing new.
         self.draining = False
+        #: The operator gives it no new calls; those that have a place there run.
+        self.drained = False
         self._observers = observers
         #: Set with something to send; the link waits on it.
         self.has_outgoing = asyncio.Event()
@@ -168,6 +170,11 @@ class RemoteEngine:
         self._lost_reason = ""
         #: Those who wait until there is less to do, and whether it must be nothing at all.
         self._idle_waiters: dict[asyncio.Future[None], bool] = {}
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether new calls may be placed on it."""
+        return not (self.draining or self.drained)
 
     @property
     def parses_reasoning(self) -> bool:
@@ -287,7 +294,8 @@ class RemoteEngine:
             "dtype": self.info.dtype,
             "max_context_tokens": self.info.max_context_tokens,
             "adapters": [adapter.name for adapter in self.adapters.values()],
-            "state": "lost" if self.lost else "draining" if self.draining else "ready",
+            "state": "lost" if self.lost else "ready" if self.takes_calls else "draining",
+            "drained": self.drained,
             "running": self.running,
             "queued_tokens": self.queued_tokens,
             "stats": self.stats.to_dict(),

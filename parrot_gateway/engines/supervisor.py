@@ -270,6 +270,8 @@ class EngineSupervisor:
         for process in self.processes:
             if process.name != engine.name or process.state not in ("loading", "ready"):
                 continue
+            if change in ("drained", "resumed"):
+                continue
             if change != "joined" and self._has_other_link(process, engine):
                 # An old link, noticed only after the process was back.
                 continue

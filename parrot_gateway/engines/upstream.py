@@ -30,6 +30,7 @@ from parrot_gateway.engines.slots import QueueFullError, Slots
 from parrot_gateway.engines.upstream_response import Broken, CallTracker, UpstreamResponse, explain
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
+    DrainedError,
     GatewayError,
     InvalidRequestError,
     OverloadedError,
@@ -137,6 +138,8 @@ class Upstream:
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
         self._session: aiohttp.ClientSession | None = None
         self._discovery: asyncio.Task[None] | None = None
+        #: The operator gives it no new calls; those that it has go on.
+        self.drained = False
         self._ready = asyncio.Event()
         self._models: tuple[str, ...] = ()
         self._names: frozenset[str] = frozenset()
@@ -157,6 +160,16 @@ class Upstream:
     def ready(self) -> bool:
         """Whether its models are known. It may still be failing: see `describe`."""
         return self._ready.is_set()
+
+    def set_drained(self, name: str, *, drained: bool) -> list[str]:
+        """Send no new calls to a server, or calls again; what it has goes on.
+
+        Returns: names of the servers that are meant, none if `name` is that of no one here.
+        """
+        if name != self.name:
+            return []
+        self.drained = drained
+        return [name]
 
     async def start(self) -> None:
         """Open the connection pool and begin to read the models; does not wait for them."""
@@ -202,6 +215,7 @@ class Upstream:
             "name": self.name,
             "url": str(self._base.with_user(None)),
             "ready": self.ready,
+            "drained": self.drained,
             "models": len(self._models),
             "breaker": self._breaker.state(now),
             "breaker_openings": self._breaker.openings,
@@ -242,6 +256,7 @@ class Upstream:
 
         Raises:
             InvalidRequestError: the path leads elsewhere.
+            DrainedError: the operator has drained it.
             OverloadedError: too many calls wait already, or the breaker is open.
             UpstreamError: it could not be reached or broke off, after all retries.
             UpstreamTimeoutError: it was silent for `read_timeout_s`.
@@ -253,13 +268,19 @@ class Upstream:
         deadline = loop.time() + limit_s
         url = self._url(path if isinstance(path, bytes) else path.encode(), query)
         outgoing = self._headers.build(headers, readable=readable)
+        self._check_drained()
         if not self.slots.acquire_nowait():
             await self._wait_in_line(limit_s)
         try:
+            self._check_drained()
             return await self._try_until_answered(method, url, outgoing, body, deadline, tracker)
         except BaseException:
             self.slots.release()
             raise
+
+    def _check_drained(self) -> None:
+        if self.drained:
+            raise DrainedError(f"The upstream '{self.name}' is drained")
 
     async def _wait_in_line(self, limit_s: float) -> None:
         try:

@@ -12,10 +12,11 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from parrot_gateway.exceptions import (
     AuthenticationError,
+    DrainedError,
     DrainingError,
     GatewayError,
     MethodNotAllowedError,
@@ -106,6 +107,40 @@ class CallGate:
         self.accepted = 0
         self.refused = 0
         self.draining = False
+        #: The operator wants no more calls here: see `set_drained`.
+        self.drained = False
+        self._refuses_drained = False
+        self._refusal: asyncio.TimerHandle | None = None
+
+    def set_drained(self, drained: bool, refuse_after_s: float | None = None) -> None:
+        """Announce that no calls are wanted, or that they are again.
+
+        Whoever asks for readiness learns it at once; calls are answered for `refuse_after_s` more
+        (None: for as long as they come), so that load balancers have time to send them elsewhere.
+        """
+        self.drained, self._refuses_drained = drained, False
+        if self._refusal is not None:
+            self._refusal.cancel()
+            self._refusal = None
+        if drained and refuse_after_s == 0:
+            self._refuses_drained = True
+        elif drained and refuse_after_s is not None:
+            loop = asyncio.get_running_loop()
+            self._refusal = loop.call_later(refuse_after_s, self._refuse_drained)
+
+    def _refuse_drained(self) -> None:
+        self._refusal, self._refuses_drained = None, True
+
+    def describe_drain(self) -> dict[str, Any]:
+        """Whether the operator has drained the gateway, and what still runs; plain types."""
+        left_s = 0.0 if self._refuses_drained else None
+        if self._refusal is not None:
+            left_s = max(0.0, self._refusal.when() - asyncio.get_running_loop().time())
+        return {
+            "drained": self.drained,
+            "refuses_in_s": None if left_s is None else round(left_s, 1),
+            "running": self.running,
+        }
 
     def enter(self, task: asyncio.Task[object] | None = None) -> None:
         """Count a call in; pair it with `leave`.
@@ -115,11 +150,15 @@ class CallGate:
 
         Raises:
             DrainingError: the gateway is shutting down.
+            DrainedError: the operator has drained it, some time ago.
             OverloadedError: `limit` calls are in work.
         """
         if self.draining:
             self.refused += 1
             raise self._draining_error("takes no new calls")
+        if self._refuses_drained:
+            self.refused += 1
+            raise DrainedError("All calls to this gateway are refused: it is drained")
         if self.running >= self._limit:
             self.refused += 1
             raise OverloadedError(

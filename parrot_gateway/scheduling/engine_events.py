@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from parrot_engine.protocol import BlockChanges, EngineInfo
-from parrot_scheduler.events import BlocksEvicted, BlocksStored, EngineDraining, EngineJoined
+from parrot_scheduler.events import (
+    BlocksEvicted,
+    BlocksStored,
+    EngineDraining,
+    EngineJoined,
+    EngineResumed,
+)
 from parrot_scheduler.events import EngineReport as Report
 from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepModel
 
@@ -47,8 +53,10 @@ class EngineEventForwarder:
                 guess, info.num_blocks * info.block_size, info.block_size, self._scale_of(info)
             )
             self._runner.notify(EngineJoined(describe(engine.id, engine.info, guess)))
-        elif change == "draining":
+        elif change in ("draining", "drained"):
             self._runner.notify(EngineDraining(engine.id))
+        elif change == "resumed":
+            self._runner.notify(EngineResumed(engine.id))
         else:
             self._step_times.pop(engine.id, None)
             self._runner.engine_left(engine.id)

@@ -38,6 +38,7 @@ class Placed:
     """One call that was submitted to the scheduler, and what became of it."""
 
     application: str
+    model: str
     prompt_tokens: int
     objective: str
     #: Members of its largest task group; 1 without one.
@@ -60,12 +61,17 @@ class Explanations:
     Args:
         name_of: the name of an engine.
         clock: seconds, never going backwards.
+        is_drained: whether the operator has drained all engines of a model.
     """
 
     def __init__(
-        self, name_of: Callable[[EngineId], str], clock: Callable[[], float] = time.monotonic
+        self,
+        name_of: Callable[[EngineId], str],
+        clock: Callable[[], float] = time.monotonic,
+        is_drained: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._name_of = name_of
+        self._is_drained = is_drained
         self._clock = clock
         self._calls: OrderedDict[tuple[str, str], Placed] = OrderedDict()
         #: Why applications wait for admission.
@@ -93,7 +99,12 @@ class Explanations:
         """
         size = max((group.size for group in task.groups), default=1)
         self._calls[key] = Placed(
-            task.application, task.prompt_tokens, str(task.objective), size, self._clock()
+            task.application,
+            task.model,
+            task.prompt_tokens,
+            str(task.objective),
+            size,
+            self._clock(),
         )
         self._calls.move_to_end(key)
         if len(self._calls) > MAX_CALLS:
@@ -150,6 +161,8 @@ class Explanations:
         why = self._held.get(call.application)
         if why is not None:
             return f"Held for {waited} so far, with its whole application: {why}."
+        if self._is_drained(call.model):
+            return f"Waits for {waited} so far: all engines of '{call.model}' are drained."
         return f"Waits for an engine with room, for {waited} so far."
 
 

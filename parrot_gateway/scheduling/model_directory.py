@@ -25,6 +25,7 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream, UpstreamClient
 from parrot_gateway.exceptions import (
+    DrainedError,
     GatewayError,
     InvalidRequestError,
     ModelLoadingError,
@@ -223,12 +224,13 @@ class ModelDirectory(Catalog):
             self._parses_reasoning[model] = (
                 settings is None or settings.reasoning_parser == "auto"
             ) and writes_reasoning(template_source(engine.text))
-        elif change == "left" and model not in self._registry.serving:
+        elif change == "left" and not self._registry.of_model(model):
             self._parses_reasoning.pop(model, None)
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
-        return list(dict.fromkeys((*self._registry.serving, *self._supervisor.served)))
+        registry = self._registry
+        return list(dict.fromkeys((*registry.serving, *registry.drained, *self._supervisor.served)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
         """The engines of a model, or with an adapter, that have joined."""
@@ -270,11 +272,14 @@ class ModelDirectory(Catalog):
 
         Raises:
             ModelLoadingError: no engine of it is ready yet.
+            DrainedError: the operator has drained all of them.
             OverloadedError: its engines could not be started.
         """
         engines = self._registry.serving.get(model) or self._registry.adapted.get(model)
         if not engines:
             model = self._base_of(model) or model
+            if model in self._registry.drained:
+                raise DrainedError(f"All engines of the model '{model}' are drained")
             if self._supervisor.failure(model) is not None:
                 # NOTE: why is the operator's: an engine's last words may be a stack trace.
                 raise OverloadedError(

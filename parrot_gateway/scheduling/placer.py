@@ -291,7 +291,7 @@ class PlacementRequest(SubmittedCall):
         if placer.adapter is None:
             return None
         model = placer.info.model
-        there = [e for e in placer.engines.values() if e.info.model == model and not e.draining]
+        there = [e for e in placer.engines.values() if e.info.model == model and e.takes_calls]
         having = [engine for engine in there if self._has_adapter(engine)]
         if len(having) == len(there) or not having:
             return None
@@ -637,6 +637,6 @@ def _engine_named(
     found = (
         each.id
         for each in engines.values()
-        if name in (each.name, each.id) and each.info.model == model and not each.draining
+        if name in (each.name, each.id) and each.info.model == model and each.takes_calls
     )
     return next(found, None)

@@ -19,14 +19,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from parrot_scheduler.actions import Place
-from parrot_scheduler.events import EngineJoined, EngineReport
+from parrot_scheduler.events import EngineDraining, EngineJoined, EngineReport, EngineResumed
 from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepModel, Task
 
 from parrot_gateway.engines.breaker import BreakerState
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import Usage
-from parrot_gateway.exceptions import OverloadedError, UpstreamError
+from parrot_gateway.exceptions import DrainedError, OverloadedError, UpstreamError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.requests.call import in_thread_if_large
 from parrot_gateway.scheduling.placer import SchedulerRunner, SubmittedCall, template_of
@@ -75,8 +75,9 @@ class _Server:
 
     def __init__(self, upstream: Upstream, scale: Scale) -> None:
         self.upstream = upstream
-        #: The scheduler places calls on it.
+        #: The scheduler knows it, and places calls on it unless the operator has drained it.
         self.is_joined = False
+        self.drained = False
         #: Its breaker is closed, or is not.
         self.recovered, self.failed = asyncio.Event(), asyncio.Event()
         self.recovered.set()
@@ -92,6 +93,11 @@ class _Server:
         self._fit = StepTimes(DEFAULT_STEP_MODEL, scale=scale)
         self._steps = 0
         self._filled = self._used = self._busy_s = 0.0
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether new calls may be placed on it."""
+        return self.is_joined and not self.drained
 
     def note_times(self, steps: int, filled: float, used: float, busy_s: float) -> None:
         """A call's own view: steps, tokens filled before the first one, tokens in contexts."""
@@ -182,6 +188,11 @@ class UpstreamFleet:
         """Whether the models of a server are known."""
         return any(server.upstream.ready for server in self._servers.values())
 
+    @property
+    def drained(self) -> bool:
+        """Whether the operator has drained all servers."""
+        return all(server.drained for server in self._servers.values())
+
     async def start(self) -> None:
         """As `Upstream.start`, for each server."""
         for server in self._servers.values():
@@ -210,7 +221,12 @@ class UpstreamFleet:
     def describe(self) -> dict[str, Any]:
         """State and counters as plain types, for `/health`."""
         servers = [
-            {**each.upstream.describe(), "takes_calls": each.is_joined, "placed": each.running}
+            {
+                **each.upstream.describe(),
+                "drained": each.drained,
+                "takes_calls": each.takes_calls,
+                "placed": each.running,
+            }
             for each in self._servers.values()
         ]
         return {
@@ -228,6 +244,21 @@ class UpstreamFleet:
 
     # Servers
 
+    def set_drained(self, name: str, *, drained: bool) -> list[str]:
+        """As `Upstream.set_drained`, for one server, or for all by the upstream's name.
+
+        Requests for what only a drained server keeps still go there.
+        """
+        names = list(self._servers) if name == self.name else [name]
+        found = [each for each in names if each in self._servers]
+        for each in found:
+            server = self._servers[each]
+            if server.drained != drained:
+                server.drained = drained
+                if server.is_joined:
+                    self.runner.notify(EngineDraining(each) if drained else EngineResumed(each))
+        return found
+
     def server(self, name: str) -> _Server:
         return self._servers[name]
 
@@ -236,13 +267,13 @@ class UpstreamFleet:
         if first is not None:
             yield self._servers[first]
         for name, server in self._servers.items():
-            if name != first and server.is_joined:
+            if name != first and server.takes_calls:
                 yield server
 
     def least_used(self) -> str | None:
         """The server that has computed the fewest prompt tokens: of equally good ones it gets what
         begins, so that conversations which never run at once are spread over all caches, too."""
-        joined = (each for each in self._servers.values() if each.is_joined)
+        joined = (each for each in self._servers.values() if each.takes_calls)
         server = min(joined, key=lambda each: each.computed_tokens, default=None)
         return None if server is None else server.upstream.name
 
@@ -260,13 +291,18 @@ class UpstreamFleet:
     def check_available(self) -> None:
         """
         Raises:
+            DrainedError: the operator has drained all servers.
             OverloadedError: no server takes calls.
         """
-        if not any(server.is_joined for server in self._servers.values()):
+        if not any(server.takes_calls for server in self._servers.values()):
+            if self.drained:
+                raise DrainedError(f"All servers of the upstream '{self.name}' are drained")
             wait_s = min(server.upstream.retry_after_s for server in self._servers.values())
+            any_drained = any(server.drained for server in self._servers.values())
+            drained = " or are drained" if any_drained else ""
             raise OverloadedError(
                 f"None of the {len(self._servers)} servers of the upstream '{self.name}' takes "
-                f"calls: all have been failing. Try again in {wait_s:.0f} s.",
+                f"calls: all have been failing{drained}. Try again in {wait_s:.0f} s.",
                 code="upstream_unavailable",
                 retry_after_s=round(wait_s, 1),
             )
@@ -293,6 +329,8 @@ class UpstreamFleet:
                 )
             )
         )
+        if server.drained:
+            self.runner.notify(EngineDraining(name))
 
     def _breaker_changed(self, name: str, state: BreakerState) -> None:
         server = self._servers[name]
@@ -371,7 +409,7 @@ class FleetCall:
         prompt = await in_thread_if_large(
             partial(read_prompt, route, body, self._metadata.salt), len(body)
         )
-        if keeper is not None and not fleet.server(keeper).is_joined:
+        if keeper is not None and not fleet.server(keeper).takes_calls:
             response = await send(
                 fleet.server(keeper).upstream, first_byte_timeout_s=first_byte_timeout_s
             )

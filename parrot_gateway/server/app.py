@@ -9,6 +9,7 @@ from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
 from parrot_gateway.api.admin.adapters import AdapterRoutes
+from parrot_gateway.api.admin.drains import DrainRoutes
 from parrot_gateway.api.admin.models import ModelRoutes
 from parrot_gateway.api.anthropic.errors import use_anthropic_shape
 from parrot_gateway.api.batches.batches import BatchRoutes
@@ -82,6 +83,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         admin_key_of(settings),
         ModelRoutes(gateway.model_manager, settings.engines, server),
         AdapterRoutes(gateway.adapters),
+        DrainRoutes(gateway.registry, gateway.upstreams, gateway.gate),
     )
     page = PageFiles()
     routes_by_tag = {

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from parrot_scheduler.events import ApplicationFinished
@@ -70,7 +71,7 @@ class Gateway:
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
-        self.scheduling = _scheduling(settings.scheduler, self.registry)
+        self.scheduling = _scheduling(settings.scheduler, self.registry, self._is_drained)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling.notify, self._metadata_now)
         self.upstreams = {
@@ -130,6 +131,11 @@ class Gateway:
             on_call_changed=self.task_updater.changed,
         )
 
+    def _is_drained(self, model: str) -> bool:
+        """Whether the operator has drained all engines of a model, by its name in the scheduler."""
+        upstream = self.upstreams.get(model)
+        return model in self.registry.drained or (upstream is not None and upstream.drained)
+
     def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
         """What is known now of a session's call; what was known before, once it has ended."""
         job = self.semantic.executor.unfinished.find(metadata.call)
@@ -177,14 +183,15 @@ class Gateway:
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def is_ready(self) -> bool:
-        """Whether calls can be answered: some model is there and the gateway is not closing."""
-        if self.gate.draining:
+        """Whether calls can be answered: some model is there, and the gateway neither closes nor is
+        drained."""
+        if self.gate.draining or self.gate.drained:
             return False
         return (
             bool(self.registry.serving)
             # Loaded with the next call.
             or any(self.supervisor.state(name) == "idle" for name in self.supervisor.models())
-            or any(upstream.ready for upstream in self.upstreams.values())
+            or any(each.ready and not each.drained for each in self.upstreams.values())
         )
 
     async def stop_engines(self) -> None:
@@ -225,7 +232,9 @@ class Gateway:
         }
 
 
-def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> SchedulerRunner:
+def _scheduling(
+    settings: SchedulerSettings, registry: EngineRegistry, is_drained: Callable[[str], bool]
+) -> SchedulerRunner:
     recorder = None
     if settings.record is not None:
         try:
@@ -242,7 +251,9 @@ def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> Schedu
         engine = registry.joined.get(engine_id)
         return engine_id if engine is None else engine.name
 
-    explanations = Explanations(name_of) if settings.explain_calls else None
+    explanations = None
+    if settings.explain_calls:
+        explanations = Explanations(name_of, is_drained=is_drained)
     return SchedulerRunner(
         Scheduler(settings.config), drop_kept, recorder=recorder, explanations=explanations
     )

@@ -104,7 +104,7 @@ def knows_path(path: str) -> bool:
 
 
 def _status(gateway: Gateway) -> str:
-    if gateway.gate.draining:
+    if gateway.gate.draining or gateway.gate.drained:
         return "draining"
     return "ok" if gateway.is_ready() else "starting"
 

@@ -24,16 +24,16 @@ ADMIN_KEY = "test-key-of-the-operator"
 class Operated(GatewayProcess):
     """A gateway without models of its own, and its operator."""
 
-    def command(self, *arguments: str) -> str:
-        """What `parrot-gateway models …` prints."""
-        done = self.invoke(*arguments, admin_key=ADMIN_KEY)
+    def command(self, *arguments: str, group: str = "models") -> str:
+        """What `parrot-gateway models …`, or another group of commands, prints."""
+        done = self.invoke(*arguments, admin_key=ADMIN_KEY, group=group)
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    def invoke(self, *arguments: str, admin_key: str | None) -> Result:
+    def invoke(self, *arguments: str, admin_key: str | None, group: str = "models") -> Result:
         """The same, with how it ended."""
         environment = {"PARROT_ADMIN_KEY": admin_key, "OPENAI_BASE_URL": self.base_url}
-        return CliRunner().invoke(app, ["models", *arguments], env=environment)
+        return CliRunner().invoke(app, [group, *arguments], env=environment)
 
     def headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_KEY}"}
@@ -110,6 +110,22 @@ def test_from_the_hub_to_an_answer_and_away_again(gateway: Operated) -> None:
     chunks = list(stream)
     assert chunks[-1].choices[0].finish_reason == "length"
     assert all(chunk.model == "gpt" for chunk in chunks)
+
+    # Its operator takes it out of service and back, and then the whole gateway.
+    (engine,) = gateway.get("/admin/v1/engines")["data"]
+    assert (engine["model"], engine["kind"]) == ("tiny", "builtin")
+    assert "draining" in gateway.command("drain", engine["name"], group="engines")
+    assert "draining" in gateway.command("list", group="engines")
+    refused = gateway.post("/v1/completions", {"model": "gpt", "prompt": "Once"})
+    assert (refused[0], refused[2]["error"]["code"]) == (503, "drained")
+    assert "serving" in gateway.command("undrain", engine["id"], group="engines")
+    assert "refused in 30 s" in gateway.command("drain", "--all", group="engines")
+    assert gateway.get("/health/readiness")["status"] == "draining"
+    assert (
+        gateway.post("/v1/completions", {"model": "gpt", "prompt": "O", "max_tokens": 1})[0] == 200
+    )
+    assert "takes calls" in gateway.command("undrain", "--all", group="engines")
+    assert gateway.invoke("drain", admin_key=ADMIN_KEY, group="engines").exit_code == 2
 
     assert "tiny is unloaded" in gateway.command("unload", "tiny")
     assert "tiny" not in gateway.names()

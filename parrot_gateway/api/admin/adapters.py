@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-from parrot_gateway.api.admin.bodies import LoadAdapterBody, UnloadAdapterBody
+from parrot_gateway.api.admin.bodies import MAX_BODY_BYTES, LoadAdapterBody, UnloadAdapterBody
 from parrot_gateway.engines.adapters import AdapterService
 from parrot_gateway.exceptions import InvalidRequestError, invalid_value
 from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import route
 
-_MAX_BODY_BYTES = 64 * 1024
 _PATH = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
 _NAME = re.compile(rf"(?! ){_PATH.pattern}(?<! )")
 _MAX_NAME_CHARACTERS = 256
@@ -36,7 +35,7 @@ class AdapterRoutes:
     @route("POST", "/v1/load_lora_adapter")
     async def load(self, exchange: Exchange) -> None:
         """Load a LoRA adapter on all engines of its model."""
-        given, _ = _load_decoder.decode(await exchange.body(_MAX_BODY_BYTES))
+        given, _ = _load_decoder.decode(await exchange.body(MAX_BODY_BYTES))
         if not given.lora_name or not given.lora_path:
             raise InvalidRequestError(
                 "Both 'lora_name' and 'lora_path' must be provided.",
@@ -59,7 +58,7 @@ class AdapterRoutes:
     @route("POST", "/v1/unload_lora_adapter")
     async def unload(self, exchange: Exchange) -> None:
         """Unload a LoRA adapter; calls that run with it end as they would."""
-        given, _ = _unload_decoder.decode(await exchange.body(_MAX_BODY_BYTES))
+        given, _ = _unload_decoder.decode(await exchange.body(MAX_BODY_BYTES))
         if not given.lora_name:
             raise InvalidRequestError(
                 "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name"

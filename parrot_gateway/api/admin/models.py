@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from parrot_gateway.api.admin.bodies import MAX_MODEL_CHARACTERS, ModelBody, PullBody
+from parrot_gateway.api.admin.bodies import (
+    MAX_BODY_BYTES,
+    MAX_MODEL_CHARACTERS,
+    ModelBody,
+    PullBody,
+    read,
+    unknown_field,
+)
 from parrot_gateway.api.event_stream import DONE, EventStream
 from parrot_gateway.engines.changes import Changes, wait_for_change
 from parrot_gateway.engines.model_manager import ModelManager
@@ -35,7 +42,6 @@ from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings, Ser
 
 #: Between two events of a stream, at least.
 _PAUSE_S = 0.1
-_MAX_BODY_BYTES = 64 * 1024
 _MAX_NAME_CHARACTERS = 256
 
 #: As the hub allows them: `name` or `owner/name`.
@@ -85,7 +91,7 @@ class ModelRoutes:
     @route("POST", "/admin/v1/models/pull")
     async def pull(self, exchange: Exchange) -> None:
         """Download a model from the Hugging Face hub."""
-        given = await _read(exchange, _pull_decoder)
+        given = await read(exchange, _pull_decoder)
         model = _model_of(given)
         self._check_hub_id(model)
         downloads = self.manager.downloads
@@ -108,7 +114,7 @@ class ModelRoutes:
     @route("POST", "/admin/v1/models/cancel")
     async def cancel(self, exchange: Exchange) -> None:
         """End the download of a model; files that are complete stay."""
-        model = _model_of(await _read(exchange, _model_decoder))
+        model = _model_of(await read(exchange, _model_decoder))
         if not await self.manager.downloads.cancel(model):
             raise NotFoundError(
                 f"No download of '{model[:200]}' is under way.",
@@ -120,7 +126,7 @@ class ModelRoutes:
     @route("POST", "/admin/v1/models/load")
     async def load(self, exchange: Exchange) -> None:
         """Load a model, downloading it first if need be."""
-        fields = decode(await exchange.body(_MAX_BODY_BYTES), _load_decoder)
+        fields = decode(await exchange.body(MAX_BODY_BYTES), _load_decoder)
         wait, stream = _flag(fields, "wait", True), _flag(fields, "stream", False)
         model = self._settings_of(fields)
         configured = self.manager.configured.get(fields["model"])
@@ -145,7 +151,7 @@ class ModelRoutes:
     @route("POST", "/admin/v1/models/unload")
     async def unload(self, exchange: Exchange) -> None:
         """Unload a model, once its running calls have finished or had time to."""
-        model = _model_of(await _read(exchange, _model_decoder))
+        model = _model_of(await read(exchange, _model_decoder))
         exchange.cancel_on_disconnect()
         cut_off = await self.manager.unload(model)
         await exchange.respond_json(
@@ -309,14 +315,6 @@ def _error_of(work: asyncio.Task[None]) -> GatewayError | None:
     raise error
 
 
-async def _read(exchange: Exchange, decoder: BodyDecoder[Any]) -> Any:
-    """The body, all of whose fields are known."""
-    given, unknown = decoder.decode(await exchange.body(_MAX_BODY_BYTES))
-    if unknown:
-        raise _unknown_field(unknown[0])
-    return given
-
-
 def _model_of(body: ModelBody) -> str:
     if not body.model:
         raise missing_parameter("model")
@@ -342,13 +340,5 @@ def _explain(error: ValidationError) -> InvalidRequestError:
     fault = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in fault["loc"])[:80]
     if fault["type"] == "extra_forbidden":
-        return _unknown_field(name)
+        return unknown_field(name)
     return invalid_value(name, f"{fault['msg']}.")
-
-
-def _unknown_field(name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Unrecognized request argument supplied: {name[:80]}",
-        param=name[:80],
-        code="unknown_parameter",
-    )

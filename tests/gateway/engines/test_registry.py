@@ -108,6 +108,25 @@ def test_engines_of_a_model_share_a_tokenizer(registry: EngineRegistry) -> None:
     assert again.text is shared.assets
 
 
+async def test_an_engine_that_comes_back_stays_drained(registry: EngineRegistry) -> None:
+    heard: list[str] = []
+    registry.subscribe(lambda change, engine: heard.append(change))
+    engine = registry.add(register())
+    assert registry.set_drained("nobody", drained=True) == []
+    assert registry.set_drained(engine.name, drained=True) == [engine]
+    assert registry.set_drained(engine.id, drained=True) == [engine]
+    assert ("m" in registry.serving, registry.drained) == (False, {"m": [engine]})
+    assert [served.id for served in registry.models()] == ["m"]
+    # What was placed there before still gets its contexts.
+    engine.open(1).close()
+    registry.remove(engine.id, "its link broke")
+    again = registry.add(register())
+    assert registry.drained == {"m": [again]}
+    assert registry.set_drained(again.id, drained=False) == [again]
+    assert (registry.serving["m"], registry.drained) == ([again], {})
+    assert heard == ["joined", "drained", "left", "joined", "drained", "resumed"]
+
+
 def test_draining_engines_get_nothing_new(registry: EngineRegistry) -> None:
     engine = registry.add(register())
     registry.drain(engine.id)
