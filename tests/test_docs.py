@@ -25,6 +25,7 @@ from parrot_gateway.settings.model import (
     SchedulerSettings,
     ServerSettings,
     SessionSettings,
+    TelemetrySettings,
     UpstreamSettings,
 )
 
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "parrot_v3": ParrotV3Settings,
     "responses": ResponseSettings,
     "batches": BatchSettings,
+    "telemetry": TelemetrySettings,
 }
 #: Defaults that are found out at run time, or depend on the request; described in words.
 IN_WORDS = {

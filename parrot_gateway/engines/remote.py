@@ -284,6 +284,11 @@ class RemoteEngine:
         with suppress(EngineLostError, OverloadedError):
             await self.wait_idle(idle=True)
 
+    @property
+    def stats_age_s(self) -> float:
+        """Seconds since the last heartbeat, or since it joined."""
+        return time.monotonic() - self._stats_at
+
     def describe(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -299,7 +304,7 @@ class RemoteEngine:
             "running": self.running,
             "queued_tokens": self.queued_tokens,
             "stats": self.stats.to_dict(),
-            "stats_age_s": round(time.monotonic() - self._stats_at, 3),
+            "stats_age_s": round(self.stats_age_s, 3),
         }
 
     def note_stats(self, stats: EngineStats) -> None:

@@ -210,13 +210,19 @@ class Upstream:
 
     def describe(self) -> dict[str, Any]:
         """State and counters as plain types, for `/health`. No keys, no user names."""
-        now = asyncio.get_running_loop().time()
         return {
             "name": self.name,
             "url": str(self._base.with_user(None)),
-            "ready": self.ready,
             "drained": self.drained,
             "models": len(self._models),
+            **self.statistics(),
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """The part of `describe` that changes with calls."""
+        now = asyncio.get_running_loop().time()
+        return {
+            "ready": self.ready,
             "breaker": self._breaker.state(now),
             "breaker_openings": self._breaker.openings,
             "running": self.slots.held,

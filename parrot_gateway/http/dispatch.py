@@ -38,7 +38,12 @@ _CLIENT_LEFT = 499
 
 #: Reachable without a key: probes, and the description of the API.
 OPEN_PATHS = frozenset(
-    {"/", "/health", "/health/liveness", "/health/readiness", "/version", "/docs", "/openapi.json"}
+    {
+        *("/", "/docs", "/openapi.json", "/version"),
+        *("/health", "/health/liveness", "/health/readiness"),
+        # Checks keys itself, as the settings have it.
+        "/metrics",
+    }
 )
 
 

@@ -38,6 +38,7 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.snapshot import queue_of
 from parrot_scheduler.task import OBJECTIVE_KINDS, ApplicationId, EngineId, Task
 
 from parrot_gateway.engines.remote import RemoteEngine
@@ -336,6 +337,10 @@ class SchedulerRunner:
         self.placed = 0
         self.refused = 0
         self.held = 0
+        #: Of those placed what decided, of those refused why, and how many tasks had a group.
+        self.placements: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
+        self.grouped = 0
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -351,6 +356,8 @@ class SchedulerRunner:
             raise OverloadedError("The gateway is shutting down.", code="shutting_down")
         task = request._task = make(next(self._numbers))
         self._requests[task.id] = request
+        if task.groups:
+            self.grouped += 1
         self._step([TaskSubmitted(task)])
         return task
 
@@ -361,6 +368,11 @@ class SchedulerRunner:
         self._pending_events.extend(events)
         if not self._turn_is_booked:
             self._book_turn()
+
+    def queues(self) -> dict[str, dict[str, float]]:
+        """By model, how many calls and applications wait and since when; see `queue_of`."""
+        now = self._clock()
+        return {name: queue_of(model, now) for name, model in self.scheduler.models.items()}
 
     def memory_needed(self) -> float:
         """Of the model with the most of it, the share of its engines' KV that calls and retained
@@ -454,6 +466,7 @@ class SchedulerRunner:
             request = self._requests.get(action.task_id)
             if request is not None:
                 self.refused += 1
+                self.refusals[action.code] = self.refusals.get(action.code, 0) + 1
                 self._refuse(request, _refusal(action.code, action.message))
         elif isinstance(action, Cancel):
             request = self._requests.get(action.task_id)
@@ -479,6 +492,8 @@ class SchedulerRunner:
             # It was cancelled; the scheduler is notified of that next.
             return
         self.placed += 1
+        decided_by = place.reasons.decided_by
+        self.placements[decided_by] = self.placements.get(decided_by, 0) + 1
         request._state = "placed"
         request._place = place
         self._by_engine.setdefault(place.engine_id, set()).add(request)

@@ -193,6 +193,10 @@ class UpstreamFleet:
         """Whether the operator has drained all servers."""
         return all(server.drained for server in self._servers.values())
 
+    def upstreams(self) -> list[Upstream]:
+        """Its servers, each as an upstream of its own."""
+        return [server.upstream for server in self._servers.values()]
+
     async def start(self) -> None:
         """As `Upstream.start`, for each server."""
         for server in self._servers.values():

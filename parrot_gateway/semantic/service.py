@@ -66,7 +66,7 @@ class SemanticService:
     Args:
         call_timeout_s: longest run of a call, and default of waits.
         fill_ahead: None fills nothing ahead.
-        on_session_closed: called with the id of a closed session.
+        on_session_closed: called with a closed session.
         on_call_changed: called with the id of a running call whose metadata changed.
         clock: seconds since the epoch.
     """
@@ -78,7 +78,7 @@ class SemanticService:
         *,
         call_timeout_s: float,
         fill_ahead: FillAhead | None = None,
-        on_session_closed: Callable[[str], None] = lambda session_id: None,
+        on_session_closed: Callable[[Session], None] = lambda session: None,
         on_call_changed: Callable[[str], None] = lambda call_id: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -154,7 +154,7 @@ class SemanticService:
         self.executor.deduplication.forget(session.id)
         free_all_contexts(session)
         self.objectives.forget(session)
-        self._on_session_closed(session.id)
+        self._on_session_closed(session)
 
     def variable(self, session: Session, source: str, param: str = "variable") -> Variable:
         """The variable of a name within the session (made empty if new), or of an id or a reference

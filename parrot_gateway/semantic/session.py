@@ -16,7 +16,7 @@ from parrot_gateway.exceptions import (
     SessionNotFoundError,
     VariableNotFoundError,
 )
-from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.graph import Graph, GraphShape
 from parrot_gateway.semantic.variable import Failure, Variable
 from parrot_gateway.settings.model import SessionSettings
 
@@ -66,6 +66,8 @@ class Session:
     def __post_init__(self, now: float) -> None:
         self.created = self.last_used = now
         self.is_closed = False
+        #: Of its graph, once it is closed.
+        self.final_shape = GraphShape(0, 0, 0)
         #: Further names, see `SessionStore.add_alias`.
         self.aliases: deque[str] = deque()
         #: Bytes of all values and named contexts.
@@ -192,6 +194,7 @@ class Session:
                 self._cancel(variable, "its session was closed")
             except Exception as error:
                 first = first or error
+        self.final_shape = self.graph.shape()
         self.graph.clear()
         for variable in self:
             self._drop(variable)

@@ -23,25 +23,31 @@ from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.http.admin import AdminRoutes
 from parrot_gateway.http.dispatch import ASGIApp, Dispatcher, KeyCheck
+from parrot_gateway.http.metrics_port import MetricsPort
 from parrot_gateway.http.route_table import RouteTable
 from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.server.gateway import Gateway
-from parrot_gateway.server.management import create_management_app, knows_path
+from parrot_gateway.server.management import add_metrics_route, create_management_app, knows_path
 from parrot_gateway.settings.model import admin_key_of, api_key_of
 from parrot_gateway.ui.static_files import PageFiles
 
 
-def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
+def create_app(
+    gateway: Gateway, *, join_url: str | None = None, metrics_port: int | None = None
+) -> ASGIApp:
     """The ASGI application of `gateway`; its lifespan starts and stops the parts.
 
     Args:
         gateway: built from settings, not yet started.
         join_url: where engine processes of our own reach `/v1/engines/join` of this very
             application. None starts no engine processes (engines may still join from outside).
+        metrics_port: a port of the server at which only `/metrics` is answered.
     """
     server = gateway.settings.server
     keys = KeyCheck(api_key_of(gateway.settings))
     management = create_management_app(gateway, keys)
+    if gateway.settings.telemetry.metrics:
+        add_metrics_route(management, gateway, keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -125,4 +131,4 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
             expose_headers=["*"],
             allow_private_network=True,
         )
-    return app
+    return app if metrics_port is None else MetricsPort(app, metrics_port, gateway.metrics.page)

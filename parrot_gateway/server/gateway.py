@@ -39,9 +39,12 @@ from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.semantic.session import Session
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import SchedulerSettings, Settings, api_key_of
 from parrot_gateway.settings.secret_reference import read_secret
+from parrot_gateway.telemetry.metrics.gauges import Parts
+from parrot_gateway.telemetry.metrics.page import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +130,22 @@ class Gateway:
             fill_ahead=FillAhead(
                 settings.sessions.fill_ahead_tokens, self.models.least_busy_engine
             ),
-            on_session_closed=self._application_ended,
+            on_session_closed=self._session_closed,
             on_call_changed=self.task_updater.changed,
+        )
+        self.metrics = Metrics(
+            Parts(
+                is_ready=self.is_ready,
+                requests=self.gate,
+                registry=self.registry,
+                supervisor=self.supervisor,
+                upstreams=self.upstreams,
+                scheduling=self.scheduling,
+                responses=self.responses,
+                semantic=self.semantic.describe,
+                batches=self.batches.describe,
+                linking=self.linking.describe,
+            )
         )
 
     def _is_drained(self, model: str) -> bool:
@@ -140,6 +157,10 @@ class Gateway:
         """What is known now of a session's call; what was known before, once it has ended."""
         job = self.semantic.executor.unfinished.find(metadata.call)
         return metadata if job is None else self.semantic.metadata_of(job)
+
+    def _session_closed(self, session: Session) -> None:
+        self._application_ended(session.id)
+        self.metrics.session_ended(*session.final_shape)
 
     def _application_ended(self, application: str) -> None:
         self.scheduling.notify(ApplicationFinished(application))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 
 from parrot_gateway import __version__
@@ -22,6 +22,8 @@ from parrot_gateway.exceptions import (
     NotFoundError,
 )
 from parrot_gateway.http.dispatch import KeyCheck
+from parrot_gateway.settings.model import admin_key_of
+from parrot_gateway.telemetry.metrics.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
@@ -96,6 +98,30 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
         return _error_response(_routing_error(request, error))
 
     return app
+
+
+def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck) -> None:
+    """Let `app` answer `/metrics` to callers with the gateway's key or the admin key, or to all."""
+    settings = gateway.settings
+    admin_keys = KeyCheck(admin_key_of(settings))
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Metrics, for Prometheus",
+        response_class=PlainTextResponse,
+    )
+    async def metrics(request: Request) -> PlainTextResponse:
+        given = dict(request.scope["headers"])
+        credentials = given.get(b"authorization"), given.get(b"x-api-key")
+        if settings.telemetry.metrics_access == "key":
+            try:
+                keys.check(*credentials)
+            except AuthenticationError:
+                if not admin_keys.required:
+                    raise
+                admin_keys.check(*credentials)
+        return PlainTextResponse(await gateway.metrics.page(), media_type=CONTENT_TYPE)
 
 
 def knows_path(path: str) -> bool:

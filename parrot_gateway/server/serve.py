@@ -108,14 +108,24 @@ def run_server(
     """
     started = time.perf_counter()
     _raise_descriptor_limit()
-    listener = _bind(settings.server.host, settings.server.port)
+    listeners = [_bind(settings.server.host, settings.server.port, "--port")]
+    listener, metrics_port, telemetry = listeners[0], None, settings.telemetry
+    if telemetry.metrics and telemetry.metrics_port is not None:
+        host = telemetry.metrics_host
+        listeners.append(_bind(host, telemetry.metrics_port, "telemetry.metrics_port"))
+        metrics_port = listeners[1].getsockname()[1]
+        logger.info("metrics at http://%s:%d/metrics", host, metrics_port)
     host, port = settings.server.host, listener.getsockname()[1]
     shown_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     if ":" in shown_host:
         shown_host = f"[{shown_host}]"
     root = f"http://{shown_host}:{port}"
     gateway = Gateway(settings)
-    app = create_app(gateway, join_url=root.replace("http://", "ws://") + "/v1/engines/join")
+    app = create_app(
+        gateway,
+        join_url=root.replace("http://", "ws://") + "/v1/engines/join",
+        metrics_port=metrics_port,
+    )
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -139,7 +149,7 @@ def run_server(
     async def main() -> None:
         ready = asyncio.create_task(announce_when_ready(), name="announce")
         try:
-            await server.serve([listener])
+            await server.serve(listeners)
         finally:
             ready.cancel()
             if server.force_exit:
@@ -171,7 +181,8 @@ def run_server(
     return status if server.started else 1
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str) -> socket.socket:
+    """A listening socket; `setting` names what to change where the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -180,18 +191,19 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. {_advice(error)}"
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. {_advice(error, setting)}"
         ) from None
     listener.set_inheritable(False)
     return listener
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, setting: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "Another program has this port: choose one with --port."
+        return f"Another program has this port: choose one with {setting}."
     if error.errno == errno.EACCES:
-        return "Ports below 1024 may need more rights: choose another with --port."
-    return "Is this an address of this machine? Choose one with --host."
+        return f"Ports below 1024 may need more rights: choose another with {setting}."
+    host = setting.replace("port", "host")
+    return f"Is this an address of this machine? Choose one with {host}."
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -495,6 +495,20 @@ class BatchSettings(_Section):
         return Path(data).expanduser().absolute() / "parrot-gateway"
 
 
+class TelemetrySettings(_Section):
+    """What operators see of a running gateway."""
+
+    #: Whether `/metrics` is answered.
+    metrics: bool = True
+    #: Who may read it: callers with the gateway's key or the admin key, where there is one, or
+    #: anybody.
+    metrics_access: Literal["key", "open"] = "key"
+    #: A port of its own for it, that takes no key, and the address to listen on; 0 takes a free
+    #: port.
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
+
+
 class ParrotV3Settings(_Section):
     """Parrot's own API, whose original client sends no key and waits without a time-out."""
 
@@ -531,6 +545,7 @@ class Settings(BaseSettings):
     parrot_v3: ParrotV3Settings = ParrotV3Settings()
     responses: ResponseSettings = ResponseSettings()
     batches: BatchSettings = BatchSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @field_validator("models", mode="before")
     @classmethod

@@ -8,15 +8,27 @@ from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.model_scheduler import ModelScheduler
 
 
-def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
-    """Dicts, lists, numbers and words; costs a pass over held applications and engines."""
+def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
+    """How much waits, and how long the oldest task has; costs a pass over held applications."""
     oldest = model.waiting.oldest()
-    held_applications = model.admission_queue.held.values()
+    held = model.admission_queue.held
     return {
         "queued": len(model.order),
         "queued_fills": len(model.fills),
-        "held": sum(len(held.tasks) for held in held_applications),
+        "held": sum(len(each.tasks) for each in held.values()),
+        "held_applications": len(held),
         "oldest_wait_s": now - oldest.submitted_at if oldest is not None else 0.0,
+        "applications": len(model.applications),
+        "memory_needed": model.pool.memory_needed,
+    }
+
+
+def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
+    """Dicts, lists, numbers and words; costs a pass over held applications and engines."""
+    queue = queue_of(model, now)
+    held_applications = model.admission_queue.held.values()
+    return {
+        **{name: queue[name] for name in ("queued", "queued_fills", "held", "oldest_wait_s")},
         "reserved": None
         if model.reserved is None
         else {

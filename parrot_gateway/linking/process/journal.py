@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ class LinkJournal:
         self._last: tuple[str, bytes, Conversation | None] = ("", b"", None)
         self._unreadable = 0
         self._linked = 0
-        self._edges = 0
+        self._edges: Counter[str] = Counter()
 
     def request(self, seen: RequestSeen) -> None:
         """Take the request of a call; one that cannot be read has no links."""
@@ -143,7 +143,7 @@ class LinkJournal:
             seen.call, body, linked.links, session, seen.now, is_new=not linked.is_flooded
         )
         self._linked += 1
-        self._edges += len(record.links)
+        self._edges.update(link.kind for link in record.links)
         tenant.calls[record.id] = record
         tenant.aliases[record.request_id] = record.id
         tenant.sessions[session.id] = session
@@ -258,7 +258,9 @@ class LinkJournal:
         """Counters since the start, and sizes."""
         return {
             "linked": self._linked,
-            "links": self._edges,
+            "links": self._edges.total(),
+            "links_by_kind": dict(self._edges),
+            "sessions": sum(len(each.members) for each in self._tenants),
             "unreadable": self._unreadable,
             "tenants": len(self._tenants),
             "calls": sum(len(each.calls) for each in self._tenants),

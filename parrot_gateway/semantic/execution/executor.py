@@ -53,6 +53,10 @@ class ExecutorStatistics(NamedTuple):
     deduplicated: int
     #: Tries after the first.
     retries: int
+    #: Deferred calls that started when their last input came, and the seconds by which they were
+    #: known before that, together.
+    started_by_inputs: int
+    head_start_s: float
 
 
 @dataclass(eq=False)
@@ -89,6 +93,8 @@ class Executor:
         self._closing: Failure | None = None
         self._retries = 0
         self._submitted = self._done = self._failed = self._cancelled = self._deduplicated = 0
+        self._running = self._in_line = self._started_by_inputs = 0
+        self._head_start_s = 0.0
 
     def submit(self, job: Job) -> None:
         """Add a call to its session's graph, and run it when its inputs are ready.
@@ -115,6 +121,7 @@ class Executor:
         if job.attended and job.has_inputs:
             # The common case: the client continues at once.
             job.is_ready = True
+            self._in_line += 1
             return
         if job.context is not None:
             job.context.when_turn(lambda: self._wake(job))
@@ -156,12 +163,14 @@ class Executor:
             self.fail(job, failed.failure.passed_on(job.output_name, job.id))
         elif job.has_inputs:
             job.is_ready = True
+            self._in_line += 1
             job.stop_watching()
             if job.attended:
                 job.notify()
             else:
                 heapq.heappush(self._queue, (-job.spec.priority, next(self._numbers), job.id))
         else:
+            job.has_waited = job.has_waited or bool(job.inputs)
             self.on_wait(job)
 
     def _start_waiting(self) -> None:
@@ -173,6 +182,9 @@ class Executor:
 
     def _start(self, job: Job) -> None:
         self._begin(job)
+        if job.has_waited:
+            self._started_by_inputs += 1
+            self._head_start_s += self.clock() - job.node.submitted
         task = asyncio.get_running_loop().create_task(self._run(job), name=f"call-{job.id}")
         job.task = task
         self._tasks.add(task)
@@ -192,6 +204,8 @@ class Executor:
         job.stop_timer()
         self.on_start(job)
         job.session.graph.start(job.id, self.clock())
+        self._running += 1
+        self._in_line -= 1
         if job.output is not None and job.output.state == "empty":
             job.output.begin(job.id)
 
@@ -296,6 +310,8 @@ class Executor:
 
     def _end(self, job: Job, state: str, failure: Failure | None) -> None:
         self.unfinished.remove(job)
+        self._running -= job.node.state == "running"
+        self._in_line -= job.is_ready and job.node.state == "waiting"
         job.stop_watching()
         job.stop_timer()
         job.failure = failure
@@ -344,12 +360,10 @@ class Executor:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def statistics(self) -> ExecutorStatistics:
-        states = [job.node.state for job in self.unfinished]
-        in_line = sum(job.is_ready and job.node.state == "waiting" for job in self.unfinished)
         return ExecutorStatistics(
-            waiting=states.count("waiting") - in_line,
-            in_line=in_line,
-            running=states.count("running"),
+            waiting=len(self.unfinished) - self._running - self._in_line,
+            in_line=self._in_line,
+            running=self._running,
             held_bytes=self.unfinished.held_bytes,
             tasks=len(self._tasks),
             submitted=self._submitted,
@@ -358,4 +372,6 @@ class Executor:
             cancelled=self._cancelled,
             deduplicated=self._deduplicated,
             retries=self._retries,
+            started_by_inputs=self._started_by_inputs,
+            head_start_s=self._head_start_s,
         )

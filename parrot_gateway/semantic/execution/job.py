@@ -52,8 +52,9 @@ class Job:
     attended: bool = False
     #: Its use of a named context.
     context: ContextUse | None = None
-    #: Its inputs are ready.
+    #: Its inputs are ready, and they were not when it was submitted.
     is_ready: bool = False
+    has_waited: bool = False
     #: The model has written something.
     has_text: bool = False
     #: Why it has failed or was cancelled.

@@ -6,10 +6,11 @@ call by call, in any order: a reader may come before its producer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from graphlib import TopologicalSorter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parrot_gateway.exceptions import (
     CycleError,
@@ -19,6 +20,15 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.semantic.graph.node import CallNode, Node, NodeState
 from parrot_gateway.semantic.variable import Failure, Variable
+
+
+class GraphShape(NamedTuple):
+    """How large the kept part of a graph is."""
+
+    nodes: int
+    #: Nodes on its longest path, and of its widest stage.
+    depth: int
+    width: int
 
 
 @dataclass(eq=False)
@@ -176,6 +186,11 @@ class Graph:
                 before = (self._stages[each] + 1 for each in producers[node_id])
                 self._stages[node_id] = max(before, default=0)
         return self._stages
+
+    def shape(self) -> GraphShape:
+        """Its size; linear in the graph, see `stages`."""
+        stages = Counter(self.stages().values())
+        return GraphShape(len(self), len(stages), max(stages.values(), default=0))
 
     def forget(self, variable_id: str) -> bool:
         """Drop the nodes around a variable, so that it can be deleted.

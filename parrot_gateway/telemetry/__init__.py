@@ -1,0 +1,1 @@
+"""What a running gateway says of itself: records of calls, metrics, logs, traces."""

@@ -1,0 +1,41 @@
+"""A histogram: how many values fell below each bound."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from parrot_gateway.telemetry.metrics.definitions import Definition
+from parrot_gateway.telemetry.metrics.exposition import number
+from parrot_gateway.telemetry.metrics.labels import with_bound
+
+
+class Distribution:
+    """Counts of values between the bounds of a metric."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, definition: Definition) -> None:
+        self._bounds = definition.buckets
+        #: One more than bounds; each without those below.
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value in, as often as it was seen."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def lines(self, definition: Definition, labels: str) -> Iterator[str]:
+        """Its samples under `definition`, whose bounds may be the first of its own.
+
+        Args:
+            labels: as of `label_text`.
+        """
+        name, total, counts = definition.name, 0, list(self._counts)
+        for bound, count in zip(definition.buckets, counts, strict=False):
+            total += count
+            yield f"{name}_bucket{with_bound(labels, number(bound))} {total}\n"
+        yield f"{name}_bucket{with_bound(labels, '+Inf')} {sum(counts)}\n"
+        yield f"{name}_count{labels} {sum(counts)}\n"
+        yield f"{name}_sum{labels} {number(self._sum)}\n"

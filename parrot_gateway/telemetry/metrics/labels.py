@@ -1,0 +1,68 @@
+"""Values of labels: bounded in number, and as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+#: What values beyond a limit are counted under.
+OTHER = "other"
+
+MAX_MODELS = 200
+MAX_ENGINES = 200
+MAX_TENANTS = 50
+#: Of error codes, reasons and the like, which are words of the gateway and of upstreams.
+MAX_WORDS = 64
+_MAX_CHARACTERS = 200
+
+
+class BoundedValues:
+    """The first `limit` values of a label keep their names, further ones are `other`.
+
+    Series stay as many as they are however many names clients make up.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[str, str] = {}
+
+    def of(self, value: str, *, is_real: bool = True) -> str:
+        """The value to count under.
+
+        Args:
+            is_real: whether it may take one of the places; else it is `other` unless it is known.
+        """
+        known = self._known.get(value)
+        if known is not None:
+            return known
+        if not is_real or len(self._known) >= self._limit:
+            return OTHER
+        self._known[value] = value[:_MAX_CHARACTERS]
+        return self._known[value]
+
+
+@lru_cache(maxsize=16_384)
+def label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Labels as they stand behind a metric's name; empty without any."""
+    if not names:
+        return ""
+    return "{" + ",".join(map(_pair, names, values)) + "}"
+
+
+def with_bound(labels: str, bound: str) -> str:
+    """Labels, and that of a histogram's bucket."""
+    inner = labels[1:-1]
+    return f'{{{inner},le="{bound}"}}' if inner else f'{{le="{bound}"}}'
+
+
+def _pair(name: str, value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return f'{name}="{escaped}"'
+
+
+def within(limit: int, names: Iterable[str]) -> dict[str, str]:
+    """By name what it is counted under: of names known beforehand the first `limit` keep theirs."""
+    return {
+        name: name[:_MAX_CHARACTERS] if number < limit else OTHER
+        for number, name in enumerate(names)
+    }
