@@ -21,7 +21,8 @@ from parrot_gateway.cli.commands import PASS_ON, LazyGroup, become
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
-    from parrot_gateway.settings.model import ModelSettings
+    from parrot_gateway.settings.model import ModelSettings, Settings
+    from parrot_gateway.settings.sources import SettingsSources
 
 
 class _Commands(LazyGroup):
@@ -133,12 +134,19 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Start nothing: show what would be served and all that is wrong; status 2 if "
+            "anything is.",
+        ),
+    ] = False,
 ) -> None:
     """Start the gateway; without a model or an upstream it runs the demo model."""
     with _quick_imports():
-        from parrot_gateway.settings import DEMO_MODEL
         from parrot_gateway.settings.config_file import ConfigError
-        from parrot_gateway.settings.sources import load_settings
+        from parrot_gateway.settings.sources import check_exposure
 
     flags: dict[str, Any] = {}
     server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}
@@ -155,13 +163,15 @@ def serve(
             flags["upstreams"] = _upstreams(pairs)
         if alias:
             flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
-        settings = load_settings(flags, config)
-        if not (settings.models or settings.upstreams or settings.engines.join_key):
-            flags["models"] = [{"model": DEMO_MODEL}]
-            settings = load_settings(flags, config)
-        if lora:
-            flags["models"] = [_with_adapters(settings.models, lora)]
-            settings = load_settings(flags, config)
+
+        def read() -> SettingsSources:
+            return _sources(flags, config, lora or ())
+
+        sources = read()
+        settings = sources.settings()
+        if check:
+            raise typer.Exit(_check(sources, settings))
+        check_exposure(settings)
         _log_to_stderr(settings.server.log_level)
 
         with _quick_imports():
@@ -198,6 +208,34 @@ def _pair(text: str, option: str, form: str) -> tuple[str, str]:
     if not (separator and name and value):
         raise ConfigError(f"{option} {text!r}: expected {form}")
     return name, value
+
+
+def _sources(flags: dict[str, Any], config: Path | None, lora: Sequence[str]) -> SettingsSources:
+    """The settings as they are now; the demo model where nothing else is named."""
+    from parrot_gateway.settings import DEMO_MODEL
+    from parrot_gateway.settings.sources import SettingsSources
+
+    sources = SettingsSources.read(flags, config)
+    settings = sources.settings()
+    if not (settings.models or settings.upstreams or settings.engines.join_key):
+        sources = SettingsSources.read({**flags, "models": [{"model": DEMO_MODEL}]}, config)
+        settings = sources.settings()
+    if lora:
+        adapted = _with_adapters(settings.models, lora)
+        sources = SettingsSources.read({**flags, "models": [adapted]}, config)
+    return sources
+
+
+def _check(sources: SettingsSources, settings: Settings) -> int:
+    """Print what would be served, and what is wrong; the status of the command."""
+    from parrot_gateway.server.check import check_settings
+
+    checked = check_settings(sources, settings)
+    for line in checked.served:
+        typer.echo(line)
+    for problem in checked.problems:
+        _complain(problem)
+    return 2 if checked.problems else 0
 
 
 def _with_adapters(models: Sequence[ModelSettings], lora: Sequence[str]) -> dict[str, Any]:

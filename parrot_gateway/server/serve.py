@@ -108,11 +108,11 @@ def run_server(
     """
     started = time.perf_counter()
     _raise_descriptor_limit()
-    listeners = [_bind(settings.server.host, settings.server.port, "--port")]
+    listeners = [bind(settings.server.host, settings.server.port, "--port")]
     listener, metrics_port, telemetry = listeners[0], None, settings.telemetry
     if telemetry.metrics and telemetry.metrics_port is not None:
         host = telemetry.metrics_host
-        listeners.append(_bind(host, telemetry.metrics_port, "telemetry.metrics_port"))
+        listeners.append(bind(host, telemetry.metrics_port, "telemetry.metrics_port"))
         metrics_port = listeners[1].getsockname()[1]
         logger.info("metrics at http://%s:%d/metrics", host, metrics_port)
     host, port = settings.server.host, listener.getsockname()[1]
@@ -181,8 +181,12 @@ def run_server(
     return status if server.started else 1
 
 
-def _bind(host: str, port: int, setting: str) -> socket.socket:
-    """A listening socket; `setting` names what to change where the port is taken."""
+def bind(host: str, port: int, setting: str) -> socket.socket:
+    """A socket at an address; `setting` names what to change where the port is taken.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -40,6 +40,11 @@ def read_secret(reference: str) -> str:
     return value
 
 
+def without_credentials(url: str) -> str:
+    """A URL as it may be shown: without a user's name and password."""
+    return re.sub(r"^(\w+://)[^/?#]*@", r"\1", url)
+
+
 def key_of_option(reference: str, option: str = "--api-key") -> str:
     """The key behind `env:NAME`, given as an option of a command.
 

@@ -6,6 +6,7 @@ Merges the four, lets `settings` check the result, and names the place of each f
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,89 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
+
+
+class SettingsSources:
+    """The file, the environment and the command line, as they were read.
+
+    Args:
+        file: the YAML file, or an empty one.
+        environment: nested values of `PARROT_*` variables.
+        flags: nested values from the command line, only those given.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        environment: Mapping[str, Any] | None = None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.file = file
+        self.environment = dict(environment or {})
+        self.flags = dict(flags or {})
+
+    @classmethod
+    def read(
+        cls, flags: Mapping[str, Any] | None = None, config: Path | None = None
+    ) -> SettingsSources:
+        """Read all of them now.
+
+        Raises:
+            ConfigError: the file or a variable cannot be read.
+        """
+        file = ConfigFile.read(config) if config is not None else ConfigFile.empty()
+        try:
+            environment = EnvSettingsSource(Settings)()
+        except SettingsError as error:
+            field = re.search(r'field "(\w+)"', str(error))
+            name = f"PARROT_{field[1].upper()}" if field else "A PARROT_* environment variable"
+            raise ConfigError(
+                f"{name} cannot be read ({error.__cause__ or error}). Lists and mappings are given "
+                "as JSON there."
+            ) from None
+        return cls(file, environment, flags)
+
+    def settings(self) -> Settings:
+        """All of them merged, and checked.
+
+        Raises:
+            ConfigError: a line for each fault, with the file's line and the field, the variable, or
+                the command line.
+        """
+        merged = _merge(_merge(self.file.data, self.environment), self.flags)
+        try:
+            settings = Settings(**merged)
+        except ValidationError as error:
+            raise ConfigError(self._explain(error)) from None
+        return settings
+
+    def origin(self, location: tuple[Any, ...]) -> str:
+        """Where a setting has its value from."""
+        if _holds(self.flags, location):
+            return "command line"
+        if _holds(self.environment, location):
+            variable = "_".join(part for part in location[:2] if isinstance(part, str)).upper()
+            return f"environment variable PARROT_{variable}"
+        return self.file.locate(location)
+
+    def is_given(self, location: tuple[Any, ...]) -> bool:
+        """Whether a setting is not left to its default."""
+        return any(
+            _holds(values, location) for values in (self.flags, self.environment, self.file.data)
+        )
+
+    def _explain(self, error: ValidationError) -> str:
+        """One line a fault: where it was set, which field, what is wrong."""
+        lines = []
+        for fault in error.errors(include_url=False):
+            location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
+            dotted = ".".join(str(part) for part in location)
+            message = str(fault["msg"]).removeprefix("Value error, ")
+            if fault["type"] == "extra_forbidden":
+                message = "unknown setting"
+            begin = f"{self.origin(location)}: "
+            lines.append(f"{begin}{dotted}: {message}" if dotted else f"{begin}{message}")
+        return "\n".join(lines)
 
 
 def load_settings(flags: dict[str, Any] | None = None, config: Path | None = None) -> Settings:
@@ -27,27 +111,17 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
     Raises:
         ConfigError: names the file, line and field, or the variable, or the flag at fault.
     """
-    file = ConfigFile.read(config) if config is not None else ConfigFile.empty()
-    environment = EnvSettingsSource(Settings)
-    try:
-        from_environment = environment()
-    except SettingsError as error:
-        field = re.search(r'field "(\w+)"', str(error))
-        name = f"PARROT_{field[1].upper()}" if field else "A PARROT_* environment variable"
-        raise ConfigError(
-            f"{name} cannot be read ({error.__cause__ or error}). Lists and mappings are given as "
-            "JSON there."
-        ) from None
-    merged = _merge(_merge(file.data, from_environment), flags or {})
-    try:
-        settings = Settings(**merged)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, file, from_environment, flags or {})) from None
-    _check_exposure(settings)
+    settings = SettingsSources.read(flags, config).settings()
+    check_exposure(settings)
     return settings
 
 
-def _check_exposure(settings: Settings) -> None:
+def check_exposure(settings: Settings) -> None:
+    """Whether the keys protect what is served.
+
+    Raises:
+        ConfigError: others could use the gateway without a key, or clients have the admin key.
+    """
     if api_key_of(settings) is None and not is_loopback(settings.server.host):
         raise ConfigError(
             f"Refusing to listen on {settings.server.host} without a key: anybody on the network "
@@ -80,28 +154,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def _explain(
-    error: ValidationError, file: ConfigFile, environment: dict[str, Any], flags: dict[str, Any]
-) -> str:
-    """One line a fault: where it was set, which field, what is wrong."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
-        dotted = ".".join(str(part) for part in location)
-        if _holds(flags, location):
-            origin = "command line"
-        elif _holds(environment, location):
-            variable = "_".join(part for part in location[:2] if isinstance(part, str)).upper()
-            origin = f"environment variable PARROT_{variable}"
-        else:
-            origin = file.locate(location)
-        message = str(fault["msg"]).removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            message = "unknown setting"
-        lines.append(f"{origin}: {dotted}: {message}" if dotted else f"{origin}: {message}")
-    return "\n".join(lines)
 
 
 def _holds(values: Any, location: tuple[Any, ...]) -> bool:
