@@ -1,4 +1,7 @@
-"""The tests of the openai client once more, with the interpreter that has openai 3.x."""
+"""The tests of the openai client once more, with the interpreter that has openai 3.x.
+
+Each with one of the two clients, sync or async in turn: the run with 2.x has both.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,11 @@ def test_the_client_tests_pass_with_openai_3() -> None:
         timeout=60,
     ).stdout
     assert version.startswith("3."), f"{CLIENT_PYTHON} has openai {version}"
-    environment = {**os.environ, "PARROT_SERVER_PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        "PARROT_SERVER_PYTHON": sys.executable,
+        "PARROT_CLIENT_KINDS": "alternating",
+    }
     run = subprocess.run(
         [
             CLIENT_PYTHON,

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from driver import Driver, Kind
 from harness.processes import GatewayProcess
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `PARROT_CLIENT_KINDS=alternating`, each test with one kind of client, in turn.
+
+    The second run, with another version of the client, is half as long for it.
+    """
+    if os.environ.get("PARROT_CLIENT_KINDS") != "alternating":
+        return
+    kinds = ("sync", "async")
+    tests: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if (
+            call is None
+            or "kind" not in call.params
+            or Path(__file__).parent not in item.path.parents
+        ):
+            continue
+        number = tests.setdefault(getattr(item, "originalname", item.name), len(tests))
+        others = sum(call.indices[name] for name in call.indices if name != "kind")
+        if call.params["kind"] != kinds[(number + others) % 2]:
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(params=["sync", "async"])
