@@ -12,6 +12,10 @@ from typing import Any
 
 import yaml
 
+#: Bytes of a file, and values of it with each alias counted for what it stands for.
+MAX_BYTES = 1_000_000
+MAX_VALUES = 200_000
+
 
 class ConfigError(Exception):
     """Settings that cannot be used; the message is for the operator."""
@@ -34,16 +38,24 @@ class ConfigFile:
         """Parse `path`.
 
         Raises:
-            ConfigError: unreadable, not YAML, or not a mapping.
+            ConfigError: unreadable, too large, not YAML, or not a mapping.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes")
+            text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
         try:
             loader = yaml.SafeLoader(text)
             root = loader.get_single_node()
+            if root is not None and _expanded(root, {}) > MAX_VALUES:
+                raise ConfigError(f"{path}: its aliases (*name) come to over {MAX_VALUES:,} values")
             data = loader.construct_document(root) if root is not None else {}
+        except RecursionError:
+            raise ConfigError(f"{path}: nested too deeply, or an alias inside itself") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             line = f", line {mark.line + 1}" if mark is not None else ""
@@ -65,6 +77,19 @@ class ConfigFile:
                 break
             node, line = found
         return f"{self.path}, line {line + 1}"
+
+
+def _expanded(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Values of a node and of all below it, aliases as often as they are used."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    size = known.get(node)
+    if size is None:
+        nodes = (
+            [part for pair in node.value for part in pair] if node.id == "mapping" else node.value
+        )
+        size = known[node] = 1 + sum(_expanded(each, known) for each in nodes)
+    return size
 
 
 def _child(node: yaml.Node, part: Any) -> tuple[yaml.Node, int] | None:

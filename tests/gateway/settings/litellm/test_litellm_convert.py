@@ -1,0 +1,322 @@
+"""Configurations of LiteLLM proxies become settings under which the same names are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.scheduling.model_directory import Catalog, UpstreamTarget
+from parrot_gateway.settings.litellm.convert import convert
+from parrot_gateway.settings.litellm.providers import PROVIDERS
+from parrot_gateway.settings.litellm.values import Conversion
+from parrot_gateway.settings.model import Settings, UpstreamSettings
+
+
+def converted(text: str, **environment: str) -> Conversion:
+    found = convert(yaml.safe_load(text), environment)
+    Settings(**found.settings)
+    return found
+
+
+def catalog(found: Conversion) -> Catalog:
+    settings = Settings(**found.settings)
+    upstreams = {each.name: Upstream(each, "key") for each in settings.upstreams}
+    return Catalog(list, upstreams, settings.aliases)
+
+
+def upstream(found: Conversion, name: str) -> dict[str, Any]:
+    return next(each for each in found.settings["upstreams"] if each["name"] == name)
+
+
+def lost(found: Conversion) -> dict[str, str]:
+    return {remark.path: remark.text for remark in found.lost}
+
+
+def changed(found: Conversion) -> dict[str, str]:
+    return {remark.path: remark.text for remark in found.changed}
+
+
+#: One provider with a few models, a key, a master key.
+SMALL = """
+model_list:
+  - model_name: gpt-4o
+    litellm_params: {model: openai/gpt-4o, api_key: os.environ/OPENAI_API_KEY}
+  - model_name: fast
+    litellm_params: {model: gpt-4o-mini, api_key: os.environ/OPENAI_API_KEY}
+  - model_name: openai/o3
+    litellm_params: {model: openai/o3}
+general_settings: {master_key: os.environ/LITELLM_MASTER_KEY}
+"""
+
+#: Several servers of a model, of other kinds too, with fallbacks.
+FLEET = """
+model_list:
+  - &one
+    model_name: llama
+    litellm_params: &server
+      model: hosted_vllm/meta-llama/Llama-3.1-8B
+      api_base: http://10.0.0.1:8000/v1
+      api_key: none
+      timeout: 30
+  - model_name: llama
+    litellm_params: {<<: *server, api_base: "http://10.0.0.2:8000/v1/"}
+  - model_name: llama
+    litellm_params: {<<: *server, api_base: "http://10.0.0.3:8000/v1", max_parallel_requests: 4}
+  - model_name: gpt-4o
+    litellm_params:
+      {model: azure/gpt-4o-eu, api_base: os.environ/EU, api_key: os.environ/EU_KEY, order: 2,
+       api_version: "2024-02-01"}
+  - model_name: gpt-4o
+    litellm_params: {model: openai/gpt-4o, order: 1, max_retries: 99}
+  - model_name: claude
+    litellm_params: {model: claude-sonnet-4-5}
+environment_variables: {EU: "https://eu.openai.azure.com/", UNUSED: x}
+litellm_settings:
+  num_retries: 1
+  request_timeout: 1200
+  fallbacks: [{gpt-4o: [claude, llama]}, {nobody: [llama]}]
+router_settings:
+  num_retries: 3
+  allowed_fails: 2
+  cooldown_time: 45
+  retry_after: 12
+  model_group_alias: {gpt-4: gpt-4o, hidden-one: {model: llama, hidden: true}, gone: nothing}
+"""
+
+#: What is named by patterns.
+WILDCARDS = """
+model_list:
+  - {model_name: openai/*, litellm_params: {model: openai/*}}
+  - {model_name: openrouter/*, litellm_params: {model: openrouter/*}}
+  - {model_name: mine/*, litellm_params: {model: groq/*}}
+  - {model_name: "claude-*", litellm_params: {model: "anthropic/claude-*"}}
+  - {model_name: "gpt-*", litellm_params: {model: mistral/mistral-large}}
+  - {model_name: "*-x", litellm_params: {model: "mistral/*-y"}}
+  - {model_name: "*", litellm_params: {model: "litellm_proxy/*", api_base: "http://old:4000"}}
+  - {model_name: gpt-4o, litellm_params: {model: openai/gpt-4o}}
+"""
+
+
+def test_one_provider() -> None:
+    found = converted(SMALL)
+    assert found.settings == {
+        "server": {"api_key": "env:LITELLM_MASTER_KEY"},
+        "upstreams": [
+            {
+                "name": "openai",
+                "url": "https://api.openai.com/v1",
+                "api_key": "env:OPENAI_API_KEY",
+                "models": ["gpt-4o", "gpt-4o-mini", "o3"],
+            }
+        ],
+        "aliases": {"fast": "openai/gpt-4o-mini"},
+    }
+    names = catalog(found)
+    assert names.resolve("gpt-4o") == UpstreamTarget("openai", "gpt-4o")
+    assert names.resolve("fast") == UpstreamTarget("openai", "gpt-4o-mini")
+    assert names.resolve("openai/o3") == UpstreamTarget("openai", "o3")
+    assert found.lost == []
+    assert set(found.variables) == {"OPENAI_API_KEY", "LITELLM_MASTER_KEY"}
+
+
+def test_several_servers_of_one_model_are_one_upstream() -> None:
+    found = converted(FLEET)
+    fleet = upstream(found, "hosted_vllm")
+    assert fleet["urls"] == [f"http://10.0.0.{number}:8000/v1" for number in (1, 2, 3)]
+    assert fleet["read_timeout_s"] == 30
+    assert "api_key" not in fleet
+    assert catalog(found).resolve("llama").model == "meta-llama/Llama-3.1-8B"
+    assert "first server" in lost(found)["model_list[2].litellm_params"]
+
+
+def test_servers_of_other_kinds_follow_as_fallbacks() -> None:
+    found = converted(FLEET)
+    first, second = upstream(found, "openai"), upstream(found, "azure")
+    assert second["url"] == "https://eu.openai.azure.com/openai/v1"
+    assert first["fallback"] == "azure/gpt-4o-eu"
+    assert second["fallback"] == "claude"
+    names = catalog(found)
+    assert names.resolve("gpt-4o") == names.resolve("gpt-4") == UpstreamTarget("openai", "gpt-4o")
+    assert names.resolve("azure/gpt-4o-eu") == UpstreamTarget("azure", "gpt-4o-eu")
+    assert names.resolve("claude") == UpstreamTarget("anthropic", "claude-sonnet-4-5")
+    assert upstream(found, "anthropic")["api"] == "anthropic"
+    assert "model_list[4].model_name" in changed(found)
+
+
+def test_retries_time_outs_and_breakers() -> None:
+    found = converted(FLEET)
+    settings = upstream(found, "anthropic")
+    assert settings["max_retries"] == 3
+    assert settings["read_timeout_s"] == 1200
+    assert settings["breaker_failures"] == 3
+    assert settings["breaker_open_s"] == 45
+    assert (settings["backoff_s"], settings["max_backoff_s"]) == (12, 12)
+    assert upstream(found, "openai")["max_retries"] == 10
+    assert changed(found)["model_list[4].litellm_params.max_retries"] == "10 at most"
+    assert found.settings["server"] == {"call_timeout_s": 1200}
+
+
+def test_what_has_no_counterpart_is_named_with_its_path() -> None:
+    found = lost(converted(FLEET))
+    assert "one fallback" in found["litellm_settings.fallbacks[0].gpt-4o[1]"]
+    assert "not carried over" in found["litellm_settings.fallbacks[1].nobody"]
+    assert "not carried over" in found["router_settings.model_group_alias.gone"]
+    assert "listed" in found["router_settings.model_group_alias.hidden-one.hidden"]
+    assert "nothing here reads" in found["environment_variables.UNUSED"]
+    assert "environment_variables.EU" not in found
+
+
+def test_patterns() -> None:
+    found = converted(WILDCARDS)
+    names = catalog(found)
+    assert names.resolve("openai/gpt-5") == UpstreamTarget("openai", "gpt-5")
+    assert names.resolve("openrouter/openai/o3") == UpstreamTarget("openrouter", "openai/o3")
+    assert names.resolve("mine/llama") == UpstreamTarget("mine", "llama")
+    assert upstream(found, "mine")["url"] == PROVIDERS["groq"].url
+    assert names.resolve("gpt-4o") == UpstreamTarget("openai", "gpt-4o")
+    # Not `mistral/…`: what the server of claude-* lists could be called so.
+    assert found.settings["aliases"]["gpt-*"] == "mistral-2/mistral-large"
+    assert names.resolve("anything") == UpstreamTarget("litellm_proxy-2", "anything")
+    assert "models" not in upstream(found, "anthropic")
+    assert set(lost(found)) == {"model_list[5].model_name"}
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ("{model: bedrock/anthropic.claude-v2, aws_region_name: us-east-1}", "AWS"),
+        ("{model: vertex_ai/gemini-2.5-pro, vertex_project: p}", "Google tokens"),
+        ("{model: sagemaker/endpoint}", "AWS"),
+        ("{model: nobody-knows/it}", "no OpenAI-compatible address"),
+        ("{model: llama3}", "provider cannot be told"),
+        ("{model: azure/x, api_base: 'https://a.b', azure_ad_token: t}", "Entra"),
+        ("{model: hosted_vllm/x}", "no address of its own"),
+        ("{model: openai/x, api_base: 'ftp://a.b'}", "http://"),
+        ("{model: openai/x, api_base: os.environ/NOT_SET}", "is not set"),
+        ("{model: openai/x, api_base: 'https://user:pass@a.b/v1'}", "password"),
+        ("{model: openai/x, api_base: [1]}", "not an address"),
+        ("{model: openai/x, api_base: 'http://[::1'}", "not an address"),
+        ("{model: 5}", "not the name of a model"),
+        ("{model: openai/x, litellm_credential_name: nobody}", "credential_list"),
+        ("[]", "litellm_params"),
+    ],
+)
+def test_models_that_cannot_be_served(params: str, reason: str) -> None:
+    found = converted(f"model_list: [{{model_name: m, litellm_params: {params}}}]")
+    assert "upstreams" not in found.settings
+    (remark,) = found.lost
+    assert remark.location[:2] == ("model_list", 0)
+    assert reason in remark.text
+
+
+def test_no_secret_leaves_the_file() -> None:
+    found = converted(
+        """
+        environment_variables: {OPENAI_API_KEY: sk-secret-4}
+        credential_list:
+          - {credential_name: shared, credential_values: {api_key: sk-secret-3}}
+        model_list:
+          - {model_name: a, litellm_params: {model: openai/a, api_key: sk-secret-1}}
+          - {model_name: b, litellm_params: {model: openai/b, api_key: sk-secret-2}}
+          - {model_name: c, litellm_params: {model: groq/c, litellm_credential_name: shared}}
+          - {model_name: d, litellm_params: {model: openai/d, api_key: sk-secret-1}}
+          - {model_name: e, litellm_params: {model: openai/e}}
+          - {model_name: f, litellm_params: {model: openai/f, api_key: os.environ/a b}}
+          - {model_name: g, litellm_params: {model: bedrock/g, aws_secret_access_key: sk-secret-5}}
+        general_settings: {master_key: 12345678, database_url: "postgres://u:sk-secret-6@h"}
+        """
+    )
+    report = [*found.lost, *found.changed]
+    shown = repr(found.settings) + repr([(each.path, each.text) for each in report])
+    assert "sk-secret" not in shown
+    assert "12345678" not in shown
+    keys = {each["models"][0]: each.get("api_key") for each in found.settings["upstreams"]}
+    # OPENAI_API_KEY is taken by another key.
+    assert keys["a"] == "env:OPENAI_API_KEY_2"
+    assert keys["b"] == "env:OPENAI_API_KEY_3"
+    assert keys["c"] == "env:GROQ_API_KEY"
+    assert keys["e"] == "env:OPENAI_API_KEY"
+    assert len(keys) == 5
+    assert found.variables == {
+        "OPENAI_API_KEY_2": "the value of model_list[0].litellm_params.api_key",
+        "OPENAI_API_KEY_3": "the value of model_list[1].litellm_params.api_key",
+        "GROQ_API_KEY": "the value of credential_list[0].credential_values.api_key",
+        "PARROT_API_KEY": "the value of general_settings.master_key",
+        "OPENAI_API_KEY": "the value of environment_variables.OPENAI_API_KEY",
+    }
+    assert "not the name of a variable" in lost(found)["model_list[5].litellm_params.api_key"]
+
+
+def test_no_key_of_a_provider_goes_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    found = converted(
+        "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: 'http://a/v1'}}]"
+    )
+    (server,) = TypeAdapter(list[UpstreamSettings]).validate_python(found.settings["upstreams"])
+    assert server.key_reference() is None
+    assert "gets no key" in changed(found)["model_list[0].litellm_params.api_base"]
+
+
+def test_a_name_of_an_upstream_hides_no_model() -> None:
+    found = converted(
+        """
+        model_list:
+          - {model_name: router, litellm_params: {model: openrouter/openai/gpt-4o}}
+          - {model_name: direct, litellm_params: {model: openai/gpt-4o}}
+          - {model_name: again, litellm_params: {model: openai/gpt-4o, timeout: 5}}
+        """
+    )
+    names = catalog(found)
+    assert names.resolve("router") == UpstreamTarget("openrouter", "openai/gpt-4o")
+    assert names.resolve("direct") == UpstreamTarget("openai-2", "gpt-4o")
+    assert names.resolve("again") == UpstreamTarget("openai-3", "gpt-4o")
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "name"),
+    [
+        ("ollama_chat/llama3", "http://localhost:11434/v1", "llama3"),
+        ("gemini/gemini-2.5-pro", PROVIDERS["gemini"].url, "gemini-2.5-pro"),
+        ("huggingface/together/org/model", PROVIDERS["huggingface"].url, "org/model:together"),
+        ("openai/responses/gpt-5", "https://api.openai.com/v1", "gpt-5"),
+        ("text-embedding-3-small", "https://api.openai.com/v1", "text-embedding-3-small"),
+    ],
+)
+def test_providers(model: str, url: str, name: str) -> None:
+    found = converted(f"model_list: [{{model_name: m, litellm_params: {{model: {model}}}}}]")
+    (only,) = found.settings["upstreams"]
+    assert (only["url"], only["models"]) == (url, [name])
+
+
+def test_every_known_provider_is_a_valid_upstream() -> None:
+    models = [
+        {"model_name": name, "litellm_params": {"model": f"{name}/m", "api_base": "http://a/v1"}}
+        for name in PROVIDERS
+    ]
+    found = convert({"model_list": models}, {})
+    assert Settings(**found.settings)
+    assert not found.lost
+    for provider in PROVIDERS.values():
+        assert provider.url.startswith("http") or not provider.url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "model_list: nothing",
+        "model_list: [1, null, {}, {model_name: a}, {litellm_params: {model: [1]}}]",
+        "{model_list: [], router_settings: 5, general_settings: [1], litellm_settings: x}",
+        "router_settings: {fallbacks: {a: b}, timeout: never, num_retries: -4}",
+        "litellm_settings: {fallbacks: [1, {a: 2}, {b: [{model: c}]}], default_fallbacks: 3}",
+        "{model_list: [{model_name: a, litellm_params: {model: gpt-4, timeout: .inf, rpm: {}}}]}",
+        "{1: 2, null: 3, true: [4], credential_list: 5, environment_variables: [6]}",
+        "general_settings: {master_key: [1], global_max_parallel_requests: 1.0e+300}",
+    ],
+)
+def test_strange_files_are_reported_not_refused(text: str) -> None:
+    assert converted(text).lost
