@@ -81,14 +81,13 @@ class ConfigFile:
 
 def _expanded(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Values of a node and of all below it, aliases as often as they are used."""
-    if isinstance(node, yaml.ScalarNode):
+    if not isinstance(node, yaml.CollectionNode):
         return 1
     size = known.get(node)
     if size is None:
-        nodes = (
-            [part for pair in node.value for part in pair] if node.id == "mapping" else node.value
-        )
-        size = known[node] = 1 + sum(_expanded(each, known) for each in nodes)
+        pairs = isinstance(node, yaml.MappingNode)
+        below = [part for pair in node.value for part in pair] if pairs else node.value
+        size = known[node] = 1 + sum(_expanded(each, known) for each in below)
     return size
 
 
