@@ -228,8 +228,8 @@ class CallRoutes:
         recording: Recording | None = None,
     ) -> None:
         """Pass a call of `model` on; `tried` as in `_answer`."""
-        exchange.model = requested
         target = self._models.resolve(model)
+        exchange.record.model, exchange.record.served_model = requested, target.model
         if isinstance(target, EngineTarget):
             if exchange.method == "POST" and exchange.path in POOLING_ROUTES:
                 await self._pool(exchange, target.model, requested, body)
@@ -272,7 +272,7 @@ class CallRoutes:
         await self._pool(exchange, model, name or model, body)
 
     async def _pool(self, exchange: Exchange, model: str, requested: str, body: bytes) -> None:
-        exchange.model = requested
+        exchange.record.model, exchange.record.served_model = requested, model
         exchange.cancel_on_disconnect()
         await self._models.loaded(model)
         metadata = exchange.metadata
@@ -289,7 +289,7 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.semantic_head)
         model, context = request.model, _ORDINARY
-        exchange.model = model
+        exchange.record.model = model
         if may_be_semantic(exchange.scope["headers"], request.body):
             target = self._models.resolve(model)
             if not self._is_passed(target):
@@ -328,6 +328,7 @@ class CallRoutes:
     ) -> None:
         """Answer a request as received with a message of `model`; `tried` as in `_answer`."""
         target = self._models.resolve(model)
+        exchange.record.served_model = target.model
         if isinstance(target, EngineTarget) or not self._is_passed(target):
             chat, shape = await self._chat_of(exchange, request, target)
             await self._answer(exchange, chat, context._replace(shape=shape), model, tried)
@@ -471,8 +472,10 @@ class CallRoutes:
             model: other than the one that the request names.
             tried: the upstreams that could not, so that fallbacks end.
         """
-        exchange.model = requested = request.model
+        record = exchange.record
+        record.model = requested = request.model
         target = self._models.resolve(model or requested)
+        record.served_model = target.model
         if isinstance(target, EngineTarget):
             return self._generate(exchange, request, target.model, context)
         return self._forward(exchange, request, target, context, tried)

@@ -22,6 +22,7 @@ from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import GenerationRequest, Update
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
+from parrot_gateway.telemetry.call_record import CallObserver
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class EventStream:
 
     async def fail(self, error: GatewayError) -> None:
         """End a stream whose status line is out with an error in band."""
+        self._exchange.record.fail(error)
         await self._exchange.end_stream(self._failure(error))
 
     def _write(self, data: bytes) -> Awaitable[None]:
@@ -141,7 +143,9 @@ def answer_call(
     Raises:
         GatewayError: it failed before anything was sent; later failures go in band.
     """
-    generation = Generation(placer, request, deadline, observers)
+    record = exchange.record
+    record.streamed = stream
+    generation = Generation(placer, request, deadline, [CallObserver(record), *observers])
     if stream:
         return stream_call(exchange, generation, answer, keep_alive_s)
     return _whole_call(exchange, generation, answer, len(request.prompts), request.best_of)

@@ -69,7 +69,13 @@ class Generation:
         start = request.reasoning
         self._reasoning = [] if start is None else [ReasoningText(start) for _ in range(request.n)]
         #: Whether updates concern anybody but the caller.
-        self._is_watched = bool(self._tool_texts or self._reasoning) or self._observers is not None
+        self._is_watched = bool(self._tool_texts or self._reasoning) or (
+            self._observers is not None and self._observers.reads_deltas
+        )
+        #: Until observers know of the first token.
+        self._awaits_first = self._observers is not None
+        #: Of the last candidate that ended.
+        self._finish_reason: AnswerFinishReason | None = None
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
@@ -81,6 +87,8 @@ class Generation:
     def __enter__(self) -> Generation:
         """Ask for an engine; `next` begins as soon as there is one."""
         self.state = GenerationState(self._request, self._placer.tokenizer)
+        if self._observers is not None:
+            self._observers.submitted()
         self._placement = self._placer.place(self._request)
         return self
 
@@ -99,9 +107,9 @@ class Generation:
         if self._observers is None:
             return
         if error is not None:
-            self._observers.failed(error)
+            self._observers.failed(error, self.state.usage)
         elif self.state.done:
-            self._observers.ended(self.state.usage)
+            self._observers.ended(self.state.usage, self._finish_reason)
 
     async def next(self, until: float | None = None) -> Update | None:
         """The next update; None when there was none `until` this `time.perf_counter()`.
@@ -139,9 +147,16 @@ class Generation:
                 or self._reported + PROGRESS_INTERVAL_TOKENS <= state.generated
             ):
                 self._report_progress()
+            if self._awaits_first and state.generated and self._observers is not None:
+                self._awaits_first = False
+                self._observers.first_token()
             update = progress.update
             if update is not None:
-                return self._observed(update) if self._is_watched else update
+                if self._is_watched:
+                    update = self._observed(update)
+                if state.done and isinstance(update, ChoiceDelta):
+                    self._finish_reason = update.finish_reason
+                return update
 
     def _observed(self, update: Update) -> Update:
         """Read tool calls and notify observers."""

@@ -1,4 +1,4 @@
-"""Observers of answers: the variable that a call fills; later metrics, traces, a store.
+"""Observers of answers: the variable that a call fills, its node in a graph, its record.
 
 Answers of own engines and of upstreams come as the same deltas. The client's encoder is not one of
 them: it pulls, so that a slow client holds its generation back. An observer can neither delay an
@@ -28,6 +28,11 @@ class GenerationObserver:
     #: Whether it reads deltas, for which an upstream's answer has to be parsed.
     reads_text: bool = True
 
+    __slots__ = ()
+
+    def submitted(self) -> None:
+        """The call was read and checked, and waits for an engine or an upstream."""
+
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         """An engine or an upstream takes the call.
 
@@ -37,19 +42,28 @@ class GenerationObserver:
             reason: why it is this engine, in a few words; empty for upstreams.
         """
 
+    def first_token(self) -> None:
+        """The first token was generated; of an upstream, the first bytes of a success came."""
+
     def delta(self, delta: ChoiceDelta) -> None:
         """A piece of the answer. Echoed prompts come as pieces too; of a call that chooses the best
         of several candidates, the chosen ones come whole, at the end."""
 
-    def ended(self, usage: Usage | None) -> None:
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         """The answer is complete.
 
         Args:
             usage: None when an upstream reported none.
+            finish_reason: of the last candidate; None where an upstream's answer is not read.
         """
 
-    def failed(self, error: BaseException) -> None:
-        """The call ends without a complete answer; a cancellation is a `CancelledError`."""
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
+        """The call ends without a complete answer.
+
+        Args:
+            error: a cancellation is a `CancelledError`.
+            usage: tokens so far, where they are known.
+        """
 
 
 class Observers(GenerationObserver):
@@ -57,34 +71,47 @@ class Observers(GenerationObserver):
 
     def __init__(self, observers: Iterable[GenerationObserver] = ()) -> None:
         self._observers = list(observers)
-        self.reads_text = bool(self._observers) and any(each.reads_text for each in self._observers)
+        #: Those that override `delta`: nothing is done for each delta of the others.
+        self._readers = [
+            each for each in self._observers if type(each).delta is not GenerationObserver.delta
+        ]
+        self.reads_text = any(each.reads_text for each in self._observers)
 
-    def __bool__(self) -> bool:
-        return bool(self._observers)
+    @property
+    def reads_deltas(self) -> bool:
+        """Whether any of them does something for each delta."""
+        return bool(self._readers)
+
+    def submitted(self) -> None:
+        self._notify(self._observers, lambda each: each.submitted())
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
-        if self._observers:
-            self._notify(lambda each: each.started(engine, queued_s, reason))
+        self._notify(self._observers, lambda each: each.started(engine, queued_s, reason))
+
+    def first_token(self) -> None:
+        self._notify(self._observers, lambda each: each.first_token())
 
     def delta(self, delta: ChoiceDelta) -> None:
-        if self._observers:
-            self._notify(lambda each: each.delta(delta))
+        if self._readers:
+            self._notify(self._readers, lambda each: each.delta(delta))
 
-    def ended(self, usage: Usage | None) -> None:
-        if self._observers:
-            self._notify(lambda each: each.ended(usage))
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
+        self._notify(self._observers, lambda each: each.ended(usage, finish_reason))
 
-    def failed(self, error: BaseException) -> None:
-        if self._observers:
-            self._notify(lambda each: each.failed(error))
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
+        self._notify(self._observers, lambda each: each.failed(error, usage))
 
-    def _notify(self, notify: Callable[[GenerationObserver], None]) -> None:
-        for observer in list(self._observers):
+    def _notify(
+        self, observers: list[GenerationObserver], notify: Callable[[GenerationObserver], None]
+    ) -> None:
+        for observer in tuple(observers):
             try:
                 notify(observer)
             except Exception:
                 logger.exception("observer %s failed and is dropped", type(observer).__name__)
                 self._observers.remove(observer)
+                if observer in self._readers:
+                    self._readers.remove(observer)
 
 
 class TextObserver(GenerationObserver):
@@ -120,10 +147,10 @@ class TextObserver(GenerationObserver):
             logger.exception("the text of an answer could not be kept")
             self.refusal = GatewayError("The gateway failed to keep the text.")
 
-    def ended(self, usage: Usage | None) -> None:
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         self.usage = usage
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
         if self.refusal is None:
             unknown = GatewayError("The answer was not finished.")
             self.refusal = error if isinstance(error, GatewayError) else unknown

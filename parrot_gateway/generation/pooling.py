@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from parrot_engine.protocol import Failed, Pool, Pooled, SamplingParams
 from parrot_engine.text.tokenizer import PoolingTokens
 
+from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import DeadlineError
+from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Channel, Placement, Placer
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS, failure_of
@@ -28,6 +30,7 @@ async def pool(
     *,
     deadline: float,
     dimensions: int | None = None,
+    observer: GenerationObserver,
 ) -> list[bytes]:
     """`Pooled.values` of each sequence, in order.
 
@@ -38,6 +41,7 @@ async def pool(
         sequences: at least one, each within the model's limit.
         deadline: `time.perf_counter()` at which the call is given up.
         dimensions: see `Pool`.
+        observer: is notified of all but deltas; there are none.
 
     Raises:
         DeadlineError: the call took too long.
@@ -50,14 +54,18 @@ async def pool(
         SamplingParams(max_tokens=0),
         is_cached=False,
     )
+    observer.submitted()
     placement = placer.place(request)
     try:
         async with asyncio.timeout(deadline - time.perf_counter()):
             engine = await placement.engine()
+            observer.started(placement.engine_name, placement.queued_s, placement.reason)
             size = _STEPS_AHEAD * max(1, placer.info.max_batch_tokens)
             with engine.open(1) as channel:
                 run = _Run(channel, placement, sequences, dimensions, size)
-                return await run.results()
+                values = await run.results()
+        observer.ended(Usage(sum(len(item.token_ids) for item in sequences), 0, 0))
+        return values
     except TimeoutError:
         raise DeadlineError(
             "The call took longer than this gateway allows (setting server.call_timeout_s) and "

@@ -87,7 +87,8 @@ class UpstreamAnswerReader:
         observers: are notified of deltas, and of the end.
     """
 
-    __slots__ = ("_held", "_observers", "is_finished", "is_stream", "status", "usage")
+    __slots__ = ("_finish_reason", "_held", "_observers", "is_finished", "is_stream", "status",
+                 "usage")  # fmt: skip
 
     def __init__(self, observers: GenerationObserver) -> None:
         self._observers = observers
@@ -99,6 +100,7 @@ class UpstreamAnswerReader:
         self.is_finished = False
         self.is_stream = False
         self._held = bytearray()
+        self._finish_reason: str | None = None
 
     def start(self, status: int, content_type: bytes) -> None:
         """The head of the answer."""
@@ -130,7 +132,7 @@ class UpstreamAnswerReader:
             AnswerError: it is an error, was not complete, or has no choices.
         """
         if self.status >= 400:
-            raise self._refusal()
+            raise refusal_of(bytes(self._held), self.status)
         if not self.is_stream:
             answer = self._decode(bytes(self._held))
             self.usage = usage_of_body(bytes(self._held))
@@ -143,7 +145,7 @@ class UpstreamAnswerReader:
             self.is_finished = True
         if not self.is_finished:
             raise AnswerError("the answer ended before it was complete")
-        self._observers.ended(self.usage)
+        self._observers.ended(self.usage, self._finish_reason)
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]":
@@ -161,7 +163,7 @@ class UpstreamAnswerReader:
 
     def _choice(self, choice: _Choice) -> None:
         if choice.finish_reason is not None and choice.index == 0:
-            self.is_finished = True
+            self.is_finished, self._finish_reason = True, choice.finish_reason
         part = choice.message or choice.delta
         text = (choice.text if part is None else part.content) or ""
         pieces: list[ToolPiece] | None = None
@@ -191,14 +193,16 @@ class UpstreamAnswerReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise AnswerError("the answer is not in OpenAI's shape") from None
 
-    def _refusal(self) -> AnswerError:
-        try:
-            error = _answer_decoder.decode(bytes(self._held)).error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            error = None
-        refusal = _error_of(error, self.status)
-        refusal.upstream_status = self.status
-        return refusal
+
+def refusal_of(body: bytes, status: int) -> AnswerError:
+    """The error that the body of an upstream's refusal reports."""
+    try:
+        error = _answer_decoder.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        error = None
+    refusal = _error_of(error, status)
+    refusal.upstream_status = status
+    return refusal
 
 
 def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
@@ -221,7 +225,7 @@ def _error_of(error: Any, status: int) -> AnswerError:
         return AnswerError(error[:_MAX_MESSAGE])
     if not isinstance(error, dict):
         return AnswerError(f"the model's server answered with status {status}")
-    message, code = error.get("message"), error.get("code")
+    message, code = error.get("message"), error.get("code") or error.get("type")
     return AnswerError(
         message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
         code=code[:_MAX_CODE] if isinstance(code, str) else None,
@@ -300,6 +304,7 @@ async def run_on_upstream(
     headers: Iterable[tuple[bytes, bytes]],
     body: bytes,
     observer: GenerationObserver,
+    record: GenerationObserver,
     *,
     may_fall_back: bool,
     between_reads: Callable[[], Awaitable[None]] | None = None,
@@ -311,6 +316,7 @@ async def run_on_upstream(
         headers: the client's, names in lower case.
         body: see `upstream_body`; with `stream` set where observers read the text as it is written.
         observer: is notified of the answer.
+        record: is too, without its text.
         may_fall_back: another model can answer instead.
         between_reads: awaited before more of the answer is read, so that a client to whom the
             observer writes can hold it back.
@@ -321,7 +327,8 @@ async def run_on_upstream(
     Raises:
         GatewayError: the upstream could not be reached, refused the call, or broke off.
     """
-    observers = Observers([observer])
+    observers = Observers([observer, record])
+    observers.submitted()
     try:
         response = await upstream.request("POST", _ROUTES[kind], b"", headers, body)
     except (UpstreamError, OverloadedError):
@@ -332,6 +339,8 @@ async def run_on_upstream(
         if may_fall_back and (response.exhausted or response.status >= 500):
             return False
         observers.started(response.server, response.queued_s, response.reason)
+        if response.status < 400:
+            observers.first_token()
         reader = UpstreamAnswerReader(observers)
         reader.start(response.status, response.content_type.encode())
         data = response.first

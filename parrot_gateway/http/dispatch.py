@@ -25,6 +25,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, Receive, Scope, Send
 from parrot_gateway.http.web_pages import WebPageGuard
+from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecords
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("parrot_gateway.access")
@@ -34,7 +35,24 @@ Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
 #: How long a client of a call that is cut off may take to read that.
 _LAST_WORDS_S = 0.5
-_CLIENT_LEFT = 499
+
+#: Routes whose requests are calls, if they are POST; of other paths under `/v1/`, those that go to
+#: upstreams.
+CALL_ROUTES = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
+        *("/v1/responses", "/v1/responses/compact"),
+        *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+        *("/v2/rerank", "/rerank", "/score"),
+        *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"),
+        *("/v1/images/edits", "/v1/images/generations", "/v1/images/variations"),
+        "/v1/moderations",
+    }
+)
+#: Path of the records of other calls that go to upstreams.
+OTHER_ROUTE = "/v1/*"
+#: Paths under these read and change what is kept, and are no calls.
+_KEPT = ("/v1/responses/", "/v1/conversations")
 
 #: Reachable without a key: probes, and the description of the API.
 OPEN_PATHS = frozenset(
@@ -237,6 +255,7 @@ class Dispatcher:
         gate: counts calls.
         shapes: by a hot path, gives an exchange the errors and headers of an API other than
             OpenAI's, before anything is checked.
+        calls: get the records of calls.
         log_access: log a line for each request.
     """
 
@@ -254,6 +273,7 @@ class Dispatcher:
         keys: KeyCheck,
         guard: WebPageGuard,
         gate: CallGate,
+        calls: CallRecords,
         shapes: Mapping[str, Callable[[Exchange], None]] | None = None,
         log_access: bool = False,
     ) -> None:
@@ -269,6 +289,7 @@ class Dispatcher:
         self._keys = keys
         self._guard = guard
         self._gate = gate
+        self._calls = calls
         self._log_access = log_access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -277,13 +298,14 @@ class Dispatcher:
             await self._management(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        if not self._log_access:
-            await self._dispatch(exchange, scope, receive, send)
-            return
+        record = exchange.record
         try:
             await self._dispatch(exchange, scope, receive, send)
         finally:
-            _log_request(exchange)
+            if not record.deferred:
+                record.end()
+            if self._log_access:
+                _log_request(exchange)
 
     def _dispatch(
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
@@ -292,6 +314,8 @@ class Dispatcher:
         path = exchange.path
         handler = self._hot.get(path)
         if handler is not None:
+            if exchange.method == "POST" and path in CALL_ROUTES:
+                self._calls.begin(exchange.record, path)
             shape = self._shapes.get(path)
             if shape is not None:
                 shape(exchange)
@@ -309,6 +333,11 @@ class Dispatcher:
             and path.startswith("/v1/")
             and not self._is_management(path)
         ):
+            if exchange.method == "POST":
+                if path in CALL_ROUTES:
+                    self._calls.begin(exchange.record, path)
+                elif not path.startswith(_KEPT):
+                    self._calls.begin(exchange.record, OTHER_ROUTE)
             return self._call(exchange, self._passthrough, post_only=False, json_only=False)
         return self._ask_quiet(exchange, scope, receive, send)
 
@@ -345,11 +374,11 @@ class Dispatcher:
         try:
             await handler(exchange)
         except ClientDisconnected:
-            logger.debug("%s: the client went away", exchange.request_id)
+            exchange.record.leave()
         except asyncio.CancelledError:
             # Cancellations by the disconnect watch and by the drain's end are dealt with here.
             if exchange.disconnected:
-                logger.debug("%s: the client went away", exchange.request_id)
+                exchange.record.leave()
             elif (cut := self._gate.cut_error(task)) is not None:
                 await self._cut_off(exchange, cut)
             else:
@@ -405,7 +434,7 @@ class Dispatcher:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *exchange.standard_headers()]
                 exchange.responded = True
-                exchange.status = message["status"]
+                exchange.record.status = message["status"]
             await send(message)
 
         try:
@@ -423,11 +452,10 @@ def _log_request(exchange: Exchange) -> None:
         "%s %s %d %.1f ms %s %s",
         exchange.scope["method"],
         path.decode("latin-1"),
-        # As nginx writes it: the client left before there was an answer.
-        exchange.status or _CLIENT_LEFT,
+        exchange.record.status or CLIENT_LEFT,
         (time.perf_counter() - exchange.started) * 1000,
         exchange.request_id,
-        "-" if exchange.model is None else repr(exchange.model[:200]),
+        "-" if exchange.record.model is None else repr(exchange.record.model[:200]),
     )
 
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.placement import DEFAULT_TENANT, ORDINARY_CALL
+from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.http.content_encoding import body_too_large, decompress, is_gzip
+from parrot_gateway.telemetry.call_record import CallRecord
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -49,6 +50,12 @@ def new_request_id() -> str:
     return "req_" + os.urandom(16).hex()
 
 
+def call_id_of_request(request_id: str) -> str:
+    """The id of the call of a request that has no other; any other id as it is."""
+    # The request's own digits: random ones cost more.
+    return "call_" + request_id[-24:] if request_id.startswith("req_") else request_id
+
+
 class ClientDisconnected(Exception):
     """The client disconnected before the answer was complete."""
 
@@ -61,8 +68,7 @@ class Exchange:
         path: decoded, without the query.
         headers: by lower-case name; the first of a name counts.
         tenant: of the caller, once its key has been checked.
-        model: that the request names, once it is known; for the access log.
-        status: of the answer, once it has begun; 0 before.
+        record: of the call that it makes, if it makes one: model, status and errors are there.
         metadata: of the call that it makes, as far as that is known without its body.
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
@@ -70,8 +76,8 @@ class Exchange:
 
     __slots__ = ("_add_headers", "_copy", "_end_with", "_error_body", "_notifier", "_receive",
                  "_send", "_watched", "_watcher", "completed", "disconnected", "headers",
-                 "metadata", "method", "model", "path", "request_id", "responded", "scope",
-                 "started", "status", "tenant")  # fmt: skip
+                 "metadata", "method", "path", "record", "request_id", "responded", "scope",
+                 "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -79,11 +85,9 @@ class Exchange:
         self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.tenant = DEFAULT_TENANT
-        self.model: str | None = None
-        self.status = 0
         self.metadata = ORDINARY_CALL
-        self.request_id = new_request_id()
+        self.request_id = request_id = new_request_id()
+        self.record = CallRecord(request_id, call_id_of_request(request_id), self.started)
         #: True once the status line is out: from then on errors go in band.
         self.responded = False
         #: True once the last byte of the answer was handed over.
@@ -101,6 +105,14 @@ class Exchange:
         )
         self._watched: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self.record.tenant
+
+    @tenant.setter
+    def tenant(self, tenant: str) -> None:
+        self.record.tenant = tenant
 
     async def body(self, limit: int) -> bytes:
         """The whole request body, decompressed; its `Content-Encoding` is then gone.
@@ -233,7 +245,7 @@ class Exchange:
             self._add_headers(headers)
         headers += self.standard_headers()
         self.responded = True
-        self.status = status
+        self.record.status = status
         if self._copy is not None:
             self._copy(body, True)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -246,12 +258,14 @@ class Exchange:
 
     async def respond_error(self, error: GatewayError) -> None:
         """Send `error` in OpenAI's shape, or the route's own."""
+        self.record.fail(error)
         await self.respond(error.status, self._error_body(error), error.headers())
 
     async def fail_in_band(self, error: GatewayError) -> bool:
         """End an answer that has begun with an error in it; False where its format has no way."""
         if self._end_with is None:
             return False
+        self.record.fail(error)
         await self._end_with(error)
         return True
 
@@ -263,7 +277,7 @@ class Exchange:
         With `is_whole` these bytes are all, and the end of the stream leaves in the same write.
         """
         self.responded = True
-        self.status = status
+        self.record.status = status
         headers = list(headers)
         if self._add_headers is not None:
             self._add_headers(headers)

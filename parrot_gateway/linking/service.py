@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, LinkingBehindError
-from parrot_gateway.http.exchange import Exchange, Headers
+from parrot_gateway.http.exchange import Exchange, Headers, call_id_of_request
 from parrot_gateway.linking.process.wire import (
     PREFIX_BYTES,
     AnswerSeen,
@@ -91,13 +91,8 @@ def wants_link(value: bytes) -> bool:
 
 
 def call_id_of(exchange: Exchange) -> str:
-    """The id of a call that has no other: the request's own digits, as random ones cost more."""
+    """The id of a call that has no other."""
     return call_id_of_request(exchange.request_id)
-
-
-def call_id_of_request(request_id: str) -> str:
-    """The id of the call of a request that has no other; any other id as it is."""
-    return "call_" + request_id[-24:] if request_id.startswith("req_") else request_id
 
 
 class LinkingService:
@@ -492,7 +487,7 @@ class ObservedCall:
         # With the last event the client knows the whole answer, and may use it in its next call.
         event = self._last_event
         if is_last or (data.endswith(_DONE) if event is None else event.search(data)):
-            self._end(self._exchange.status)
+            self._end(self._exchange.record.status)
 
     def _end(self, status: int) -> None:
         self._has_ended = True

@@ -7,7 +7,7 @@ template up to it: earlier outputs are inputs of later calls (docs/decisions/012
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -36,6 +36,7 @@ from parrot_gateway.semantic.templates.text_template import (
     undeclared_placeholders,
 )
 from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.telemetry.call_record import CallRecord
 
 #: The prompt is one text, or messages of a user and an assistant.
 Form: TypeAlias = Literal["text", "messages"]
@@ -209,6 +210,8 @@ class ChainSpec:
     headers: Sequence[tuple[bytes, bytes]] = ()
     #: Of the prompts of all outputs together, without values.
     max_characters: int
+    #: Called with the record of each of its calls, which ends with the call.
+    begin_record: Callable[[CallRecord], None] = lambda record: None
 
 
 def new_variable(session: Session, name: str, param: str) -> Variable:
@@ -264,7 +267,9 @@ async def submit_chain(
         size = sum(call.size_bytes for call in calls)
         templates = await read_template(lambda: [template_of(call) for call in calls], size)
         for call, template in zip(calls, templates, strict=True):
-            jobs.append(service.submit(session, call, template=template))
+            job = service.submit(session, call, template=template)
+            spec.begin_record(job.record)
+            jobs.append(job)
     except BaseException:
         _undo(service, session, jobs, made)
         raise

@@ -18,7 +18,6 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError, SessionFullError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.request import ChoiceDelta
 from parrot_gateway.semantic.execution.job import mint_call_id
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.session import Session
@@ -57,16 +56,15 @@ class RecordedCall(GenerationObserver):
         if self.node.state == "waiting" and self._is_kept:
             self.session.graph.start(self.node.id, self.clock())
 
-    def delta(self, delta: ChoiceDelta) -> None:
-        if self.node.first_token is None:
-            self.node.first_token = self.clock()
+    def first_token(self) -> None:
+        self.node.first_token = self.clock()
 
-    def ended(self, usage: Usage | None) -> None:
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         if usage is not None:
             self.node.tokens = usage.completion_tokens
         self.finish()
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
         node = self.node
         if node.is_finished or not self._is_kept:
             return

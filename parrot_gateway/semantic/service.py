@@ -51,6 +51,7 @@ from parrot_gateway.semantic.templates.reference import (
 from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
+from parrot_gateway.telemetry.call_record import CallRecord
 
 #: Interval in which idle sessions are closed.
 SWEEP_S = 30.0
@@ -200,6 +201,7 @@ class SemanticService:
         *,
         attended: bool = False,
         template: BodyTemplate | None = None,
+        record: CallRecord | None = None,
     ) -> Job:
         """Submit a call.
 
@@ -209,6 +211,7 @@ class SemanticService:
 
         Args:
             template: the result of `template_of`, if the caller has it.
+            record: of the call; a deferred one is ended with it.
 
         Raises:
             SessionNotFoundError: the session was closed.
@@ -222,7 +225,13 @@ class SemanticService:
         if session.is_closed:
             raise SessionNotFoundError(session.name)
         job = job_of_call(
-            spec, session, self.sessions, self.clock(), attended=attended, template=template
+            spec,
+            session,
+            self.sessions,
+            self.clock(),
+            attended=attended,
+            template=template,
+            record=record,
         )
         try:
             self.executor.submit(job)

@@ -52,7 +52,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await gateway.start(join_url)
-        await gateway.batches.start(LineCaller(routes.unattended))
+        await gateway.batches.start(LineCaller(routes.unattended, gateway.call_records))
         try:
             yield
         finally:
@@ -84,6 +84,7 @@ def create_app(
         settings.parrot_v3,
         max_body_bytes=settings.server.max_body_bytes,
         keys=keys,
+        calls=gateway.call_records,
     )
     admin = AdminRoutes(
         admin_key_of(settings),
@@ -120,6 +121,7 @@ def create_app(
         keys=keys,
         guard=WebPageGuard([server.host, *server.allowed_hosts], server.cors_origins),
         gate=gateway.gate,
+        calls=gateway.call_records,
         log_access=server.access_log,
     )
     if server.cors_origins:

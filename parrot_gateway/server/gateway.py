@@ -43,6 +43,7 @@ from parrot_gateway.semantic.session import Session
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import SchedulerSettings, Settings, api_key_of
 from parrot_gateway.settings.secret_reference import read_secret
+from parrot_gateway.telemetry.call_record import CallRecords
 from parrot_gateway.telemetry.metrics.gauges import Parts
 from parrot_gateway.telemetry.metrics.page import Metrics
 
@@ -71,6 +72,7 @@ class Gateway:
             settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
         )
         has_key = api_key_of(settings) is not None
+        self.call_records = CallRecords()
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)

@@ -23,6 +23,7 @@ from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.settings.model import UpstreamSettings
+from parrot_gateway.telemetry.call_record import CallRecords
 
 DEADLINE_S = 10.0
 
@@ -205,6 +206,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         keys=KeyCheck(None),
         guard=WebPageGuard(),
         gate=CallGate(1000),
+        calls=CallRecords(),
     )
     config = uvicorn.Config(
         dispatcher,  # type: ignore[arg-type]

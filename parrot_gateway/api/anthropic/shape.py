@@ -27,6 +27,7 @@ from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.upstream_call import run_on_upstream
 from parrot_gateway.http.exchange import Exchange, Headers
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: Beginnings of headers that only Anthropic's servers read.
 _OWN_HEADERS = (b"anthropic-", b"x-api-key")
@@ -111,6 +112,7 @@ class AnthropicShape:
                     openai_headers(exchange.scope["headers"]),
                     call.body,
                     everyone,
+                    CallObserver(exchange.record),
                     may_fall_back=other is not None,
                     between_reads=message.send,
                 )
@@ -144,7 +146,7 @@ class _UpstreamMessage(GenerationObserver):
     def __init__(self, exchange: Exchange, request: CallRequest, thinking: ThinkingDisplay) -> None:
         self._exchange = exchange
         self._writer = MessageWriter(request.model, thinking=thinking)
-        self._is_stream = bool(request.head.stream)
+        self._is_stream = exchange.record.streamed = bool(request.head.stream)
         self._stream = EventStream(exchange, float("inf"), failure=failure_event)
         self._candidate = Candidate()
         #: Events that were not sent yet.
@@ -166,7 +168,7 @@ class _UpstreamMessage(GenerationObserver):
         else:
             self._candidate.add(delta)
 
-    def ended(self, usage: Usage | None) -> None:
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         self._usage = usage or self._usage
 
     async def send(self) -> None:
@@ -195,6 +197,7 @@ class _UpstreamMessage(GenerationObserver):
         status = error.upstream_status if isinstance(error, AnswerError) else None
         if status is None:
             raise error
+        exchange.record.fail(error)
         body = error_of(status, error.message, exchange.request_id)
         await exchange.respond(status, msgspec.json.encode(body), error.headers())
 

@@ -21,6 +21,7 @@ from parrot_gateway.http.exchange import (
     Message,
     Scope,
 )
+from parrot_gateway.telemetry.call_record import CallRecords
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,12 @@ class LineCaller:
 
     Args:
         handler: answers an exchange.
+        calls: get the records of calls.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, calls: CallRecords) -> None:
         self._handler = handler
+        self._calls = calls
 
     async def __call__(self, call: LineCall) -> LineAnswer:
         answer = _Answer()
@@ -70,15 +73,24 @@ class LineCaller:
             objective=THROUGHPUT,
             priority=LOWEST_PRIORITY,
         )
+        record = exchange.record
+        record.batch = call.batch_id
+        self._calls.begin(record, call.url)
         try:
             await self._handler(exchange)
         except GatewayError as error:
             answer.fail(error)
+            record.fail(error)
+            record.status = error.status
         except Exception:
             logger.exception("%s: a line of %s failed", exchange.request_id, call.batch_id)
-            answer.fail(internal_error(exchange.request_id))
+            unknown = internal_error(exchange.request_id)
+            answer.fail(unknown)
+            record.fail(unknown)
+            record.status = unknown.status
         finally:
             exchange.finish()
+            record.end()
         return answer.line_answer(exchange.request_id)
 
 

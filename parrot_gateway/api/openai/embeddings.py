@@ -42,6 +42,7 @@ from parrot_gateway.generation.requests.prepared import check_context
 from parrot_gateway.generation.requests.types import AtLeast1, Prompts
 from parrot_gateway.generation.requests.validation import check_choice, check_token_ids
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: OpenAI's limits of one request.
 MAX_INPUTS = 2048
@@ -98,7 +99,10 @@ async def handle_embeddings(
     tokens = check_total(num_tokens(sequences), MAX_TOKENS, "input")
     size = pooling.dimensions if request.dimensions is None else request.dimensions
     dimensions = None if size == pooling.dimensions else size
-    values = await pool(placer, sequences, deadline=deadline, dimensions=dimensions)
+    observer = CallObserver(exchange.record)
+    values = await pool(
+        placer, sequences, deadline=deadline, dimensions=dimensions, observer=observer
+    )
     as_text = request.encoding_format == "base64"
 
     def answer() -> bytes:

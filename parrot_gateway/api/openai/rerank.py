@@ -33,6 +33,7 @@ from parrot_gateway.generation.pooling import pool
 from parrot_gateway.generation.requests.call import BodyDecoder, in_thread_if_large
 from parrot_gateway.generation.requests.types import AtLeast0
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: Of one request.
 MAX_DOCUMENTS = 2048
@@ -104,7 +105,7 @@ async def handle_rerank(
         instruction=request.instruction,
     )
     tokens = check_total(num_tokens(sequences), MAX_TOKENS, "documents")
-    scores = await _scores(placer, sequences, deadline)
+    scores = await _scores(exchange, placer, sequences, deadline)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
     results: list[dict[str, Any]] = []
     for index in ranked[: request.top_n or len(ranked)]:
@@ -152,7 +153,7 @@ async def handle_score(
         instruction=request.instruction,
     )
     tokens = check_total(num_tokens(sequences), MAX_TOKENS, "text_2")
-    scores = await _scores(placer, sequences, deadline)
+    scores = await _scores(exchange, placer, sequences, deadline)
     await exchange.respond_json(
         {
             "id": f"score-{exchange.request_id.removeprefix('req_')}",
@@ -184,8 +185,8 @@ def _check_count(name: str, count: int) -> None:
 
 
 async def _scores(
-    placer: Placer, sequences: Sequence[PoolingTokens], deadline: float
+    exchange: Exchange, placer: Placer, sequences: Sequence[PoolingTokens], deadline: float
 ) -> list[float]:
-    values = array("f")
-    values.frombytes(b"".join(await pool(placer, sequences, deadline=deadline)))
+    observer, values = CallObserver(exchange.record), array("f")
+    values.frombytes(b"".join(await pool(placer, sequences, deadline=deadline, observer=observer)))
     return values.tolist()

@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -65,6 +66,7 @@ from parrot_gateway.semantic.templates.json_text import well_formed
 from parrot_gateway.semantic.transforms.transform import parse_transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import ParrotV3Settings
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 
 #: Answers a request with plain data.
 Handler: TypeAlias = Callable[["_Request"], Awaitable[dict[str, Any]]]
@@ -109,6 +111,8 @@ class ParrotRoutes:
     max_body_bytes: int
     #: Checks the keys of callers that send one.
     keys: KeyCheck
+    #: Get the records of calls.
+    calls: CallRecords
 
     def __post_init__(self) -> None:
         self._secrets = SessionSecrets(secrets.token_bytes(32))
@@ -285,6 +289,7 @@ class ParrotRoutes:
                 name=body.func_name or "",
                 headers=list(request.exchange.scope["headers"]),
                 max_characters=self.max_body_bytes,
+                begin_record=partial(self._begin_record, request.exchange),
             ),
         )
         return {
@@ -294,6 +299,14 @@ class ParrotRoutes:
                 for parameter, variable in zip(body.parameters, variables, strict=True)
             ],
         }
+
+    def _begin_record(self, exchange: Exchange, record: CallRecord) -> None:
+        record.request_id, record.started, record.deferred = (
+            exchange.request_id,
+            exchange.started,
+            True,
+        )
+        self.calls.begin(record, exchange.path)
 
     def _choose(self, body: SemanticCallBody) -> ChosenModel:
         models = self.models

@@ -13,6 +13,7 @@ from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.responses.background import EventLog
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +35,25 @@ async def make(
     answer: ResponseAnswer,
     generate: Callable[[], Awaitable[dict[str, Any]]],
     end: Callable[[dict[str, Any]], None],
+    record: CallRecord,
 ) -> None:
     """Make a response, which ends whatever happens.
 
     Args:
         generate: runs the call; returns the whole answer.
         end: takes the answer, also of a call that failed or was cancelled.
+        record: of the call; `end` ends it.
     """
     try:
         whole = await generate()
     except asyncio.CancelledError:
         whole, _ = answer.cancel()
+        record.error_code, record.error_message = "cancelled", "The response was cancelled."
+        record.status = CLIENT_LEFT
     except GatewayError as error:
         logger.warning("%s: failed in the background: %s", response_id, error.message)
+        record.fail(error)
+        record.status = error.status
         whole, _ = answer.fail(error)
     except Exception:
         logger.exception("%s: failed in the background", response_id)
@@ -54,7 +61,10 @@ async def make(
             "The gateway failed to finish this response. The operator's log has the details under "
             f"{response_id}."
         )
-        whole, _ = answer.fail(GatewayError(message))
+        unknown = GatewayError(message)
+        record.fail(unknown)
+        record.status = unknown.status
+        whole, _ = answer.fail(unknown)
     end(whole)
 
 

@@ -33,6 +33,7 @@ from parrot_gateway.generation.responses.items import (
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: Of a summary; never more than a quarter of the model's context.
 MAX_SUMMARY_TOKENS = 1024
@@ -68,7 +69,8 @@ async def handle_compact(
     check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
     sampling = sampling_of(ResponseBody(temperature=0), info, max_tokens=max_tokens, logprobs=None)
     call = GenerationRequest([prompt], sampling, salt=salt_of(exchange.tenant))
-    generation = Generation(placer, call, exchange.started + server.call_timeout_s)
+    deadline, observer = exchange.started + server.call_timeout_s, CallObserver(exchange.record)
+    generation = Generation(placer, call, deadline, [observer])
     with generation:
         (collected,) = await collect(generation, 1, 1)
     said = newest_within(_said(items), info.max_context_tokens // 4, placer.tokenizer)

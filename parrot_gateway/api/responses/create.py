@@ -34,6 +34,7 @@ from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
 from parrot_gateway.api.semantic.recording import Recording
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.reasoning import reasoning_and_grammar, uses_special_tokens
 from parrot_gateway.generation.request import GenerationRequest
@@ -54,6 +55,7 @@ from parrot_gateway.generation.responses.items import Item, Turn, history_of, mi
 from parrot_gateway.generation.responses.store import Cut, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
+from parrot_gateway.telemetry.call_record import CallObserver, CallRecord
 
 _RESPONSE = BodyDecoder(ResponseBody)
 _INPUT = BodyDecoder(InputFields)
@@ -102,6 +104,7 @@ async def handle_responses(
         history,
         items,
         len(body),
+        exchange.record,
         recording,
     )
     if request.background:
@@ -151,6 +154,7 @@ class _ResponseCall:
     items: list[Item]
     #: Of the body.
     num_bytes: int
+    record: CallRecord
     recording: Recording | None
 
     def __post_init__(self) -> None:
@@ -158,7 +162,9 @@ class _ResponseCall:
         self._id = mint_response_id()
         if recording is not None:
             recording.answered_as(self._id)
-        self._observers = () if recording is None else (recording.call,)
+        self._observers: list[GenerationObserver] = [CallObserver(self.record)]
+        if recording is not None:
+            self._observers.append(recording.call)
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
         self._output = response_output(request, self.placer)
 
@@ -181,6 +187,7 @@ class _ResponseCall:
         """Generate and answer, in its turn."""
         generation_request = await self._generation_request()
         turn, is_streamed = self.history.turn, bool(self.request.stream)
+        self.record.streamed = is_streamed
 
         def keep(answer: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
             added = self._added(turn, output)
@@ -220,6 +227,8 @@ class _ResponseCall:
             if self.recording is not None:
                 self.recording.call.finish()
             self.store.update(tenant, stored, encode(whole), added)
+            self.record.status = self.record.status or 200
+            self.record.end()
 
         async def generate() -> dict[str, Any]:
             async with self.turn(deadline):
@@ -234,10 +243,13 @@ class _ResponseCall:
 
         if self.recording is not None:
             self.recording.outlives_exchange = True
+        self.record.deferred = True
         answer = self._answer(generation_request, keep, writer)
         writer.queue(queued)
         self.store.keep(tenant, stored, time.time())
-        stored.cancel = tasks.start(make(self._id, answer, generate, end), self._id).cancel
+        stored.cancel = tasks.start(
+            make(self._id, answer, generate, end, self.record), self._id
+        ).cancel
         # NOTE: a task that is cancelled before its first step never runs, and would not end this.
         await asyncio.sleep(0)
         return log, encode(queued)

@@ -135,7 +135,7 @@ class ResponseRoutes:
         Raises:
             GatewayError: it cannot be honoured.
         """
-        exchange.model = requested_model
+        exchange.record.model, exchange.record.served_model = requested_model, model
         path = exchange.path
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS, COMPACT):
             return False

@@ -249,7 +249,11 @@ class SemanticCalls:
                 headers=list(exchange.scope["headers"]),
             )
             template = await read_template(lambda: template_of(spec), request.size)
-            return self.service.submit(session, spec, attended=not fields.defer, template=template)
+            job = self.service.submit(
+                session, spec, attended=not fields.defer, template=template, record=exchange.record
+            )
+            exchange.record.deferred = fields.defer
+            return job
         except BaseException:
             for each in made:
                 _discard(session, each)

@@ -95,4 +95,7 @@ class Recordings:
         if found is None:
             return None
         call = self.service.recorder.record(exchange.tenant, found.name, name, model)
-        return None if call is None else Recording(exchange, call, self.service)
+        if call is None:
+            return None
+        exchange.record.session, exchange.record.call_id = call.session.id, call.node.id
+        return Recording(exchange, call, self.service)

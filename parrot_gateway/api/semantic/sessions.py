@@ -10,9 +10,9 @@ import msgspec
 
 from parrot_gateway.exceptions import LinkingBehindError, NotFoundError, SessionNotFoundError
 from parrot_gateway.generation.requests.validation import check_choice
-from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.exchange import Exchange, call_id_of_request
 from parrot_gateway.http.route_table import Query, route
-from parrot_gateway.linking.service import LinkingService, call_id_of_request
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg

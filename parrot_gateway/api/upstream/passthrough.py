@@ -36,9 +36,11 @@ from parrot_gateway.generation.upstream_call import (
     MAX_HELD_BYTES,
     UpstreamAnswerReader,
     incomplete,
+    refusal_of,
     rewrite,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: Answers a call with another model (the upstream's `fallback`) on the same exchange.
 Fallback: TypeAlias = Callable[[str], Awaitable[None]]
@@ -49,7 +51,6 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: itself right behind it: so that both go on in one piece.
 _END_TIMEOUT_S = 0.01
 
-_NO_OBSERVERS = Observers()
 #: Headers of one part, and the value of a field.
 MAX_PART_HEAD_BYTES = 4096
 MAX_VALUE_BYTES = 256
@@ -210,7 +211,7 @@ class _Relay:
 
     __slots__ = (
         "_accounted", "_call", "_events", "_exchange", "_is_late", "_observers", "_on_first",
-        "_reader", "_status", "_upstream"
+        "_reader", "_refusal", "_status", "_upstream"
     )  # fmt: skip
 
     def __init__(
@@ -219,12 +220,13 @@ class _Relay:
         self._call = call
         self._exchange = call.exchange
         self._upstream = call.upstream
-        self._observers = Observers(call.observers) if call.observers else _NO_OBSERVERS
+        self._observers = Observers([CallObserver(call.exchange.record), *call.observers])
         self._on_first = on_first
         self._accounted = call.exchange.path.endswith(_ACCOUNTED)
         self._events: EventTail | None = None
         #: Of the upstream's answer, once it is there.
         self._status = 0
+        self._refusal: AnswerError | None = None
         #: The call's time is up.
         self._is_late = False
         #: Reads the answer for observers, until it cannot be read.
@@ -272,6 +274,7 @@ class _Relay:
         """Answer the exchange; False when nothing was sent because `other` shall answer."""
         exchange, upstream = self._exchange, self._upstream
         scope = exchange.scope
+        self._observers.submitted()
         try:
             response = await upstream.request(
                 scope["method"],
@@ -298,8 +301,10 @@ class _Relay:
         exchange = self._exchange
         self._status = response.status
         self._observers.started(response.server, response.queued_s, response.reason)
-        if self._on_first is not None and response.status < 400:
-            self._on_first(response.first)
+        if response.status < 400:
+            self._observers.first_token()
+            if self._on_first is not None:
+                self._on_first(response.first)
         if self._observers.reads_text:
             self._reader = UpstreamAnswerReader(self._observers)
             self._reader.start(response.status, response.content_type.encode())
@@ -310,14 +315,15 @@ class _Relay:
             headers.append((b"x-should-retry", b"false"))
         succeeded = response.status < 400
         is_stream = response.content_type == "text/event-stream" and not response.encoded
+        exchange.record.streamed = is_stream
         if exchange.responded and not (is_stream and succeeded):
             await self._end_in_band(response)
             return
         if is_stream:
             self._events = events = EventTail(dialect_of(exchange.path))
-            await self._pass_events(response, headers, events)
+            usage = await self._pass_events(response, headers, events)
             if succeeded and self._accounted:
-                response.succeeded(events.usage())
+                response.succeeded(usage)
             return
         self._follow(response.first)
         if response.at_eof and exchange.scope["method"] != "HEAD":
@@ -325,6 +331,8 @@ class _Relay:
             if succeeded and self._accounted:
                 usage = None if response.encoded else usage_of_body(response.first)
                 response.succeeded(usage)
+            if not succeeded:
+                self._note_refusal(b"" if response.encoded else response.first)
             self._end_following(usage)
             await exchange.respond(response.status, response.first, headers)
             return
@@ -343,14 +351,15 @@ class _Relay:
 
     async def _pass_events(
         self, response: UpstreamResponse, headers: Headers, events: EventTail
-    ) -> None:
+    ) -> Usage | None:
+        """Pass a stream on; returns the usage that it reports last."""
         exchange = self._exchange
         exchange.on_failure(self._fail)
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
         self._follow(response.first)
         ready = events.feed(response.first)
-        last = b""
+        last, usage = b"", None
         try:
             while not response.at_eof:
                 if events.done and await response.ends_within(_END_TIMEOUT_S):
@@ -364,22 +373,26 @@ class _Relay:
                 self._follow(chunk)
                 ready = events.feed(chunk)
             broken = incomplete(response.server)
-            last = events.end(broken)
+            last, usage = events.end(broken), events.usage()
             if events.is_complete:
-                self._end_following(events.usage())
+                self._end_following(usage)
             else:
-                self._observers.failed(broken)
+                exchange.record.fail(broken)
+                self._observers.failed(broken, usage)
         except UpstreamError as error:
             if not exchange.responded:
                 raise
-            self._observers.failed(error)
+            exchange.record.fail(error)
+            usage = events.usage()
+            self._observers.failed(error, usage)
             ready, last = ready if events.done else b"", events.fail(error)
         if not exchange.responded:
             await exchange.start_stream(response.status, headers, ready + last, is_whole=True)
-            return
+            return usage
         # NOTE: the end of the stream in the same write as its last bytes, so that clients find
         # the connection ready for their next request.
         await exchange.end_stream(ready + last)
+        return usage
 
     async def _end_in_band(self, response: UpstreamResponse) -> None:
         """End a stream that was begun with comments, by an answer that is none."""
@@ -395,9 +408,12 @@ class _Relay:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             fields = {}
         if "error" in fields:
+            self._note_refusal(bytes(collected))
             data = msgspec.json.encode({"error": fields["error"]})
         else:
-            data = GatewayError("The model's server did not answer with a stream.").body()
+            error = GatewayError("The model's server did not answer with a stream.")
+            self._exchange.record.fail(error)
+            data = error.body()
         await self._exchange.end_stream(b"data: " + data + b"\n\ndata: [DONE]\n\n")
 
     def _follow(self, data: bytes) -> None:
@@ -410,15 +426,17 @@ class _Relay:
             self._reader = None
             self._observers.failed(error)
 
+    def _note_refusal(self, body: bytes) -> None:
+        """The client gets the upstream's error."""
+        self._refusal = refusal_of(body, self._status)
+        self._exchange.record.fail(self._refusal)
+
     def _end_following(self, usage: Usage | None) -> None:
         if self._reader is None:
             if not self._observers.reads_text and self._status < 400:
                 self._observers.ended(usage)
             elif not self._observers.reads_text:
-                status = self._status
-                self._observers.failed(
-                    AnswerError(f"the model's server answered with status {status}")
-                )
+                self._observers.failed(self._refusal or refusal_of(b"", self._status))
             return
         try:
             self._reader.end()
@@ -432,6 +450,7 @@ class _Relay:
             raise error
         if self._events is None:
             raise UpstreamError(error.message)
+        self._exchange.record.fail(error)
         await self._exchange.end_stream(self._events.fail(error))
 
 

@@ -23,6 +23,7 @@ from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_la
 from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.telemetry.call_record import CallObserver
 
 #: Headers of the client about its connection and its time-outs, not about the call.
 _CONNECTION_HEADERS = frozenset(
@@ -52,8 +53,8 @@ class JobObserver(TextObserver):
         self._job.call.engine = engine
         self._job.call.placement = reason
 
-    def ended(self, usage: Usage | None) -> None:
-        super().ended(usage)
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
+        super().ended(usage, finish_reason)
         if usage is not None:
             self._job.call.tokens = usage.completion_tokens
 
@@ -94,6 +95,7 @@ class ModelRunner:
         model, tried = job.call.model, set[str]()
         while True:
             target = self.models.resolve(model)
+            job.record.served_model = target.model
             if isinstance(target, EngineTarget):
                 await self._on_engine(job, request, metadata, target.model, observer)
                 break
@@ -108,6 +110,7 @@ class ModelRunner:
                 [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS],
                 body,
                 observer,
+                CallObserver(job.record),
                 may_fall_back=other is not None,
             )
             if answered or other is None:
@@ -135,7 +138,8 @@ class ModelRunner:
             )
         generation_request = await call.generation_request(metadata.salt)
         deadline = time.perf_counter() + self.call_timeout_s
-        with Generation(placer, generation_request, deadline, [observer]) as generation:
+        observers = [observer, CallObserver(job.record)]
+        with Generation(placer, generation_request, deadline, observers) as generation:
             if generation_request.best_of > 1:
                 await collect(generation, 1, generation_request.best_of)
             while not generation.state.done:

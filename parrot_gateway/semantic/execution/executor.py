@@ -13,6 +13,7 @@ import asyncio
 import heapq
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
@@ -202,6 +203,7 @@ class Executor:
 
     def _begin(self, job: Job) -> None:
         job.stop_timer()
+        job.record.ready = time.perf_counter()
         self.on_start(job)
         job.session.graph.start(job.id, self.clock())
         self._running += 1
@@ -218,11 +220,12 @@ class Executor:
                     await self._answer(job)
                 await self.complete(job)
         except TimeoutError:
-            error = DeadlineError(
+            job.error = DeadlineError(
                 f"it ran longer than {self.run_timeout_s:g} s (setting server.call_timeout_s)"
             )
-            self.fail(job, job.failure_of(error))
+            self.fail(job, job.failure_of(job.error))
         except GatewayError as error:
+            job.error = error
             self.fail(job, job.failure_of(error))
         except asyncio.CancelledError:
             self.cancel(job)
@@ -237,6 +240,8 @@ class Executor:
         twin = self.deduplication.find(job, request) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1
+            job.record.reason = "deduplicated"
+            job.record.explanation = "took the value of an identical call"
             return
         for tries_left in reversed(range(MAX_TRIES)):
             try:
@@ -321,6 +326,7 @@ class Executor:
         if job.id in graph:
             graph.finish(job.id, state, self.clock(), failure)  # type: ignore[arg-type]
         job.notify()
+        job.end_record()
         self.on_end(job)
         self._forget_ended()
         self._note_quiet()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.templates.body_template import BodyTemplate
 from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Failure, Variable, size_of
+from parrot_gateway.telemetry.call_record import CLIENT_LEFT, MAX_MESSAGE, CallRecord
 
 #: Characters from which on a transform runs in a thread of its own.
 _LONG_TEXT = 100_000
@@ -50,6 +52,8 @@ class Job:
     output: Variable | None = field(kw_only=True)
     #: A client waits for it on its own connection.
     attended: bool = False
+    #: Of a call; nobody sees that of a transform.
+    record: CallRecord = field(kw_only=True)
     #: Its use of a named context.
     context: ContextUse | None = None
     #: Its inputs are ready, and they were not when it was submitted.
@@ -61,7 +65,7 @@ class Job:
     failure: Failure | None = None
     #: Name of the engine that has the prefix of its prompt in its cache.
     preferred_engine: str | None = None
-    #: For the client of an attended call.
+    #: The same, for the client of an attended call.
     error: GatewayError | None = None
     timer: asyncio.TimerHandle | None = None
     #: Runs it; of an attended call, the client's.
@@ -235,6 +239,21 @@ class Job:
         self._copied = twin.value
         return twin.value is not None
 
+    def end_record(self) -> None:
+        """The call has ended. The record of an attended one is ended with its answer."""
+        record, failure = self.record, self.failure
+        if self.attended:
+            return
+        if failure is None:
+            record.status = 200
+        else:
+            record.error_code, record.error_message = failure.code, failure.message[:MAX_MESSAGE]
+            if self.node.state == "cancelled":
+                record.status = CLIENT_LEFT
+            else:
+                record.status = 500 if self.error is None else self.error.status
+        record.end()
+
     def client_error(self) -> GatewayError:
         """The error of an attended call that ended without an answer."""
         if self.error is not None:
@@ -269,11 +288,13 @@ def job_of_call(
     *,
     attended: bool,
     template: BodyTemplate | None = None,
+    record: CallRecord | None = None,
 ) -> Job:
     """The job of a call to a model; it waits for its named context from here on.
 
     Args:
         template: the result of `template_of`, if the caller has it.
+        record: of the call, where the caller keeps it; session and id are written into it.
 
     Raises:
         InvalidRequestError: the body is no JSON object; a placeholder is not declared, or a
@@ -312,6 +333,9 @@ def job_of_call(
         parent=spec.parent,
         group=spec.group,
     )
+    if record is None:
+        record = CallRecord("", node.id, time.perf_counter(), tenant=session.tenant)
+    record.call_id, record.session, record.model = node.id, session.id, node.model
     context = spec.context and enter(session, spec.context, spec.request)
     return Job(
         node,
@@ -322,6 +346,7 @@ def job_of_call(
         foreign=foreign,
         output=output,
         attended=attended,
+        record=record,
         context=context,
     )
 
@@ -350,6 +375,7 @@ def job_of_transform(
         CallSpec(request=None, output=output.id, transform=transform, dedupe=False),
         inputs={source.id: source},
         output=output,
+        record=CallRecord("", node.id, time.perf_counter()),
     )
 
 

@@ -43,10 +43,10 @@ class Recorder(GenerationObserver):
     def delta(self, delta: ChoiceDelta) -> None:
         self.note("delta", delta)
 
-    def ended(self, usage: Usage | None) -> None:
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         self.note("ended", usage)
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
         self.note("failed", error)
 
     def names(self) -> list[str]:

@@ -1,0 +1,194 @@
+"""Records of calls: what each was, where it ran and why, its times, tokens and end.
+
+Metrics, the log line of a call, traces and the live page read the same record, so that they agree.
+Whoever runs a call writes a few attributes of its record; nothing is done for each token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.placement import DEFAULT_TENANT
+
+logger = logging.getLogger(__name__)
+
+#: Unended records that are kept; calls beyond are not recorded. More than settings let in.
+MAX_LIVE = 100_000
+#: Status of a call whose client left before there was an answer, as nginx writes it.
+CLIENT_LEFT = 499
+#: Characters of an error's message that are kept.
+MAX_MESSAGE = 2000
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """One call. What is unknown is None; times without a note are `time.perf_counter()`.
+
+    A deferred call has one record, that of the request which submitted it: it ends with the call,
+    not with the answer that holds the reference. So does a response made in the background. Of a
+    request of Parrot's own API each output is a call with a record of its own, and so is each line
+    of a batch.
+    """
+
+    request_id: str
+    #: Id under which `/v1/calls/{id}` knows it.
+    call_id: str
+    #: Arrival of the request.
+    started: float
+    #: The route, without what is variable in it; empty for requests that are no calls.
+    path: str = ""
+    tenant: str = DEFAULT_TENANT
+    #: Id of the session that it belongs to, declared or named by headers; not an inferred one.
+    session: str | None = None
+    #: Id of the batch that it is a line of.
+    batch: str | None = None
+    #: As the request names it, and as its engines or upstream know it.
+    model: str | None = None
+    served_model: str | None = None
+    #: Name of the engine or of the upstream's server that took it last.
+    engine: str | None = None
+    #: Why that one: the word of what decided, and the same in a few words.
+    reason: str | None = None
+    explanation: str | None = None
+    #: Unix time of `started`.
+    started_at: float = 0.0
+    #: The inputs of a call with semantic variables are there.
+    ready: float | None = None
+    #: It was read and checked, and waits for a place on an engine.
+    submitted: float | None = None
+    #: It has one.
+    placed: float | None = None
+    #: The first token of an own engine; the first bytes of an upstream.
+    first_token: float | None = None
+    ended: float | None = None
+    #: Seconds between `submitted` and `placed`, as whoever places calls counts them.
+    queued_s: float | None = None
+    prompt_tokens: int | None = None
+    #: Part of `prompt_tokens` that was found in a prefix cache.
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    #: HTTP status: of the answer; of a call that answers later, what it would have been; 499 where
+    #: the client left before an answer began. 0 until then.
+    status: int = 0
+    #: As the client got them, also within a stream that had begun.
+    error_code: str | None = None
+    error_message: str | None = None
+    #: Of the last candidate; of own engines, and of upstreams whose answer is parsed anyway.
+    finish_reason: str | None = None
+    streamed: bool = False
+    #: Its client was answered with a reference, or with a response that is still to be made.
+    deferred: bool = False
+    client_left: bool = False
+    _records: CallRecords | None = field(default=None, repr=False)
+
+    def fail(self, error: GatewayError) -> None:
+        """The client gets this error."""
+        self.error_code, self.error_message = error.code, error.message[:MAX_MESSAGE]
+
+    def leave(self) -> None:
+        """The client left before the answer was complete."""
+        self.client_left = True
+        self.status = self.status or CLIENT_LEFT
+
+    def end(self) -> None:
+        """The call has ended: hand the record to the sinks. Safe to call twice."""
+        records, self._records = self._records, None
+        if records is not None:
+            records._end(self)
+
+
+class CallObserver(GenerationObserver):
+    """Writes a record from what whoever runs the call reports.
+
+    Args:
+        record: of the call, which somebody else ends.
+    """
+
+    __slots__ = ("_record",)
+
+    reads_text = False
+
+    def __init__(self, record: CallRecord) -> None:
+        self._record = record
+
+    def submitted(self) -> None:
+        self._record.submitted = time.perf_counter()
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        record = self._record
+        record.engine, record.queued_s = engine, queued_s
+        record.reason = reason.partition(" ")[0].rstrip(",") or "upstream"
+        record.explanation = reason
+        record.placed = (record.submitted or record.started) + queued_s
+        # Of an earlier try.
+        record.error_code = record.error_message = record.first_token = None
+
+    def first_token(self) -> None:
+        self._record.first_token = time.perf_counter()
+
+    def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
+        self._record.finish_reason = finish_reason
+        self._count(usage)
+
+    def failed(self, error: BaseException, usage: Usage | None = None) -> None:
+        # What the client gets to read is noted where it is written.
+        self._count(usage)
+
+    def _count(self, usage: Usage | None) -> None:
+        if usage is not None:
+            record = self._record
+            record.prompt_tokens = usage.prompt_tokens
+            record.cached_tokens = usage.cached_tokens
+            record.output_tokens = usage.completion_tokens
+
+
+#: Takes the record of a call that has ended, in the event loop's thread. Must not block; one that
+#: raises is logged and dropped.
+Sink: TypeAlias = Callable[[CallRecord], None]
+
+
+class CallRecords:
+    """The records of the calls that have not ended, and who gets those that have.
+
+    Attributes:
+        sinks: get each record once, when its call has ended; appended to while the gateway is put
+            together.
+    """
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+        self._live: dict[CallRecord, None] = {}
+
+    def begin(self, record: CallRecord, path: str) -> None:
+        """A call begins.
+
+        Args:
+            record: ended by whoever runs the call, with `CallRecord.end`.
+            path: see `CallRecord.path`.
+        """
+        record.path = path
+        record.started_at = time.time()
+        if len(self._live) < MAX_LIVE:
+            record._records = self
+            self._live[record] = None
+
+    def live(self) -> list[CallRecord]:
+        """The records of calls that have not ended, oldest first."""
+        return list(self._live)
+
+    def _end(self, record: CallRecord) -> None:
+        del self._live[record]
+        record.ended = time.perf_counter()
+        for sink in self.sinks:
+            try:
+                sink(record)
+            except Exception:
+                logger.exception("a sink of call records failed and is dropped")
+                self.sinks = [each for each in self.sinks if each is not sink]

@@ -1,0 +1,196 @@
+"""One record a call, of which each is handed to every sink once, when its call has ended."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from harness.scripted_upstream import (
+    ScriptedUpstream,
+    chat_document,
+    chat_events,
+    document,
+    error,
+    event_stream,
+)
+from parrot_engine.protocol import Failed
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, read_head, serving, until
+
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.settings.model import UpstreamSettings
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+
+
+def recording(service: Service) -> list[CallRecord]:
+    """The records of calls that end from now on."""
+    ended: list[CallRecord] = []
+    service.gateway.call_records.sinks.append(ended.append)
+    return ended
+
+
+async def test_a_call_to_an_own_engine() -> None:
+    async with serving(ScriptedRemoteEngine(cached_tokens=3)) as service:
+        ended = recording(service)
+        _, headers, body = await service.post("/v1/chat/completions", {**CHAT, "model": "other"})
+        (record,) = ended
+    usage = msgspec.json.decode(body)["usage"]
+    assert record.request_id == headers[b"x-request-id"].decode()
+    assert record.call_id == "call_" + record.request_id[-24:]
+    assert (record.path, record.tenant) == ("/v1/chat/completions", "default")
+    assert (record.model, record.served_model, record.engine) == ("other", "m", "scripted")
+    assert (record.reason, record.explanation) == ("load", "load")
+    assert record.prompt_tokens == usage["prompt_tokens"]
+    assert record.output_tokens == usage["completion_tokens"]
+    assert record.cached_tokens == usage["prompt_tokens_details"]["cached_tokens"] == 3
+    assert (record.status, record.finish_reason, record.streamed) == (200, "stop", False)
+    assert record.error_code is record.error_message is record.session is None
+    assert record.submitted is not None
+    assert record.placed is not None
+    assert record.first_token is not None
+    assert record.ended is not None
+    times = [record.started, record.submitted, record.placed, record.first_token, record.ended]
+    assert times == sorted(times)
+    assert record.queued_s == pytest.approx(record.placed - record.submitted)
+
+
+async def test_live_calls_and_clients_that_leave() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    async with serving(engine) as service:
+        ended = recording(service)
+        calls = service.gateway.call_records
+        stream = msgspec.json.encode({**CHAT, "stream": True})
+        reader, writer = await service.send("/v1/chat/completions", stream)
+        await until(lambda: engine.contexts)
+        (record,) = calls.live()
+        assert (record.model, record.engine, record.ended) == ("m", "scripted", None)
+        engine.step()
+        engine.step()
+        assert (await read_head(reader))[0] == 200
+        writer.close()
+        await until(lambda: ended)
+        assert calls.live() == []
+    assert ended == [record]
+    assert (record.client_left, record.status, record.streamed) == (True, 200, True)
+    assert (record.prompt_tokens, record.output_tokens) != (None, 0)
+    assert record.error_code is None
+
+
+async def test_refusals_and_failures_are_what_the_client_got() -> None:
+    def script(prompt: list[int], sampling: object) -> list[int | Failed]:
+        return [104, Failed(0, "engine_error", "the device is gone")]
+
+    async with serving(ScriptedRemoteEngine(script)) as service:
+        ended = recording(service)
+        refused = await service.post("/v1/chat/completions", {**CHAT, "max_tokens": "many"})
+        malformed = await service.post("/v1/messages", b"{")
+        failed = await service.post("/v1/chat/completions", CHAT)
+        streamed = await service.post("/v1/chat/completions", {**CHAT, "stream": True})
+    for (status, _, body), record in zip((refused, malformed, failed), ended, strict=False):
+        shown = msgspec.json.decode(body)["error"]
+        assert (record.status, record.error_message) == (status, shown["message"])
+        assert record.error_code == shown.get("code", record.error_code)
+    last = msgspec.json.decode(streamed[2].split(b"data: ")[-2])
+    assert ended[3].status == 200
+    assert ended[3].error_message == last["error"]["message"]
+    assert ended[3].output_tokens == 1
+
+
+async def test_a_deferred_call_ends_with_the_call() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    async with serving(engine) as service:
+        ended = recording(service)
+        deferred = {**CHAT, "parrot": {"session": "s", "output": "o", "defer": True}}
+        _, headers, _ = await service.post("/v1/chat/completions", deferred)
+        await until(lambda: engine.contexts)
+        assert ended == []
+        (record,) = service.gateway.call_records.live()
+        assert record.request_id == headers[b"x-request-id"].decode()
+        assert record.call_id == headers[b"x-parrot-call"].decode()
+        assert record.session == headers[b"x-parrot-session"].decode()
+        engine.automatic = True
+        engine.step()
+        await until(lambda: ended)
+        follower = {"session": "s", "output": "p", "inputs": {"x": "o"}, "defer": True}
+        broken = {**CHAT, "messages": [{"role": "user", "content": "{{x}}"}], "parrot": follower}
+        broken["max_tokens"] = 100_000
+        await service.post("/v1/chat/completions", broken)
+        await until(lambda: len(ended) == 2)
+    assert (record.status, record.deferred, record.engine) == (200, True, "scripted")
+    assert record.ready is not None
+    assert ended[1].status == 400
+    assert ended[1].error_code == "context_length_exceeded"
+
+
+async def test_outputs_of_parrots_own_api_are_calls() -> None:
+    async with serving(ScriptedRemoteEngine()) as service:
+        ended = recording(service)
+        _, _, body = await service.post("/v1/session", {})
+        session = msgspec.json.decode(body)
+        sampling = {"max_gen_length": 8}
+        parameters = [
+            {"name": name, "is_output": True, "sampling_config": sampling} for name in "ab"
+        ]
+        call = {
+            "template": "One {{a}} two {{b}}",
+            "models": ["m"],
+            "model_type": "token_id",
+            "parameters": parameters,
+            **session,
+        }
+        status, headers, body = await service.post("/v1/semantic_call", call)
+        assert status == 200, body
+        await until(lambda: len(ended) == 2)
+    assert {record.path for record in ended} == {"/v1/semantic_call"}
+    assert {record.request_id for record in ended} == {headers[b"x-request-id"].decode()}
+    assert len({record.call_id for record in ended}) == 2
+    assert {record.status for record in ended} == {200}
+
+
+async def test_calls_that_upstreams_answer() -> None:
+    with ScriptedUpstream() as upstream:
+        settings = UpstreamSettings(name="up", url=upstream.base_url, models="*")
+        async with serving(ScriptedRemoteEngine(), upstreams=[settings]) as service:
+            (client,) = service.gateway.upstreams.values()
+            await client.start()
+            ended = recording(service)
+
+            async def post(model: str, **fields: object) -> tuple[int, bytes]:
+                status, _, body = await service.post(
+                    "/v1/chat/completions", {**CHAT, "model": model, **fields}
+                )
+                return status, body
+
+            await post(upstream.script(document(chat_document())))
+            refused = await post(upstream.script(error(400)))
+            await post(upstream.script(event_stream(*chat_events(["a"]))), stream=True)
+            broken = await post(
+                upstream.script(event_stream(*chat_events(["a"])[:1], cut=True)), stream=True
+            )
+            await client.close()
+    whole, error_, streamed, cut = ended
+    assert (whole.engine, whole.reason, whole.output_tokens) == ("up", "upstream", 2)
+    assert whole.first_token is not None
+    assert error_.status == refused[0]
+    assert error_.error_message == msgspec.json.decode(refused[1])["error"]["message"]
+    assert (streamed.streamed, streamed.status, streamed.error_message) == (True, 200, None)
+    assert cut.error_message is not None
+    assert cut.error_message.encode() in broken[1]
+
+
+def test_a_sink_that_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    calls, ended = CallRecords(), list[CallRecord]()
+
+    def broken(record: CallRecord) -> None:
+        raise ValueError("full")
+
+    calls.sinks += [broken, ended.append]
+    for number in range(2):
+        record = CallRecord(f"req_{number}", "call", 0.0)
+        calls.begin(record, "/v1/completions")
+        record.fail(GatewayError("Something broke."))
+        record.end()
+        record.end()
+    assert [each.request_id for each in ended] == ["req_0", "req_1"]
+    assert caplog.text.count("a sink of call records failed") == 1
