@@ -147,8 +147,11 @@ class Gateway:
                 semantic=self.semantic.describe,
                 batches=self.batches.describe,
                 linking=self.linking.describe,
-            )
+            ),
+            upstreams=[name for item in settings.upstreams for name in item.servers],
         )
+        if settings.telemetry.metrics:
+            self.call_records.sinks.append(self.metrics.calls.ended)
 
     def _is_drained(self, model: str) -> bool:
         """Whether the operator has drained all engines of a model, by its name in the scheduler."""

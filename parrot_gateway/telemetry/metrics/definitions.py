@@ -76,6 +76,112 @@ REQUESTS_REFUSED = _counter(
     "parrot_requests_refused", "", "Requests refused because the gateway was full or closing."
 )
 
+# Calls
+
+_MODEL = "model_name"
+_SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+            120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+_FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
+                  5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
+                  7.5, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_STAGE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                  0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # fmt: skip
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+
+TTFT = _histogram(
+    "vllm:time_to_first_token_seconds",
+    _MODEL,
+    "From a call's arrival, or that of its last input, to its first token; of upstreams: streams.",
+    _FIRST_SECONDS,
+)
+TOKEN_GAPS = _histogram(
+    "vllm:inter_token_latency_seconds",
+    _MODEL,
+    "Time between tokens; each gap of a call counts as the mean of them.",
+    _TOKEN_SECONDS,
+)
+TOKEN_MEAN = _histogram(
+    "vllm:request_time_per_output_token_seconds",
+    _MODEL,
+    "The mean time between tokens of a call.",
+    _TOKEN_SECONDS,
+)
+E2E = _histogram(
+    "vllm:e2e_request_latency_seconds",
+    _MODEL,
+    "From a call's arrival, or that of its last input, to its end.",
+    _SECONDS,
+)
+QUEUE = _histogram(
+    "vllm:request_queue_time_seconds", _MODEL, "How long a call waited for an engine.", _SECONDS
+)
+PROMPT_LENGTH = _histogram(
+    "vllm:request_prompt_tokens", _MODEL, "Prompt tokens of a call.", _TOKENS
+)
+OUTPUT_LENGTH = _histogram(
+    "vllm:request_generation_tokens", _MODEL, "Tokens that a call generated.", _TOKENS
+)
+PROMPT_TOKENS = _counter("vllm:prompt_tokens", "model_name engine", "Prompt tokens of calls.")
+OUTPUT_TOKENS = _counter(
+    "vllm:generation_tokens", "model_name engine", "Tokens that calls generated."
+)
+CACHED_TOKENS = _counter(
+    "parrot_cached_prompt_tokens",
+    "model_name engine",
+    "Prompt tokens of calls that were found in a prefix cache, as engines and upstreams report.",
+)
+SUCCESS = _counter(
+    "vllm:request_success",
+    "model_name engine finished_reason",
+    "Calls that were answered: stop, length, abort (its client left), unknown (not read).",
+)
+_GEN_AI = "gen_ai_operation_name gen_ai_provider_name gen_ai_request_model"
+GEN_AI_DURATION = _histogram(
+    "gen_ai_server_request_duration_seconds",
+    f"{_GEN_AI} error_type",
+    "gen_ai.server.request.duration: from arrival to end; error_type is the status of an error.",
+    (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+GEN_AI_TTFT = _histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    _GEN_AI,
+    "gen_ai.server.time_to_first_token: as vllm:time_to_first_token_seconds.",
+    _FIRST_SECONDS[:16],
+)
+GEN_AI_TOKEN_MEAN = _histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    _GEN_AI,
+    "gen_ai.server.time_per_output_token: as vllm:request_time_per_output_token_seconds.",
+    _TOKEN_SECONDS[:13],
+)
+GEN_AI_USAGE = _histogram(
+    "gen_ai_client_token_usage",
+    f"{_GEN_AI} gen_ai_token_type",
+    "gen_ai.client.token.usage: tokens of a call (input, output).",
+    tuple(float(4**power) for power in range(14)),
+)
+CALLS = _counter("parrot_calls", "path code", "Ended calls by route and HTTP status.")
+CALL_ERRORS = _counter(
+    "parrot_call_errors", "model_name error", "Calls that ended with an error, by its code."
+)
+CALLS_LEFT = _counter("parrot_calls_abandoned", "", "Calls whose client left before their end.")
+CALLS_DEFERRED = _counter(
+    "parrot_deferred_calls", "", "Calls answered with a reference or in the background."
+)
+STAGES = _histogram(
+    "parrot_call_stage_seconds",
+    "stage",
+    "Where calls spend their time: inputs (waiting for them), prepare (reading, checking, "
+    "tokenizing), queue, first_token, generate.",
+    _STAGE_SECONDS,
+)
+TENANT_CALLS = _counter("parrot_tenant_calls", "tenant", "Ended calls of a tenant.")
+TENANT_ERRORS = _counter("parrot_tenant_errors", "tenant", "Those of them with an error.")
+TENANT_TOKENS = _counter(
+    "parrot_tenant_tokens", "tenant type", "Tokens of a tenant's calls (prompt, cached, output)."
+)
+
 # Engines
 
 _ENGINE = "model_name engine"

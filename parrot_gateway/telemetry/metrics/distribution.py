@@ -26,6 +26,11 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    def add(self, other: Distribution) -> None:
+        """Count in what another of the same bounds has counted."""
+        self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
     def lines(self, definition: Definition, labels: str) -> Iterator[str]:
         """Its samples under `definition`, whose bounds may be the first of its own.
 

@@ -23,28 +23,31 @@ _PIECE = 128
 
 async def render(pieces: Iterable[str]) -> bytes:
     """All pieces of a page, however long; other work of the loop goes on in between."""
-    page: list[str] = []
+    page: list[bytes] = []
     began = time.perf_counter()
     for piece in pieces:
-        page.append(piece)
+        page.append(piece.encode())
         if time.perf_counter() - began > _TURN_S:
             await asyncio.sleep(0)
             began = time.perf_counter()
-    return "".join(page).encode()
+    return b"".join(page)
 
 
 def family(definition: Definition, samples: Mapping[str, float]) -> Iterator[str]:
     """The text of a counter or a gauge, by labels as of `label_text`; none without samples."""
     (name,) = definition.sample_names
     lines = (f"{name}{labels} {number(value)}\n" for labels, value in samples.items())
-    return with_head(definition, lines) if samples else iter(())
+    return with_head(definition, lines)
 
 
 def with_head(definition: Definition, lines: Iterable[str]) -> Iterator[str]:
-    """The text of a metric of whose samples there are lines."""
+    """The text of a metric of whose samples there are lines; none without any."""
     name = definition.sample_names[0] if definition.kind == "counter" else definition.name
-    piece = [f"# HELP {name} {definition.help}\n# TYPE {name} {definition.kind}\n"]
+    head, piece = f"# HELP {name} {definition.help}\n# TYPE {name} {definition.kind}\n", []
     for line in lines:
+        if head:
+            piece.append(head)
+            head = ""
         piece.append(line)
         if len(piece) >= _PIECE:
             yield "".join(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,6 +14,7 @@ from prometheus_client import (
 )
 
 from parrot_gateway.telemetry.metrics import definitions as d
+from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
 from parrot_gateway.telemetry.metrics.distribution import Distribution
 from parrot_gateway.telemetry.metrics.exposition import family, render, with_head
 from parrot_gateway.telemetry.metrics.gauges import Gauges, Parts, Samples
@@ -24,9 +25,14 @@ class Metrics:
 
     Args:
         parts: that are read for each page.
+        upstreams: names of the servers of upstreams.
+
+    Attributes:
+        calls: counts calls; `CallMetrics.ended` takes the record of each.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, upstreams: Collection[str]) -> None:
+        self.calls = CallMetrics(upstreams)
         self._gauges = Gauges(parts)
         self._graphs = {
             definition: Distribution(definition)
@@ -69,9 +75,11 @@ class Metrics:
             # Nothing to write yet, but other work may go on.
             yield ""
         for definition in d.DEFINITIONS:
-            distribution = self._graphs.get(definition)
-            if distribution is None:
-                yield from family(definition, samples.of(definition))
+            if definition in self._graphs:
+                yield from with_head(definition, self._graphs[definition].lines(definition, ""))
+            elif definition.kind == "histogram":
+                yield from with_head(definition, self.calls.histogram(definition))
             else:
-                yield from with_head(definition, distribution.lines(definition, ""))
+                values = {**samples.of(definition), **self.calls.counters(definition)}
+                yield from family(definition, values)
         yield generate_latest(self._process).decode()

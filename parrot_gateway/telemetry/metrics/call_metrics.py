@@ -1,0 +1,258 @@
+"""Counters and histograms of calls, fed with the record of each call that has ended.
+
+What a call's labels depend on is looked up once, as a whole; the rest of its cost is an addition
+for each metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.metrics import definitions as d
+from parrot_gateway.telemetry.metrics.definitions import Definition
+from parrot_gateway.telemetry.metrics.distribution import Distribution
+from parrot_gateway.telemetry.metrics.labels import (
+    MAX_ENGINES,
+    MAX_MODELS,
+    MAX_TENANTS,
+    MAX_WORDS,
+    BoundedValues,
+    label_text,
+)
+
+#: What is not known of a call.
+UNKNOWN = "unknown"
+#: Combinations of labels that are remembered; they are looked up anew when there are more.
+_MAX_REMEMBERED = 4096
+_PROVIDER = "parrot"
+#: OpenTelemetry's names of what routes do.
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/semantic_call": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+#: vLLM's words for ends of generations.
+_FINISHED = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length"}
+
+#: A counter's value, by itself in a list so that it can be counted up in place.
+_Cell: TypeAlias = list[float]
+
+
+class _ByModel(NamedTuple):
+    """Distributions of the successful calls of one operation and model."""
+
+    ttft: Distribution
+    token_gaps: Distribution
+    token_mean: Distribution
+    e2e: Distribution
+    queue: Distribution
+    prompt: Distribution
+    output: Distribution
+    input_usage: Distribution
+    output_usage: Distribution
+
+
+class _Series(NamedTuple):
+    """What the calls of one combination of labels are counted in."""
+
+    calls: list[_Cell]
+    duration: Distribution
+    #: Of calls with a success.
+    model: _ByModel | None
+    prompt: list[_Cell]
+    cached: list[_Cell]
+    output: list[_Cell]
+    #: Whether the time of the first token means something.
+    has_first: bool
+
+
+class CallMetrics:
+    """Counts calls. Used in the event loop's thread only.
+
+    Args:
+        upstreams: names of the servers of upstreams.
+    """
+
+    def __init__(self, upstreams: Collection[str]) -> None:
+        self._upstreams = frozenset(upstreams)
+        self._models = BoundedValues(MAX_MODELS)
+        self._engines = BoundedValues(MAX_ENGINES)
+        self._tenants = BoundedValues(MAX_TENANTS)
+        self._errors = BoundedValues(MAX_WORDS)
+        self._codes = BoundedValues(MAX_WORDS)
+        self._cells: dict[Definition, dict[str, _Cell]] = {}
+        self._by_model: dict[tuple[str, str], _ByModel] = {}
+        self._durations: dict[tuple[str, ...], Distribution] = {}
+        self._stages = {
+            name: Distribution(d.STAGES)
+            for name in ("inputs", "prepare", "queue", "first_token", "generate")
+        }
+        self._remembered: dict[tuple[object, ...], _Series] = {}
+        self._left = self._cell(d.CALLS_LEFT)
+        self._deferred = self._cell(d.CALLS_DEFERRED)
+
+    def ended(self, record: CallRecord) -> None:
+        """Count a call that has ended; a sink of `CallRecords`."""
+        key = (
+            record.path, record.served_model, record.engine, record.tenant, record.status,
+            record.error_code, record.finish_reason, record.client_left, record.streamed,
+        )  # fmt: skip
+        series = self._remembered.get(key)
+        if series is None:
+            series = self._remember(key, record)
+        for cell in series.calls:
+            cell[0] += 1
+        assert record.ended is not None
+        began = record.started if record.ready is None else record.ready
+        took = record.ended - began
+        series.duration.observe(took)
+        self._time_stages(record, began)
+        if record.deferred:
+            self._deferred[0] += 1
+        prompt, output = record.prompt_tokens, record.output_tokens
+        if prompt is not None:
+            for cell in series.prompt:
+                cell[0] += prompt
+        if record.cached_tokens:
+            for cell in series.cached:
+                cell[0] += record.cached_tokens
+        if output is not None:
+            for cell in series.output:
+                cell[0] += output
+        model = series.model
+        if model is None:
+            return
+        model.e2e.observe(took)
+        if record.queued_s is not None:
+            model.queue.observe(record.queued_s)
+        if prompt is not None:
+            model.prompt.observe(prompt)
+            model.input_usage.observe(prompt)
+        if output is not None:
+            model.output.observe(output)
+            model.output_usage.observe(output)
+        if series.has_first and record.first_token is not None:
+            model.ttft.observe(record.first_token - began)
+            if output is not None and output > 1:
+                gap = (record.ended - record.first_token) / (output - 1)
+                model.token_mean.observe(gap)
+                model.token_gaps.observe(gap, output - 1)
+
+    def _time_stages(self, record: CallRecord, began: float) -> None:
+        stages = self._stages
+        if record.ready is not None:
+            stages["inputs"].observe(record.ready - record.started)
+        if record.submitted is None:
+            return
+        stages["prepare"].observe(record.submitted - began)
+        if record.queued_s is None or record.placed is None:
+            return
+        stages["queue"].observe(record.queued_s)
+        if record.first_token is not None and record.ended is not None:
+            stages["first_token"].observe(record.first_token - record.placed)
+            stages["generate"].observe(record.ended - record.first_token)
+
+    def _remember(self, key: tuple[object, ...], record: CallRecord) -> _Series:
+        failed = record.status >= 400 or record.error_code is not None
+        # What clients make up, and nothing serves, takes no place among the labels.
+        model = self._models.of(record.served_model or UNKNOWN, is_real=not failed)
+        engine = self._engines.of(record.engine or UNKNOWN)
+        tenant = self._tenants.of(record.tenant)
+        code = self._codes.of(str(record.status))
+        operation = _OPERATIONS.get(record.path, "other")
+        calls = [self._cell(d.CALLS, record.path, code), self._cell(d.TENANT_CALLS, tenant)]
+        if record.client_left:
+            calls.append(self._left)
+        error = ""
+        by_model = None
+        if failed and not record.client_left:
+            error = code
+            word = self._errors.of(record.error_code or UNKNOWN)
+            calls.append(self._cell(d.CALL_ERRORS, model, word))
+            calls.append(self._cell(d.TENANT_ERRORS, tenant))
+        else:
+            reason = _FINISHED.get(record.finish_reason or "", UNKNOWN)
+            reason = "abort" if record.client_left else reason
+            calls.append(self._cell(d.SUCCESS, model, engine, reason))
+            by_model = self._model(operation, model)
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+        series = self._remembered[key] = _Series(
+            calls,
+            self._duration(operation, model, error),
+            by_model,
+            self._token_cells(d.PROMPT_TOKENS, "prompt", model, engine, tenant),
+            self._token_cells(d.CACHED_TOKENS, "cached", model, engine, tenant),
+            self._token_cells(d.OUTPUT_TOKENS, "output", model, engine, tenant),
+            has_first=record.streamed or record.engine not in self._upstreams,
+        )
+        return series
+
+    def _token_cells(
+        self, definition: Definition, kind: str, model: str, engine: str, tenant: str
+    ) -> list[_Cell]:
+        return [self._cell(definition, model, engine), self._cell(d.TENANT_TOKENS, tenant, kind)]
+
+    def _cell(self, definition: Definition, *labels: str) -> _Cell:
+        cells = self._cells.setdefault(definition, {})
+        return cells.setdefault(label_text(definition.labels, labels), [0])
+
+    def _model(self, operation: str, model: str) -> _ByModel:
+        found = self._by_model.get((operation, model))
+        if found is None:
+            found = self._by_model[operation, model] = _ByModel(
+                *map(Distribution, (*_BY_MODEL, d.GEN_AI_USAGE, d.GEN_AI_USAGE))
+            )
+        return found
+
+    def _duration(self, operation: str, model: str, error: str) -> Distribution:
+        labels = (operation, _PROVIDER, model, error)
+        found = self._durations.get(labels)
+        if found is None:
+            found = self._durations[labels] = Distribution(d.GEN_AI_DURATION)
+        return found
+
+    def counters(self, definition: Definition) -> Mapping[str, float]:
+        """Values by labels, as of `label_text`; none of what is not counted here."""
+        return {labels: cell[0] for labels, cell in self._cells.get(definition, {}).items()}
+
+    def histogram(self, definition: Definition) -> Iterator[str]:
+        """The samples of a histogram; none of one that is not counted here."""
+        names = definition.labels
+        if definition is d.STAGES:
+            for stage, each in self._stages.items():
+                yield from each.lines(definition, label_text(names, (stage,)))
+        elif definition is d.GEN_AI_DURATION:
+            for labels, each in list(self._durations.items()):
+                yield from each.lines(definition, label_text(names, labels))
+        elif definition in _BY_MODEL:
+            index = _BY_MODEL.index(definition)
+            for model, each in self._summed_up(index, definition).items():
+                yield from each.lines(definition, label_text(names, (model,)))
+        else:
+            for (operation, model), group in list(self._by_model.items()):
+                for index, *rest in _GEN_AI.get(definition, ()):
+                    labels = (operation, _PROVIDER, model, *rest)
+                    yield from group[index].lines(definition, label_text(names, labels))
+
+    def _summed_up(self, index: int, definition: Definition) -> dict[str, Distribution]:
+        """One of `_ByModel` by model, over all operations."""
+        summed: dict[str, Distribution] = {}
+        for (_, model), group in self._by_model.items():
+            summed.setdefault(model, Distribution(definition)).add(group[index])
+        return summed
+
+
+#: The metrics of `_ByModel`'s fields.
+_BY_MODEL = (d.TTFT, d.TOKEN_GAPS, d.TOKEN_MEAN, d.E2E, d.QUEUE, d.PROMPT_LENGTH, d.OUTPUT_LENGTH)
+#: By metric, fields of `_ByModel` by number, and the last label where they have one more.
+_GEN_AI: Mapping[Definition, tuple[tuple[int, *tuple[str, ...]], ...]] = {
+    d.GEN_AI_TTFT: ((0,),),
+    d.GEN_AI_TOKEN_MEAN: ((2,),),
+    d.GEN_AI_USAGE: ((7, "input"), (8, "output")),
+}

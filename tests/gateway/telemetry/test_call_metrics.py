@@ -1,0 +1,145 @@
+"""What the page at `/metrics` says of calls."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from harness.scripted_upstream import (
+    ScriptedUpstream,
+    chat_document,
+    chat_events,
+    document,
+    event_stream,
+)
+from parrot_engine.protocol import Failed
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_remote import ScriptedRemoteEngine
+from semantic_tools import CHAT, COMPLETIONS, Http, body_of
+from serving import serving
+
+from parrot_gateway.settings.model import UpstreamSettings
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
+from parrot_gateway.telemetry.metrics.definitions import CALLS, SUCCESS, TENANT_CALLS
+
+
+async def values_of(http: Http) -> dict[tuple[str, ...], float]:
+    """By name and values of its labels in the order of the page, every sample that is not 0."""
+    text = (await http.get("/metrics")).text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.value and "le" not in sample.labels
+    }
+
+
+async def test_a_call_is_counted_once_in_each_metric(
+    engine: ScriptedRemoteEngine, http: Http
+) -> None:
+    engine.cached_tokens = 2
+    chat = (await http.call(CHAT, "hello there")).json()["usage"]
+    stream = await http.call(COMPLETIONS, "hello there", stream=True, max_tokens=2)
+    assert stream.status_code == 200
+    values = await values_of(http)
+    prompt = values["vllm:prompt_tokens_total", "m", "scripted"]
+    assert prompt > chat["prompt_tokens"]
+    assert values["vllm:request_prompt_tokens_sum", "m"] == prompt
+    output = chat["completion_tokens"] + 2
+    assert values["vllm:generation_tokens_total", "m", "scripted"] == output
+    assert values["vllm:request_generation_tokens_sum", "m"] == output
+    assert values["parrot_cached_prompt_tokens_total", "m", "scripted"] == 4
+    assert values["vllm:request_success_total", "m", "scripted", "stop"] == 1
+    assert values["vllm:request_success_total", "m", "scripted", "length"] == 1
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        assert values[f"vllm:{name}_seconds_count", "m"] == 2
+    # A gap fewer than tokens, of each call.
+    assert values["vllm:inter_token_latency_seconds_count", "m"] == output - 2
+    assert values["vllm:request_time_per_output_token_seconds_count", "m"] == 2
+    for stage in ("prepare", "queue", "first_token", "generate"):
+        assert values["parrot_call_stage_seconds_count", stage] == 2
+    for operation in ("chat", "text_completion"):
+        of = (operation, "parrot", "m")
+        assert values["gen_ai_server_time_to_first_token_seconds_count", *of] == 1
+        assert values["gen_ai_server_request_duration_seconds_count", *of, ""] == 1
+        assert values["gen_ai_client_token_usage_count", *of, "input"] == 1
+    assert values["gen_ai_client_token_usage_sum", "chat", "parrot", "m", "output"] == output - 2
+    assert values["parrot_calls_total", CHAT, "200"] == 1
+    assert values["parrot_calls_total", COMPLETIONS, "200"] == 1
+    assert values["parrot_tenant_calls_total", "default"] == 2
+    assert values["parrot_tenant_tokens_total", "default", "prompt"] == prompt
+
+
+async def test_times_add_up(http: Http) -> None:
+    await http.call(CHAT, "hello")
+    values = await values_of(http)
+    stages = ("prepare", "queue", "first_token", "generate")
+    whole = sum(values["parrot_call_stage_seconds_sum", stage] for stage in stages)
+    assert whole == pytest.approx(values["vllm:e2e_request_latency_seconds_sum", "m"])
+    decode = values["vllm:inter_token_latency_seconds_sum", "m"]
+    assert decode == pytest.approx(values["parrot_call_stage_seconds_sum", "generate"])
+
+
+async def test_errors_are_counted_by_code_and_make_no_labels(
+    engine: ScriptedRemoteEngine, http: Http
+) -> None:
+    wrong = await http.call(CHAT, "hello", temperature=99)
+    engine.script = lambda prompt, sampling: [Failed(0, "numerical_error", "not a number")]
+    failed = await http.call(CHAT, "hello")
+    assert (wrong.status_code, failed.status_code) == (400, 500)
+    values = await values_of(http)
+    assert values["parrot_calls_total", CHAT, "400"] == 1
+    errors = {key[1:] for key in values if key[0] == "parrot_call_errors_total"}
+    assert errors == {("other", each.json()["error"]["code"]) for each in (wrong, failed)}
+    assert values["parrot_tenant_errors_total", "default"] == 2
+    assert not [key for key in values if key[0].startswith("vllm:request_success")]
+    assert not [key for key in values if key[0].startswith("vllm:e2e")]
+
+
+async def test_first_tokens_of_upstreams_are_those_of_streams(upstream: ScriptedUpstream) -> None:
+    events = event_stream(*chat_events(["Hello"]))
+    model = upstream.script(document(chat_document()), events)
+    settings = UpstreamSettings(name="up", url=upstream.base_url, models=[model])
+    engine = ScriptedRemoteEngine()
+    async with serving(engine, upstreams=[settings]) as service, Http(service) as http:
+        await service.gateway.upstreams["up"].start()
+        try:
+            for stream in (False, True):
+                body = {**body_of(CHAT, "hello"), "model": model, "stream": stream}
+                assert (await http.post(CHAT, json=body)).status_code == 200
+            values = await values_of(http)
+        finally:
+            await service.gateway.upstreams["up"].close()
+    assert values["vllm:e2e_request_latency_seconds_count", model] == 2
+    assert values["vllm:time_to_first_token_seconds_count", model] == 1
+    assert values["parrot_upstream_ready", "up"] == 1
+    assert values["parrot_calls_total", CHAT, "200"] == 2
+
+
+def record(**fields: Any) -> CallRecord:
+    """A record that has ended."""
+    now = time.perf_counter()
+    given = {"path": CHAT, "status": 200, "ended": now, **fields}
+    return CallRecord("req_1", "call_1", now - 1.0, **given)
+
+
+def test_labels_are_bounded() -> None:
+    metrics = CallMetrics([])
+    for number in range(300):
+        metrics.ended(record(tenant=f"t{number}", served_model=f"m{number}", engine=f"e{number}"))
+        metrics.ended(record(status=404, served_model=f"made-up-{number}"))
+    assert len(metrics.counters(TENANT_CALLS)) == 51
+    # One of the 50 is that of the calls that failed.
+    assert metrics.counters(TENANT_CALLS)['{tenant="other"}'] == 251
+    assert len(metrics.counters(SUCCESS)) == 201
+    assert "made-up" not in "".join(metrics.counters(SUCCESS))
+    assert sum(metrics.counters(CALLS).values()) == 600
+
+
+def test_a_client_that_left_is_an_abort() -> None:
+    metrics = CallMetrics([])
+    metrics.ended(record(status=499, client_left=True, served_model="m", engine="e"))
+    (labels,) = metrics.counters(SUCCESS)
+    assert 'finished_reason="abort"' in labels
