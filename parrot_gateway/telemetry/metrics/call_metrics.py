@@ -39,6 +39,8 @@ _OPERATIONS = {
 #: vLLM's words for ends of generations.
 _FINISHED = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length"}
 
+_TOKENS = ((d.PROMPT_TOKENS, "prompt"), (d.CACHED_TOKENS, "cached"), (d.OUTPUT_TOKENS, "output"))
+
 #: A counter's value, by itself in a list so that it can be counted up in place.
 _Cell: TypeAlias = list[float]
 
@@ -186,17 +188,19 @@ class CallMetrics:
             calls,
             self._duration(operation, model, error),
             by_model,
-            self._token_cells(d.PROMPT_TOKENS, "prompt", model, engine, tenant),
-            self._token_cells(d.CACHED_TOKENS, "cached", model, engine, tenant),
-            self._token_cells(d.OUTPUT_TOKENS, "output", model, engine, tenant),
+            *(
+                # Of a call that no engine took none are known.
+                []
+                if record.engine is None
+                else [
+                    self._cell(definition, model, engine),
+                    self._cell(d.TENANT_TOKENS, tenant, kind),
+                ]
+                for definition, kind in _TOKENS
+            ),
             has_first=record.streamed or record.engine not in self._upstreams,
         )
         return series
-
-    def _token_cells(
-        self, definition: Definition, kind: str, model: str, engine: str, tenant: str
-    ) -> list[_Cell]:
-        return [self._cell(definition, model, engine), self._cell(d.TENANT_TOKENS, tenant, kind)]
 
     def _cell(self, definition: Definition, *labels: str) -> _Cell:
         cells = self._cells.setdefault(definition, {})
