@@ -188,19 +188,22 @@ class CallMetrics:
             calls,
             self._duration(operation, model, error),
             by_model,
-            *(
-                # Of a call that no engine took none are known.
-                []
-                if record.engine is None
-                else [
-                    self._cell(definition, model, engine),
-                    self._cell(d.TENANT_TOKENS, tenant, kind),
-                ]
-                for definition, kind in _TOKENS
-            ),
+            *self._token_cells(record.engine, model, engine, tenant),
             has_first=record.streamed or record.engine not in self._upstreams,
         )
         return series
+
+    def _token_cells(
+        self, taken_by: str | None, model: str, engine: str, tenant: str
+    ) -> tuple[list[_Cell], list[_Cell], list[_Cell]]:
+        """For prompt, cached and output tokens; none of a call that no engine took."""
+        if taken_by is None:
+            return [], [], []
+        prompt, cached, output = (
+            [self._cell(definition, model, engine), self._cell(d.TENANT_TOKENS, tenant, kind)]
+            for definition, kind in _TOKENS
+        )
+        return prompt, cached, output
 
     def _cell(self, definition: Definition, *labels: str) -> _Cell:
         cells = self._cells.setdefault(definition, {})
