@@ -7,8 +7,9 @@ time. Room is made from the tenant's own idle sessions first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from parrot_gateway.exceptions import OverloadedError, SessionNotFoundError, VariableNotFoundError
@@ -185,6 +186,15 @@ class SessionStore:
         """The tenant's sessions, last used first."""
         held = self._tenants.get(tenant)
         return list(reversed(held.sessions.values())) if held is not None else []
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of that id, whosesoever it is: for the operator."""
+        return self._owners.get(session_id)
+
+    def newest(self, limit: int) -> Iterator[Session]:
+        """At most `limit` sessions of each tenant, last used first: for the operator."""
+        for held in self._tenants.values():
+            yield from islice(reversed(held.sessions.values()), limit)
 
     def touch(self, session: Session, now: float) -> None:
         """The session is used now."""

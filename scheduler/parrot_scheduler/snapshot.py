@@ -6,6 +6,7 @@ from typing import Any
 
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.model_scheduler import ModelScheduler
+from parrot_scheduler.task import BlockHash
 
 
 def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
@@ -50,6 +51,30 @@ def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
         "tenants": model.order.service_by_tenant(),
         "engines": [_engine(model.pool, row) for row in model.pool.placed],
     }
+
+
+def shared_prefixes(model: ModelScheduler, row: int, limit: int = 8) -> list[tuple[int, int]]:
+    """The prefixes that several tasks placed on an engine have in common, as far as they go: tokens
+    and tasks of each, those with most of both first."""
+    pool = model.pool
+    block = int(pool.table.block_tokens[row])
+    families: dict[BlockHash, list[tuple[BlockHash, ...]]] = {}
+    for state in pool.placed[row].values():
+        if state.task.prefix:
+            families.setdefault(state.task.prefix[0], []).append(state.task.prefix)
+    # The common prefix of all is that of the first and the last in order.
+    found = [
+        (block * _num_equal(min(each), max(each)), len(each))
+        for each in families.values()
+        if len(each) > 1
+    ]
+    return sorted(found, key=lambda each: -each[0] * each[1])[:limit]
+
+
+def _num_equal(one: tuple[BlockHash, ...], other: tuple[BlockHash, ...]) -> int:
+    """How many blocks are equal from the beginning on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _engine(pool: EnginePool, row: int) -> dict[str, Any]:

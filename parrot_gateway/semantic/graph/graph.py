@@ -53,6 +53,8 @@ class Graph:
         self._groups: dict[str, dict[str, CallNode]] = {}
         self._pruned = 0
         self._stages: dict[str, int] | None = {}
+        #: Grows with each change of its nodes and of their states.
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._unfinished) + len(self._finished)
@@ -106,13 +108,19 @@ class Graph:
                 self.session, f"{len(self._unfinished)} waiting or running calls", "max_calls"
             )
         self._unfinished[node.id] = node
-        self._stages = None
+        self.version += 1
         if isinstance(node, CallNode) and node.group is not None:
             self._groups.setdefault(node.group, {})[node.id] = node
         for variable_id in node.inputs:
             self.variables[variable_id].consumers.add(node.id)
         if node.output is not None:
             self.variables[node.output].producer = node.id
+        if self._stages is not None:
+            if self.consumers(node.id):
+                self._stages = None
+            else:
+                before = (self._stages[each.id] + 1 for each in self.producers(node.id))
+                self._stages[node.id] = max(before, default=0)
 
     def start(self, node_id: str, now: float) -> None:
         node = self._unfinished[node_id]
@@ -177,20 +185,24 @@ class Graph:
     def stages(self) -> Mapping[str, int]:
         """The length of the longest path to every kept node: 0 without kept producers.
 
-        Linear in the graph after each change of it, else immediate.
+        Linear in the graph after a producer has come behind its readers, or was dropped before
+        them, else immediate.
         """
         if self._stages is None:
-            producers = {node.id: [each.id for each in self.producers(node.id)] for node in self}
-            self._stages = {}
-            for node_id in TopologicalSorter(producers).static_order():
-                before = (self._stages[each] + 1 for each in producers[node_id])
-                self._stages[node_id] = max(before, default=0)
+            self._stages = self._all_stages()
         return self._stages
 
     def shape(self) -> GraphShape:
         """Its size; linear in the graph, see `stages`."""
         stages = Counter(self.stages().values())
         return GraphShape(len(self), len(stages), max(stages.values(), default=0))
+
+    def _all_stages(self) -> dict[str, int]:
+        producers = {node.id: [each.id for each in self.producers(node.id)] for node in self}
+        stages: dict[str, int] = {}
+        for node_id in TopologicalSorter(producers).static_order():
+            stages[node_id] = max((stages[each] + 1 for each in producers[node_id]), default=0)
+        return stages
 
     def forget(self, variable_id: str) -> bool:
         """Drop the nodes around a variable, so that it can be deleted.
@@ -212,9 +224,11 @@ class Graph:
         self._groups.clear()
         self._finished.clear()
         self._stages = {}
+        self.version += 1
 
     def check_integrity(self) -> None:
         """Assert the invariants; for tests."""
+        assert self._stages is None or self._stages == self._all_stages()
         assert len(self._unfinished) <= self.max_unfinished
         assert len(self._finished) <= self.max_finished
         for node in self:
@@ -267,14 +281,20 @@ class Graph:
         if node.is_finished or to == node.state:
             raise ValueError(f"node {node.id} is {node.state} and cannot become {to}")
         node.state = to
+        self.version += 1
 
     def _prune(self) -> None:
         while len(self._finished) > self.max_finished:
             self._let_go(next(iter(self._finished)))
 
     def _let_go(self, node_id: str) -> None:
+        if self._stages is not None:
+            if self.consumers(node_id):
+                self._stages = None
+            else:
+                del self._stages[node_id]
         node = self._finished.pop(node_id)
         for variable_id in node.inputs:
             self.variables[variable_id].consumers.discard(node_id)
         self._pruned += 1
-        self._stages = None
+        self.version += 1

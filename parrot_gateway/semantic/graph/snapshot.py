@@ -138,10 +138,10 @@ def snapshot_of(
         session_id=session_id,
         session_name=graph.session,
         taken_at=now,
-        nodes=tuple(_view(node, stages[node.id]) for node in nodes),
+        nodes=tuple(view_of(node, stages[node.id]) for node in nodes),
         variables=(
-            *(_view_variable(graph, graph.variables[v]) for v in ids),
-            *(_view_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
+            *(view_of_variable(graph, graph.variables[v]) for v in ids),
+            *(view_of_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
         ),
         pruned=graph.num_pruned,
     )
@@ -157,24 +157,12 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     nodes = {node.id: node for node in snapshot.nodes}
     links: list[LinkView] = []
     for number, call in enumerate(calls, 1):
-        tools = tuple(call["tools"])
         if call["id"] in nodes:
-            nodes[call["id"]] = replace(nodes[call["id"]], tools=tools)
+            nodes[call["id"]] = replace(nodes[call["id"]], tools=tuple(call["tools"]))
         elif not snapshot.inferred:
             continue
         else:
-            nodes[call["id"]] = NodeView(
-                id=call["id"],
-                name=f"{call['name']} {number}",
-                kind="call",
-                state=call["state"],
-                tools=tools,
-                model=call["model"],
-                submitted=call["submitted"],
-                started=call["submitted"],
-                finished=call["finished"],
-                failure=f"status {call['error']}" if call["error"] else None,
-            )
+            nodes[call["id"]] = view_of_linked(call, number)
         links += (
             LinkView(link["from"], call["id"], link["kind"], link["confidence"])
             for link in call["links"]
@@ -195,6 +183,26 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     )
 
 
+def view_of_linked(call: Mapping[str, Any], number: int) -> NodeView:
+    """A call of an inferred session, as the linking process describes it.
+
+    Args:
+        number: of the call in its session, from 1.
+    """
+    return NodeView(
+        id=call["id"],
+        name=f"{call['name']} {number}",
+        kind="call",
+        state=call["state"],
+        tools=tuple(call["tools"]),
+        model=call["model"],
+        submitted=call["submitted"],
+        started=call["submitted"],
+        finished=call["finished"],
+        failure=f"status {call['error']}" if call["error"] else None,
+    )
+
+
 def with_explanations(snapshot: GraphSnapshot, texts: Mapping[str, str]) -> GraphSnapshot:
     """A graph whose nodes tell why they ran where they did, by their ids."""
     nodes = (
@@ -204,7 +212,8 @@ def with_explanations(snapshot: GraphSnapshot, texts: Mapping[str, str]) -> Grap
     return replace(snapshot, nodes=tuple(nodes)) if texts else snapshot
 
 
-def _view(node: Node, stage: int) -> NodeView:
+def view_of(node: Node, stage: int) -> NodeView:
+    """A node as it is now."""
     views: dict[str, Any] = {
         each.name: getattr(node, each.name) for each in fields(NodeView) if hasattr(node, each.name)
     }
@@ -221,7 +230,8 @@ def _view(node: Node, stage: int) -> NodeView:
     return NodeView(**views)
 
 
-def _view_variable(graph: Graph, variable: Variable) -> VariableView:
+def view_of_variable(graph: Graph, variable: Variable) -> VariableView:
+    """A variable of the graph's session as it is now."""
     return VariableView(
         id=variable.id,
         name=variable.name,
@@ -232,9 +242,10 @@ def _view_variable(graph: Graph, variable: Variable) -> VariableView:
     )
 
 
-def _view_foreign(
+def view_of_foreign(
     each: ForeignInput, variable: Variable | None, nodes: Sequence[Node]
 ) -> VariableView:
+    """A variable of another session, which some of `nodes` read; None: it is no more."""
     return VariableView(
         id=each.id,
         name=each.name,
@@ -253,19 +264,8 @@ def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
         "object": "graph",
         "session": {"id": snapshot.session_id, "name": snapshot.session_name},
         "duration_s": round(end - begin, 6),
-        "calls": [_node_to_json(node, snapshot.taken_at, begin) for node in snapshot.nodes],
-        "variables": [
-            {
-                "id": variable.id,
-                "name": variable.name,
-                "state": variable.state,
-                "producer": variable.producer,
-                "consumers": list(variable.consumers),
-                "size_bytes": variable.size_bytes,
-                "session": variable.session or None,
-            }
-            for variable in snapshot.variables
-        ],
+        "calls": [node_to_json(node, snapshot.taken_at, begin) for node in snapshot.nodes],
+        "variables": [variable_to_json(variable) for variable in snapshot.variables],
         "links": [
             {
                 "from": link.source,
@@ -280,7 +280,21 @@ def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
     }
 
 
-def _node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
+def variable_to_json(variable: VariableView) -> dict[str, Any]:
+    return {
+        "id": variable.id,
+        "name": variable.name,
+        "state": variable.state,
+        "producer": variable.producer,
+        "consumers": list(variable.consumers),
+        "size_bytes": variable.size_bytes,
+        "session": variable.session or None,
+    }
+
+
+def node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
+    """A node; its times are seconds since `begin`."""
+
     def since(time: float | None, begin: float = begin) -> float | None:
         return None if time is None else round(time - begin, 6)
 
