@@ -25,9 +25,11 @@ from parrot_gateway.linking.process.wire import (
     AnswerSeen,
     ForecastsWanted,
     FromWorker,
+    LinksChanged,
     Query,
     RequestSeen,
     ToWorker,
+    Watch,
     decode_from_worker,
     encode,
     length_of,
@@ -126,6 +128,7 @@ class LinkingService:
         self._overdue = 0
         self._late = 0
         self._forecasts_timer: asyncio.TimerHandle | None = None
+        self._watcher: Callable[[LinksChanged], None] | None = None
         self.is_running = False
         self.forecasts = Forecasts()
 
@@ -266,6 +269,14 @@ class LinkingService:
         finally:
             self._waiting.pop(number, None)
 
+    def watch(self, watcher: Callable[[LinksChanged], None] | None) -> None:
+        """Let `watcher` have what the process finds, as it finds it; None ends that.
+
+        The first changes have all sessions, also those of a process that was started again.
+        """
+        self._watcher = watcher
+        self._send(Watch(watcher is not None))
+
     async def session_of(self, exchange: Exchange, wait_s: float) -> str:
         """The session of a call that was handed over; empty if that is not known in time.
 
@@ -359,7 +370,7 @@ class LinkingService:
             self._flusher = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         return True
 
-    def _send(self, message: Query | ForecastsWanted) -> bool:
+    def _send(self, message: Query | ForecastsWanted | Watch) -> bool:
         """Let a message leave at once, behind what was gathered."""
         if not self.is_running:
             return False
@@ -419,6 +430,8 @@ class LinkingService:
         self.process = process
         self.is_running = True
         self.forecasts.clear()
+        if self._watcher is not None:
+            self._send(Watch(True))
         started.set()
         assert process.stdout is not None
         try:
@@ -427,6 +440,9 @@ class LinkingService:
                 frame = await process.stdout.readexactly(length_of(prefix))
                 for message in decode_from_worker(frame):
                     self._receive(message)
+                if self._watcher is not None:
+                    # Frames that are there already would all be taken in one turn of the loop.
+                    await asyncio.sleep(0)
         except asyncio.IncompleteReadError:
             pass
         finally:
@@ -444,6 +460,10 @@ class LinkingService:
     def _receive(self, message: FromWorker) -> None:
         if isinstance(message, ForecastsChanged):
             self.forecasts.update(message.tenant, message.changed, message.removed)
+            return
+        if isinstance(message, LinksChanged):
+            if self._watcher is not None:
+                self._watcher(message)
             return
         waiting = self._waiting.pop(message.number, None)
         if waiting is not None and not waiting.done():

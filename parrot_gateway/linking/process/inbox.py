@@ -20,6 +20,7 @@ from parrot_gateway.linking.process.wire import (
     ForecastsWanted,
     RequestSeen,
     ToWorker,
+    Watch,
     decode_to_worker,
     length_of,
 )
@@ -88,6 +89,11 @@ class Inbox:
             if message is not None:
                 return message
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits that was read."""
+        return not self._tenants
+
     def describe(self) -> dict[str, float]:
         """Gauges: what waits, and since when."""
         oldest = min(
@@ -152,7 +158,7 @@ class Inbox:
         del self._unread[:at]
 
     def _add(self, message: ToWorker) -> None:
-        tenant = "" if isinstance(message, ForecastsWanted) else message.tenant
+        tenant = "" if isinstance(message, ForecastsWanted | Watch) else message.tenant
         size = _MESSAGE_BYTES
         if isinstance(message, RequestSeen | AnswerSeen):
             size += len(message.body)

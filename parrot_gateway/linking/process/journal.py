@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,21 @@ from parrot_gateway.linking.linker.conversation import (
 )
 from parrot_gateway.linking.linker.linker import Linker
 from parrot_gateway.linking.linker.links import Link, LinkedSession
-from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen, session_id_of
+from parrot_gateway.linking.process.wire import (
+    AnswerSeen,
+    LinksChanged,
+    RequestSeen,
+    SessionSummary,
+    session_id_of,
+)
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
 from parrot_gateway.linking.profiles.profiles import Profile, output_tokens
 from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 #: Sessions that one list holds, last used first.
 MAX_LISTED = 1000
+#: Sessions or calls of one message while a watch begins.
+_TOLD_AT_ONCE = 50
 #: Links of a call that are kept, surest first.
 _MAX_LINKS = 64
 #: Models that a session's summary names.
@@ -61,6 +70,7 @@ class CallRecord:
         response_id: of its answer; empty until that is there.
         error: status of an answer that is none; 0 otherwise.
         tools: names of those that its answer calls.
+        depth: calls on the longest path of links that leads to it, with itself.
     """
 
     id: str
@@ -75,6 +85,18 @@ class CallRecord:
     state: str = "running"
     error: int = 0
     tools: tuple[str, ...] = ()
+    depth: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class _Changes:
+    """What one who watches has not been told of."""
+
+    #: Tenants and calls by ids of calls.
+    calls: dict[str, tuple[str, CallRecord]] = field(default_factory=dict)
+    #: Calls that have joined, and sessions that were merged, by sessions.
+    joined: dict[LinkedSession, list[str]] = field(default_factory=dict)
+    merged: dict[LinkedSession, list[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +129,8 @@ class LinkJournal:
         self._call = ""
         self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
         self._tenants = Tenants(_Tenant, max_tenants)
+        #: None while nobody watches.
+        self._changes: _Changes | None = None
         #: The last request and what it says: equal ones come in a row.
         self._last: tuple[str, bytes, Conversation | None] = ("", b"", None)
         self._unreadable = 0
@@ -144,6 +168,8 @@ class LinkJournal:
         )
         self._linked += 1
         self._edges.update(link.kind for link in record.links)
+        sources = (tenant.calls.get(link.source) for link in record.links)
+        record.depth += max((each.depth for each in sources if each is not None), default=0)
         tenant.calls[record.id] = record
         tenant.aliases[record.request_id] = record.id
         tenant.sessions[session.id] = session
@@ -152,6 +178,11 @@ class LinkJournal:
         for merged in linked.merged:
             members.update(tenant.members.pop(merged, {}))
         members[record.id] = None
+        if self._changes is not None:
+            self._changes.joined.setdefault(session, []).append(record.id)
+            if linked.merged:
+                self._changes.merged.setdefault(session, []).extend(e.id for e in linked.merged)
+            self._note(seen.tenant, record)
         while len(tenant.calls) > self._limits.calls:
             _forget(tenant, next(iter(tenant.calls)))
         while len(tenant.sessions) > self._limits.calls:
@@ -168,6 +199,7 @@ class LinkJournal:
             record = tenant.calls.get(tenant.aliases.get(seen.call, ""))
             if record is None or record.finished is not None or seen.status != 200:
                 return
+        self._note(seen.tenant, record)
         record.finished = seen.now
         record.error = seen.status if seen.status >= 400 else 0
         if record.error:
@@ -206,6 +238,60 @@ class LinkJournal:
                 profiles.answer(record.id, output_tokens(body, answer), seen.now)
             else:
                 profiles.drop(record.id)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether somebody watches and has not been told of everything."""
+        return self._changes is not None and bool(self._changes.calls)
+
+    def watch(self, on: bool) -> Iterator[LinksChanged]:
+        """Gather changes from now on, or no longer; all sessions as they are, the newest ones."""
+        self._changes = _Changes() if on else None
+        if not on:
+            return
+        sessions = [
+            (name, session)
+            for name, tenant in self._tenants.items()
+            for session in dict.fromkeys(each.current for each in tenant.sessions.values())
+        ]
+        newest = sessions[-MAX_LISTED:]
+        for at in range(0, max(1, len(newest)), _TOLD_AT_ONCE):
+            summaries = []
+            for name, session in newest[at : at + _TOLD_AT_ONCE]:
+                known = self._known(name)
+                summaries.append(_told(name, known, session, list(known.members.get(session, ()))))
+            told = [each for each in summaries if each is not None]
+            yield LinksChanged(told, [], at == 0, at + _TOLD_AT_ONCE >= len(newest))
+
+    def told_calls(self, tenant: str, name: str, limit: int) -> Iterator[LinksChanged]:
+        """The newest calls of a session, for one who watches."""
+        known = self._known(tenant)
+        session = known.sessions.get(name)
+        records = [] if session is None else _records(known, session.current)[-limit:]
+        for at in range(0, len(records), _TOLD_AT_ONCE):
+            calls = [_describe(record) for record in records[at : at + _TOLD_AT_ONCE]]
+            yield LinksChanged([], calls, False, True)
+
+    def changes(self) -> LinksChanged:
+        """What has changed since the last time, for one who watches."""
+        noted, self._changes = self._changes or _Changes(), _Changes()
+        sessions: dict[LinkedSession, tuple[str, list[str], list[str]]] = {}
+        for name, record in noted.calls.values():
+            sessions.setdefault(record.session.current, (name, [], []))
+        for session, joined in noted.joined.items():
+            sessions[session.current][1].extend(joined)
+        for session, merged in noted.merged.items():
+            sessions[session.current][2].extend(merged)
+        told = (
+            _told(name, self._known(name), session, joined, merged)
+            for session, (name, joined, merged) in sessions.items()
+        )
+        calls = [_describe(record) for _, record in noted.calls.values()]
+        return LinksChanged([each for each in told if each is not None], calls, False, True)
+
+    def _note(self, tenant: str, record: CallRecord) -> None:
+        if self._changes is not None:
+            self._changes.calls[record.id] = tenant, record
 
     def describe_call(self, tenant: str, name: str) -> dict[str, Any] | None:
         """A call by its id, or that of its request or response; None for one that is not known."""
@@ -362,6 +448,35 @@ def _describe_profile(profile: Profile) -> dict[str, Any]:
 
 def _quantiles(values: tuple[float, float]) -> dict[str, float]:
     return {"p50": values[0], "p90": values[1]}
+
+
+def _told(
+    name: str,
+    tenant: _Tenant,
+    session: LinkedSession,
+    joined: list[str],
+    merged: list[str] | None = None,
+) -> SessionSummary | None:
+    """A session for one who watches; None when its calls are forgotten."""
+    records = [tenant.calls[each] for each in tenant.members.get(session, ())]
+    if not records:
+        return None
+    depths = Counter(record.depth for record in records)
+    return SessionSummary(
+        name,
+        session.id,
+        not session.is_explicit,
+        list(dict.fromkeys(record.model for record in records))[:_MAX_MODELS],
+        min(record.submitted for record in records),
+        max(record.finished or record.submitted for record in records),
+        len(records),
+        sum(record.finished is None for record in records),
+        sum(record.state in ("failed", "cancelled") for record in records),
+        max(depths),
+        max(depths.values()),
+        joined,
+        merged or [],
+    )
 
 
 def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None:

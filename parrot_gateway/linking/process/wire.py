@@ -7,7 +7,7 @@ processes know a session by the id of its first call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -56,8 +56,9 @@ class Query(msgspec.Struct, tag="query", array_like=True):
     """A question; the answer is a `Reply` of the same number.
 
     Attributes:
-        what: `call`, `session_of` (a call), `session`, `sessions`, `graph`, `profiles` or
-            `statistics`.
+        what: `call`, `session_of` (a call), `session`, `sessions`, `graph`, `profiles`,
+            `statistics`, or `watched_calls`: those of a session, told as `LinksChanged` before the
+            answer, which is true.
         name: id of a call, a request, a response or a session.
     """
 
@@ -77,6 +78,12 @@ class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
     now: float
 
 
+class Watch(msgspec.Struct, tag="watch", array_like=True):
+    """Whether changes are wanted from now on, as `LinksChanged`; the first tell all sessions."""
+
+    on: bool
+
+
 class Reply(msgspec.Struct, tag="reply", array_like=True):
     """The answer to a `Query`.
 
@@ -88,8 +95,49 @@ class Reply(msgspec.Struct, tag="reply", array_like=True):
     body: bytes
 
 
-ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query | ForecastsWanted
-FromWorker: TypeAlias = Reply | ForecastsChanged
+class SessionSummary(msgspec.Struct, array_like=True):
+    """A session, declared or inferred, by the calls of it that are known.
+
+    Attributes:
+        failed: calls that failed or whose client left.
+        depth, width: of the graph that its links make: the longest path in calls, and the most
+            calls at equal depth.
+        joined: ids of the calls that it did not have when it was told of last.
+        merged: ids of sessions that have become part of it since.
+    """
+
+    tenant: str
+    id: str
+    inferred: bool
+    models: list[str]
+    created: float
+    last_used: float
+    calls: int
+    unfinished: int
+    failed: int
+    depth: int
+    width: int
+    joined: list[str]
+    merged: list[str]
+
+
+class LinksChanged(msgspec.Struct, tag="links_changed", array_like=True):
+    """What has changed since the last one.
+
+    Attributes:
+        calls: as `LinkJournal.describe_call` gives them; none in the ones that begin a watch.
+        is_first: the watch begins; nothing told before counts.
+        is_whole: all that there was when the watch began has been told.
+    """
+
+    sessions: list[SessionSummary]
+    calls: list[dict[str, Any]]
+    is_first: bool
+    is_whole: bool
+
+
+ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query | ForecastsWanted | Watch
+FromWorker: TypeAlias = Reply | ForecastsChanged | LinksChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[list[ToWorker]] = msgspec.msgpack.Decoder(list[ToWorker])

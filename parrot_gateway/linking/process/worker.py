@@ -24,6 +24,7 @@ from parrot_gateway.linking.process.wire import (
     Query,
     Reply,
     RequestSeen,
+    Watch,
     encode,
 )
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
@@ -32,12 +33,17 @@ from parrot_gateway.linking.tenants import LinkerLimits
 #: How much less urgent than the gateway.
 _NICENESS = 15
 _GC_THRESHOLDS = (20_000, 20, 20)
+#: Calls of a session that one who watches is told of, the newest.
+MAX_TOLD = 1000
+#: How long changes are gathered for one who watches while further messages wait.
+_GATHER_S = 0.05
 
 
 def run(inbox: Inbox, sink: BinaryIO, journal: LinkJournal) -> None:
     """Serve until the other end closes."""
     while journal.profiles.has_changed:
         _tell_forecasts(sink, journal)
+    told_at = 0.0
     while (message := inbox.next()) is not None:
         if isinstance(message, RequestSeen):
             journal.request(message)
@@ -46,9 +52,20 @@ def run(inbox: Inbox, sink: BinaryIO, journal: LinkJournal) -> None:
         elif isinstance(message, ForecastsWanted):
             _tell_forecasts(sink, journal)
             journal.profiles.save(message.now)
+        elif isinstance(message, Watch):
+            for changes in journal.watch(message.on):
+                sink.write(encode([changes]))
+            sink.flush()
         else:
+            if message.what == "watched_calls":
+                for changes in journal.told_calls(message.tenant, message.name, MAX_TOLD):
+                    sink.write(encode([changes]))
             answer = _answer(journal, inbox, message)
             sink.write(encode([Reply(message.number, msgspec.json.encode(answer))]))
+            sink.flush()
+        if journal.has_changed and (inbox.is_empty or time.monotonic() - told_at > _GATHER_S):
+            told_at = time.monotonic()
+            sink.write(encode([journal.changes()]))
             sink.flush()
     journal.profiles.save(time.time(), is_last=True)
 
@@ -70,6 +87,8 @@ def _answer(journal: LinkJournal, inbox: Inbox, query: Query) -> object:
         return journal.describe_sessions(query.tenant)
     if query.what == "graph":
         return journal.describe_graph(query.tenant, query.name)
+    if query.what == "watched_calls":
+        return True
     if query.what == "profiles":
         return journal.describe_profiles(query.tenant)
     return journal.statistics() | inbox.describe()

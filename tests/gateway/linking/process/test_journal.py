@@ -129,3 +129,46 @@ def test_calls_of_merged_sessions_are_in_order() -> None:
     summary = play.journal.describe_session("t", graph["session"])
     assert summary is not None
     assert (summary["models"], summary["calls"]) == (["m"], {"unfinished": 1, "finished": 3})
+
+
+def test_one_who_watches_is_told_of_all_sessions_and_then_of_changes() -> None:
+    play = Play()
+    for number in range(120):
+        play.start(f"c{number}", f"Question {number}?")
+        play.end(f"c{number}", content=f"Answer {number}.")
+    assert not play.journal.has_changed
+    first, *others = play.journal.watch(True)
+    assert (first.is_first, first.is_whole, first.calls) == (True, False, [])
+    assert [each.is_whole for each in others] == [False, True]
+    told = [each for changes in (first, *others) for each in changes.sessions]
+    assert [each.joined for each in told] == [[f"c{number}"] for number in range(120)]
+    assert not play.journal.has_changed
+    play.start("new", "Another one?")
+    play.finish("new", 500, b"{}")
+    assert play.journal.has_changed
+    changes = play.journal.changes()
+    (session,), (call,) = changes.sessions, changes.calls
+    assert (call["id"], call["state"], call["session"]) == ("new", "failed", session.id)
+    assert (session.joined, session.calls, session.unfinished, session.failed) == (["new"], 1, 0, 1)
+    assert not play.journal.has_changed
+    assert list(play.journal.watch(False)) == []
+    play.start("unseen", "Who sees this?")
+    assert not play.journal.has_changed
+
+
+def test_one_who_watches_is_told_of_merged_sessions() -> None:
+    play = Play()
+    assert [each.is_whole for each in play.journal.watch(True)] == [True]
+    texts = [" ".join(f"word{number}x{index}" for index in range(30)) for number in range(3)]
+    for number, text in enumerate(texts):
+        play.start(f"c{number}", f"Question {number}?")
+        play.end(f"c{number}", content=text)
+    ids = [play.call(f"c{number}")["session"] for number in range(3)]
+    play.journal.changes()
+    play.start("all", "\n\n".join(reversed(texts)))
+    (session,) = play.journal.changes().sessions
+    assert {session.id, *session.merged} == set(ids)
+    assert (session.calls, session.depth, session.width) == (4, 2, 3)
+    assert session.joined == ["all"]
+    (told,) = play.journal.told_calls("t", session.id, 3)
+    assert [call["id"] for call in told.calls] == ["c1", "c2", "all"]
