@@ -138,6 +138,9 @@ _OWN_ANSWERS: dict[str, dict[str, Any]] = {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
     }
 }
+_OWN_ANSWERS |= {
+    path: {"text/event-stream": {}} for path in ("/ui/api/events", "/ui/api/sessions/{id}/events")
+}
 _OWN_ANSWERS |= {path: {**_JSON_OBJECT, "text/event-stream": {}} for path in STREAMED_PATHS}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")

@@ -29,6 +29,7 @@ from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.management import add_metrics_route, create_management_app, knows_path
 from parrot_gateway.settings.model import admin_key_of, api_key_of
+from parrot_gateway.ui.routes import LiveRoutes
 from parrot_gateway.ui.static_files import PageFiles
 
 
@@ -92,12 +93,22 @@ def create_app(
         AdapterRoutes(gateway.adapters),
         DrainRoutes(gateway.registry, gateway.upstreams, gateway.gate),
     )
+    admin_key = admin_key_of(settings)
+    live = LiveRoutes(
+        gateway.feed,
+        gateway.linking,
+        gateway.scheduling.explanations,
+        keys if admin_key is None else KeyCheck(admin_key),
+        is_admin=admin_key is not None,
+        keep_alive_s=server.keep_alive_s,
+    )
     page = PageFiles()
     routes_by_tag = {
         "sessions": own.described,
         "batches": [*files.described, *batches.described],
         "Parrot's own API": parrot.described,
         "admin": admin.described,
+        "live page": live.described,
     }
     describe_routes(management, routes_by_tag)
     app: ASGIApp = Dispatcher(
@@ -112,7 +123,7 @@ def create_app(
         },
         shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,
-        admin=lambda exchange: admin.find(exchange) or page.find(exchange),
+        admin=lambda exchange: admin.find(exchange) or live.find(exchange) or page.find(exchange),
         own=lambda exchange: own.find(exchange) or batches.find(exchange),
         forms=files.find,
         passthrough=routes.passthrough,

@@ -16,6 +16,7 @@ from typing import Any
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
+from parrot_gateway import __version__
 from parrot_gateway.batches.service import BatchService
 from parrot_gateway.engines.adapters import AdapterService
 from parrot_gateway.engines.downloads import Downloads
@@ -41,11 +42,14 @@ from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.settings.config_file import ConfigError
-from parrot_gateway.settings.model import SchedulerSettings, Settings, api_key_of
+from parrot_gateway.settings.model import SchedulerSettings, Settings, admin_key_of, api_key_of
 from parrot_gateway.settings.secret_reference import read_secret
-from parrot_gateway.telemetry.call_record import CallRecords
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 from parrot_gateway.telemetry.metrics.gauges import Parts
 from parrot_gateway.telemetry.metrics.page import Metrics
+from parrot_gateway.ui.engine_table import EngineTable
+from parrot_gateway.ui.feed import LiveFeed
+from parrot_gateway.ui.history import CallHistory
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +156,16 @@ class Gateway:
         )
         if settings.telemetry.metrics:
             self.call_records.sinks.append(self.metrics.calls.ended)
+        self.feed = LiveFeed(
+            self.semantic,
+            self.linking,
+            CallHistory(self.call_records),
+            EngineTable(self.registry, self.supervisor, self.upstreams, self.scheduling),
+            self.scheduling.explanations,
+            self._is_queued,
+            self._overview,
+            settings.ui.max_streams,
+        )
 
     def _is_drained(self, model: str) -> bool:
         """Whether the operator has drained all engines of a model, by its name in the scheduler."""
@@ -166,6 +180,29 @@ class Gateway:
     def _session_closed(self, session: Session) -> None:
         self._application_ended(session.id)
         self.metrics.session_ended(*session.final_shape)
+
+    def _is_queued(self, record: CallRecord) -> bool:
+        """Whether a call waits for an engine of our own."""
+        return record.placed is None and record.served_model in self.registry.serving
+
+    def _overview(self) -> dict[str, Any]:
+        """The gateway as a whole, for the live page."""
+        return {
+            "version": __version__,
+            "uptime_s": round(time.time() - self.started_at, 1),
+            "draining": self.gate.draining or self.gate.drained,
+            # Without one there are no actions; with one, only those who have it see the page.
+            "needs_admin_key_for_actions": admin_key_of(self.settings) is None,
+            "calls": {
+                "running": self.gate.running,
+                "accepted": self.gate.accepted,
+                "refused": self.gate.refused,
+            },
+            "models": [
+                *self.models.engine_models(),
+                *(name for each in self.upstreams.values() for name in each.models()),
+            ],
+        }
 
     def _application_ended(self, application: str) -> None:
         self.scheduling.notify(ApplicationFinished(application))
@@ -227,6 +264,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End background and deferred calls, stop engine processes and close connections."""
+        self.feed.close()
         await self.adapters.close()
         await self.background.close()
         await self.batches.close()

@@ -70,6 +70,13 @@ class ServerSettings(_Section):
         return value
 
 
+class UISettings(_Section):
+    """The live page."""
+
+    #: Streams of events that are open at once; further ones get a 503.
+    max_streams: int = Field(default=64, ge=0)
+
+
 class ModelSettings(_Section):
     """A model run by this gateway's own engine processes."""
 
@@ -546,6 +553,7 @@ class Settings(BaseSettings):
     responses: ResponseSettings = ResponseSettings()
     batches: BatchSettings = BatchSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    ui: UISettings = UISettings()
 
     @field_validator("models", mode="before")
     @classmethod

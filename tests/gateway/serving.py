@@ -33,6 +33,7 @@ from parrot_gateway.settings.model import (
     ServerSettings,
     SessionSettings,
     Settings,
+    UISettings,
     UpstreamSettings,
 )
 
@@ -152,6 +153,7 @@ async def serving(
     batches: BatchSettings | None = None,
     upstreams: Sequence[UpstreamSettings] = (),
     models: Sequence[ModelSettings] = (),
+    ui: UISettings | None = None,
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does.
 
@@ -166,6 +168,7 @@ async def serving(
         batches=batches or BatchSettings(),
         upstreams=list(upstreams),
         models=list(models),
+        ui=ui or UISettings(),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)

@@ -1,0 +1,211 @@
+"""`/ui/api`: what the live page shows, as JSON and as server-sent events.
+
+The admin key opens these routes where one is set, else the key of calls. They show names, times and
+sizes, and no text of prompts or answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from parrot_gateway.exceptions import AuthenticationError, LinkingBehindError, NotFoundError
+from parrot_gateway.http.dispatch import Handler, KeyCheck
+from parrot_gateway.http.exchange import EVENT_STREAM, Exchange, Headers, call_id_of_request
+from parrot_gateway.http.route_table import Query, RouteTable, route
+from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.ui.feed import LiveFeed, Watcher, event
+from parrot_gateway.ui.session_graph import state_of
+
+_KEEP_ALIVE = b": keep-alive\n\n"
+_PRIVATE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
+class LiveRoutes:
+    """The routes, and the check of the key before each.
+
+    Args:
+        feed: gives the data.
+        linking, explanations: tell more of single calls.
+        keys: of the operator where there is one, else of callers.
+        is_admin: whether it is the operator's.
+        keep_alive_s: silence after which a comment is sent.
+    """
+
+    def __init__(
+        self,
+        feed: LiveFeed,
+        linking: LinkingService,
+        explanations: Explanations | None,
+        keys: KeyCheck,
+        *,
+        is_admin: bool,
+        keep_alive_s: float,
+    ) -> None:
+        self._feed = feed
+        self._linking = linking
+        self._explanations = explanations
+        self._keys = keys
+        self._is_admin = is_admin
+        self._keep_alive_s = keep_alive_s
+        self._table = RouteTable(self)
+
+    @property
+    def described(self) -> list[tuple[str, str, str]]:
+        """See `RouteTable.described`."""
+        return self._table.described
+
+    def find(self, exchange: Exchange) -> Handler | None:
+        """Who answers, if the path is one of these, a caller without the key included."""
+        handler = self._table.find(exchange)
+        if handler is None:
+            return None
+
+        async def answer(exchange: Exchange) -> None:
+            self._check(exchange)
+            await handler(exchange)
+
+        return answer
+
+    @route("GET", "/ui/api/overview")
+    async def overview(self, exchange: Exchange) -> None:
+        """Everything that the live page shows, but single graphs."""
+        Query(exchange)
+        exchange.cancel_on_disconnect()
+        async with self._feed.watch():
+            await exchange.respond(200, self._feed.overview(), _PRIVATE)
+
+    @route("GET", "/ui/api/events")
+    async def events(self, exchange: Exchange) -> None:
+        """Follow it as events: an overview, then what changes."""
+        Query(exchange)
+        exchange.cancel_on_disconnect()
+        async with self._feed.watch() as watcher:
+            opening = b"event: overview\ndata: "
+            await self._stream(exchange, watcher, lambda: opening + self._feed.overview() + b"\n\n")
+
+    @route("GET", "/ui/api/sessions/{id}/events")
+    async def session_events(self, exchange: Exchange, session_id: str) -> None:
+        """Follow the graph of a session as events: the graph, then what changes."""
+        Query(exchange)
+        exchange.cancel_on_disconnect()
+        async with self._feed.watch_session(session_id) as (watcher, graph):
+            await self._stream(exchange, watcher, graph)
+
+    @route("GET", "/ui/api/calls/{id}")
+    async def call(self, exchange: Exchange, name: str) -> None:
+        """Describe a call: its times, tokens, engine and links."""
+        Query(exchange)
+        record = self._feed.calls.find(name)
+        call_id = call_id_of_request(name) if record is None else record.call_id
+        linked = behind = None
+        try:
+            linked = await self._linking.ask(
+                exchange.tenant if record is None else record.tenant, "call", call_id
+            )
+        except LinkingBehindError as error:
+            behind = error
+        if record is None and linked is None:
+            raise behind or NotFoundError(
+                f"Call '{name[:80]}' is unknown or no longer kept.", code="call_not_found"
+            )
+        described = _of_linked(linked) if linked else dict(_UNKNOWN)
+        if record is not None:
+            described |= _of_record(record, self._feed.is_queued(record), described["session"])
+        if self._explanations is not None:
+            described["explanation"] = self._explanations.of(
+                described["tenant"] or exchange.tenant, described["id"]
+            )
+        await exchange.respond_json(described)
+
+    async def _stream(
+        self, exchange: Exchange, watcher: Watcher, everything: Callable[[], bytes]
+    ) -> None:
+        """Send events until the client or the watcher is gone."""
+        headers = [*EVENT_STREAM, (b"x-content-type-options", b"nosniff")]
+        await exchange.start_stream(200, headers, watcher.begin(everything))
+        while not watcher.is_closed:
+            data = await watcher.read(self._keep_alive_s)
+            if watcher.is_stale:
+                data = watcher.begin(everything)
+            await exchange.write(data or _KEEP_ALIVE)
+        await exchange.end_stream(event("closed", {}))
+
+    def _check(self, exchange: Exchange) -> None:
+        if not self._keys.required:
+            return
+        headers = exchange.headers
+        try:
+            self._keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        except AuthenticationError as error:
+            if not self._is_admin:
+                raise
+            raise AuthenticationError(
+                "The live page takes the admin key (server.admin_key), as 'Authorization: Bearer "
+                "KEY'; the key of calls does not open it.",
+                code="invalid_admin_key",
+            ) from error
+
+
+#: A call of which nothing is known.
+_UNKNOWN: dict[str, Any] = dict.fromkeys(
+    ("id", "request_id", "session", "inferred", "tenant", "path", "model", "served_model",
+     "engine", "reason", "placement", "explanation", "state", "status", "error_code",
+     "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
+     "output_tokens")
+) | {"object": "call", "times": {}, "tools": [], "links": []}  # fmt: skip
+
+
+def _of_linked(linked: dict[str, Any]) -> dict[str, Any]:
+    return _UNKNOWN | {
+        "id": linked["id"],
+        "request_id": linked["request_id"],
+        "session": linked["session"],
+        "inferred": linked["inferred"],
+        "model": linked["model"],
+        "state": linked["state"],
+        "status": linked["error"],
+        "tools": linked["tools"],
+        "links": linked["links"],
+        "times": {"started_at": linked["submitted"]},
+    }
+
+
+def _of_record(record: CallRecord, is_queued: bool, session: str | None) -> dict[str, Any]:
+    def since(moment: float | None) -> float | None:
+        return None if moment is None else round(moment - record.started, 6)
+
+    return {
+        "id": record.call_id,
+        "request_id": record.request_id,
+        "session": record.session or session,
+        "inferred": record.session is None and session is not None,
+        "tenant": record.tenant,
+        "path": record.path,
+        "model": record.model,
+        "served_model": record.served_model,
+        "engine": record.engine,
+        "reason": record.reason,
+        "placement": record.explanation,
+        "state": state_of(record, is_queued),
+        "status": record.status or None,
+        "error_code": record.error_code,
+        "error_message": record.error_message,
+        "finish_reason": record.finish_reason,
+        "streamed": record.streamed,
+        "deferred": record.deferred,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "times": {
+            "started_at": record.started_at,
+            "ready_s": since(record.ready),
+            "submitted_s": since(record.submitted),
+            "queued_s": record.queued_s,
+            "placed_s": since(record.placed),
+            "first_token_s": since(record.first_token),
+            "total_s": since(record.ended),
+        },
+    }

@@ -1,0 +1,399 @@
+"""The graph of one session as the live page draws it, kept up to date while somebody watches.
+
+A node is made of what is known of its call: by the session's own graph, by the linking process, and
+by the call's record. It is made again when one of them has changed, and kept as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import msgspec
+
+from parrot_gateway.exceptions import LinkingBehindError, VariableNotFoundError
+from parrot_gateway.linking.process.wire import LinksChanged, session_id_of
+from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.semantic.graph.node import FINISHED, CallNode, ForeignInput, Node
+from parrot_gateway.semantic.graph.snapshot import (
+    NodeView,
+    VariableView,
+    node_to_json,
+    variable_to_json,
+    view_of,
+    view_of_foreign,
+    view_of_linked,
+    view_of_variable,
+)
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.ui.history import CallHistory
+
+#: Calls that are shown, the newest.
+MAX_CALLS = 1000
+#: Nodes that are made in one turn of the event loop.
+_AT_ONCE = 50
+#: Tokens after which a running call is shown anew.
+_TOKENS_SHIFT = 5
+
+Live: TypeAlias = Mapping[str, CallRecord]
+
+
+def epoch_of(record: CallRecord, moment: float | None) -> float | None:
+    """A time of a record as seconds since the epoch."""
+    return None if moment is None else record.started_at + (moment - record.started)
+
+
+def state_of(record: CallRecord, is_queued: bool) -> str:
+    """The state of a call by its record alone."""
+    if record.ended is None:
+        return "waiting" if is_queued else "running"
+    if record.client_left:
+        return "cancelled"
+    return "failed" if record.error_code is not None or record.status >= 400 else "done"
+
+
+class SessionGraph:
+    """A session's nodes, variables and links, as JSON.
+
+    Args:
+        session_id: of a declared or an inferred session.
+        tenant: whose it is.
+        explanations: why calls ran where they did, if that is remembered.
+        is_queued: whether a call that has no place yet waits for one.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        tenant: str,
+        service: SemanticService,
+        linking: LinkingService,
+        calls: CallHistory,
+        explanations: Explanations | None,
+        is_queued: Callable[[CallRecord], bool],
+    ) -> None:
+        self.id = session_id
+        self._tenant = tenant
+        self._service = service
+        self._linking = linking
+        self._calls = calls
+        self._explanations = explanations
+        self._is_queued = is_queued
+        self._session = service.sessions.get(session_id)
+        self._name = session_id if self._session is None else self._session.name
+        #: All times are seconds since then; as they were when this began to be watched.
+        self._begin = service.clock()
+        #: Everything has to be read again: it became another session, or others part of it.
+        self.is_outdated = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._nodes: dict[str, bytes] = {}
+        self._signatures: dict[str, object] = {}
+        #: Nodes that may change by themselves.
+        self._open: dict[str, None] = {}
+        self._linked: dict[str, dict[str, Any]] = {}
+        #: Numbers of calls in an inferred session, in the order of their arrival.
+        self._numbers: dict[str, int] = {}
+        self._stages: dict[str, int] = {}
+        self._dirty: dict[str, None] = {}
+        self._variables: dict[str, bytes] = {}
+        self._variable_signatures: dict[str, object] = {}
+        #: Those that are not final, and inputs from other sessions.
+        self._open_variables: dict[str, None] = {}
+        self._foreign: dict[str, ForeignInput] = {}
+        self._links: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._version = -1
+        self._pruned = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """The session was closed, and nothing comes any more."""
+        return self._session is not None and self._session.is_closed
+
+    async def load(self) -> None:
+        """Read everything, anew if it was read before."""
+        self._clear()
+        self.is_outdated = False
+        # The calls come as changes before the answer; else later, as they change.
+        with suppress(LinkingBehindError):
+            await self._linking.ask(self._tenant, "watched_calls", self.id)
+        begins = [call["submitted"] for call in self._linked.values()]
+        if self._session is not None:
+            begins += [node.submitted for node in self._session.graph]
+        self._begin = min(begins, default=self._begin)
+        self.changes(self._calls.live())
+        while self._dirty:
+            await asyncio.sleep(0)
+            self.changes(self._calls.live())
+
+    def take(self, changes: LinksChanged) -> None:
+        """Take what the linking process has found."""
+        for summary in changes.sessions:
+            if self.id in summary.merged or (summary.id == self.id and summary.merged):
+                self.id = summary.id
+                self.is_outdated = True
+        for call in changes.calls:
+            if call["session"] == self.id:
+                self._linked[call["id"]] = call
+                self._numbers.setdefault(call["id"], len(self._numbers) + 1)
+                self._dirty[call["id"]] = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as `/v1/sessions/{id}/graph` has it, with more of each call."""
+        now = self._service.clock()
+        return {
+            "object": "graph",
+            "session": {"id": self.id, "name": self._name},
+            "duration_s": round(now - self._begin, 6),
+            "calls": [msgspec.Raw(node) for node in self._nodes.values()],
+            "variables": [msgspec.Raw(variable) for variable in self._variables.values()],
+            "links": list(self._links.values()),
+            "inferred": self._session is None,
+            "calls_not_kept": self._pruned,
+            "begin_at": self._begin,
+            "now_s": round(now - self._begin, 6),
+            "closed": self.is_closed,
+        }
+
+    def changes(self, live: Live) -> dict[str, Any] | None:
+        """What has changed since the last time; None if nothing has.
+
+        Args:
+            live: the calls that run, by id.
+        """
+        found = self._look(live)
+        nodes: list[msgspec.Raw] = []
+        touched: list[Node] = []
+        for call in found[:_AT_ONCE]:
+            self._dirty.pop(call, None)
+            node = None if self._session is None else self._session.graph.get(call)
+            view = self._view(call, node, live)
+            if view is not None:
+                self._nodes[call] = view
+                nodes.append(msgspec.Raw(view))
+                if node is not None:
+                    touched.append(node)
+        self._dirty |= dict.fromkeys(found[_AT_ONCE:])
+        gone = self._forget(live)
+        variables = self._changed_variables(touched)
+        links = self._new_links(found[:_AT_ONCE])
+        if not (nodes or gone or variables or links):
+            return None
+        now = self._service.clock()
+        return {
+            "nodes": nodes,
+            "variables": variables,
+            "links": links,
+            "gone": gone,
+            "calls_not_kept": self._pruned,
+            "taken_at": now,
+            "now_s": round(now - self._begin, 6),
+        }
+
+    def _look(self, live: Live) -> list[str]:
+        """Ids of the calls that have changed, in the order of their arrival as far as they are
+        new."""
+        session = self._session
+        if session is not None and session.graph.version != self._version:
+            self._version = session.graph.version
+            stages = session.graph.stages()
+            newest = sorted(session.graph, key=lambda node: node.submitted)[-MAX_CALLS:]
+            self._pruned = session.graph.num_pruned + len(session.graph) - len(newest)
+            for node in newest:
+                if self._stages.get(node.id) != stages[node.id]:
+                    self._stages[node.id] = stages[node.id]
+                    self._dirty[node.id] = None
+        elif session is None:
+            for call in live:
+                if call not in self._signatures and session_id_of(call) == self.id:
+                    self._dirty[call] = None
+        for call in self._open:
+            if self._signature(call, live) != self._signatures.get(call):
+                self._dirty[call] = None
+        return list(self._dirty)
+
+    def _record(self, call: str, live: Live) -> CallRecord | None:
+        return live.get(call) or self._calls.ended(call)
+
+    def _signature(self, call: str, live: Live) -> object:
+        """Differs when the call has changed."""
+        node = None if self._session is None else self._session.graph.get(call)
+        record = self._record(call, live)
+        return (
+            node and (node.state, node.started, node.finished),
+            isinstance(node, CallNode)
+            and (node.first_token, node.engine, node.tokens >> _TOKENS_SHIFT),
+            record
+            and (record.placed, record.first_token, record.ended, record.submitted, record.engine),
+        )
+
+    def _view(self, call: str, node: Node | None, live: Live) -> bytes | None:
+        """A call as JSON; None for one that nothing is known of any more."""
+        record, linked = self._record(call, live), self._linked.get(call)
+        if node is not None:
+            view = view_of(node, self._stages.get(call, 0))
+            if linked is not None:
+                view = replace(view, tools=tuple(linked["tools"]))
+        elif self._session is not None:
+            return None
+        elif linked is not None:
+            view = view_of_linked(linked, self._numbers[call])
+        elif record is not None:
+            view = _view_of_record(record, len(self._numbers) + 1)
+        else:
+            return None
+        if node is None and record is not None:
+            view = _with_record(view, record, self._is_queued(record))
+        if linked is not None:
+            view = replace(view, stage=self._linked_stage(view.stage, linked))
+        self._stages.setdefault(call, view.stage)
+        explanation = None
+        if self._explanations is not None:
+            explanation = self._explanations.of(self._tenant, call)
+        if explanation is not None:
+            view = replace(view, explanation=explanation["text"])
+        self._signatures[call] = self._signature(call, live)
+        if view.state in FINISHED and (record is None or record.ended is not None):
+            self._open.pop(call, None)
+        else:
+            self._open[call] = None
+        plain = node_to_json(view, self._service.clock(), self._begin)
+        return msgspec.json.encode(plain | _of_record(record, self._begin))
+
+    def _linked_stage(self, stage: int, linked: Mapping[str, Any]) -> int:
+        sources = (self._stages.get(link["from"], -1) + 1 for link in linked["links"])
+        return max(stage, *sources, 0)
+
+    def _forget(self, live: Live) -> list[str]:
+        """Drop the calls that are not kept any more; their ids."""
+        session = self._session
+        if session is not None:
+            gone = [call for call in self._nodes if call not in session.graph]
+        else:
+            # Those that turned out to belong elsewhere, and those that are too many.
+            gone = [call for call in self._open if call not in self._linked and call not in live]
+        excess = len(self._nodes) - len(gone) - MAX_CALLS
+        if excess > 0:
+            dropped = [call for call in self._nodes if call not in gone][:excess]
+            if session is None:
+                self._pruned += len(dropped)
+            gone += dropped
+        for call in gone:
+            self._nodes.pop(call, None)
+            self._signatures.pop(call, None)
+            self._open.pop(call, None)
+            self._linked.pop(call, None)
+        return gone
+
+    def _new_links(self, calls: Iterable[str]) -> list[dict[str, Any]]:
+        new = []
+        for call in calls:
+            for link in self._linked.get(call, {}).get("links", ()):
+                key = link["from"], call, link["kind"]
+                if key not in self._links and link["from"] in self._nodes and call in self._nodes:
+                    self._links[key] = {**link, "to": call}
+                    new.append(self._links[key])
+        return new
+
+    def _changed_variables(self, nodes: Iterable[Node]) -> list[msgspec.Raw]:
+        """Variables of these nodes, and those not final yet, that have changed."""
+        session = self._session
+        if session is None:
+            return []
+        looked_at = dict(self._open_variables)
+        for node in nodes:
+            looked_at |= dict.fromkeys(node.inputs)
+            self._foreign |= {each.id: each for each in node.foreign}
+            looked_at |= dict.fromkeys(each.id for each in node.foreign)
+            if node.output is not None:
+                looked_at[node.output] = None
+        changed = []
+        for variable_id in looked_at:
+            variable, signature = self._look_at(session, variable_id)
+            if variable is None or variable.is_final:
+                self._open_variables.pop(variable_id, None)
+            else:
+                self._open_variables[variable_id] = None
+            if self._variable_signatures.get(variable_id) != signature:
+                self._variable_signatures[variable_id] = signature
+                view = self._view_of_variable(session, variable_id, variable)
+                self._variables[variable_id] = msgspec.json.encode(variable_to_json(view))
+                changed.append(msgspec.Raw(self._variables[variable_id]))
+        return changed
+
+    def _look_at(self, session: Session, variable_id: str) -> tuple[Variable | None, object]:
+        """A variable that the session's nodes name, and what differs when it has changed."""
+        variable = session.get(variable_id)
+        if variable is None and variable_id in self._foreign:
+            with suppress(VariableNotFoundError):
+                variable = self._service.sessions.variable(self._tenant, variable_id)
+        if variable is None:
+            return None, "gone"
+        return variable, (
+            variable.state, variable.size_bytes, variable.producer, len(variable.consumers)
+        )  # fmt: skip
+
+    def _view_of_variable(
+        self, session: Session, variable_id: str, variable: Variable | None
+    ) -> VariableView:
+        foreign = self._foreign.get(variable_id)
+        if foreign is not None:
+            return view_of_foreign(foreign, variable, list(session.graph))
+        if variable is None:
+            return VariableView(variable_id, variable_id, "cancelled")
+        return view_of_variable(session.graph, variable)
+
+
+def _view_of_record(record: CallRecord, number: int) -> NodeView:
+    """A call that nothing else knows yet."""
+    name = record.path.rpartition("/")[2]
+    return NodeView(
+        id=record.call_id,
+        name=f"{'chat' if record.path.endswith('/chat/completions') else name} {number}",
+        kind="call",
+        state="running",
+        model=record.model or "",
+        submitted=record.started_at,
+    )
+
+
+def _with_record(view: NodeView, record: CallRecord, is_queued: bool) -> NodeView:
+    """A call of an inferred session with what its record tells of its run."""
+    return replace(
+        view,
+        state=state_of(record, is_queued),
+        started=epoch_of(record, record.placed or (None if is_queued else record.submitted)),
+        first_token=epoch_of(record, record.first_token),
+        finished=epoch_of(record, record.ended),
+        tokens=record.output_tokens or 0,
+        engine=record.engine,
+        placement=record.explanation or "",
+        failure=view.failure if record.error_message is None else record.error_message,
+    )
+
+
+def _of_record(record: CallRecord | None, begin: float) -> dict[str, Any]:
+    """What nodes have beside the fields of `/v1/sessions/{id}/graph`."""
+    if record is None:
+        return dict.fromkeys(
+            ("prompt_tokens", "cached_tokens", "output_tokens", "placed_s", "status",
+             "error_code", "streamed")
+        )  # fmt: skip
+    placed = epoch_of(record, record.placed)
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "placed_s": None if placed is None else round(placed - begin, 6),
+        "status": record.status or None,
+        "error_code": record.error_code,
+        "streamed": record.streamed,
+    }

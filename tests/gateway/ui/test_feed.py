@@ -1,0 +1,321 @@
+"""The live page's data: a real gateway, the real client, and streams read as a browser does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving, until
+
+from parrot_gateway.settings.model import UISettings
+from parrot_gateway.ui.feed import MAX_WAITING_BYTES, Watcher
+
+STORY = "Once upon a time there was a parrot that told long stories to everybody who came by."
+Event = tuple[str, Any]
+
+
+class Stream:
+    """One stream of events."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self.lines = response.aiter_lines()
+
+    async def next(self) -> Event:
+        """The next event; comments are passed over."""
+        name = ""
+        async with asyncio.timeout(20):
+            async for line in self.lines:
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    return name, json.loads(line.removeprefix("data: "))
+        raise AssertionError("the stream has ended")
+
+    async def until(self, name: str, is_meant: Callable[[Any], object]) -> Any:
+        """The next event of a name of which something is true."""
+        while True:
+            found, data = await self.next()
+            if found == name and is_meant(data):
+                return data
+
+    async def session(self, is_meant: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The view of a session of which something is true, once it is told."""
+        views: list[dict[str, Any]] = []
+
+        def look(data: Any) -> bool:
+            views[:] = [view for view in data if is_meant(view)] if isinstance(data, list) else []
+            return bool(views)
+
+        await self.until("sessions", look)
+        return views[0]
+
+
+class Page:
+    """What the page does: reads streams of a service."""
+
+    def __init__(self, service: Service, http: httpx.AsyncClient) -> None:
+        self.service = service
+        self.feed = service.gateway.feed
+        self.http = http
+        self.openai = service.client()
+
+    @asynccontextmanager
+    async def stream(self, path: str = "/ui/api/events") -> AsyncIterator[Stream]:
+        async with self.http.stream("GET", path) as response:
+            assert response.status_code == 200, await response.aread()
+            yield Stream(response)
+
+    async def say(self, *texts: str, **options: Any) -> Any:
+        """A chat whose turns are these, the client's first."""
+        roles = ("user", "assistant")
+        messages: Any = [
+            {"role": roles[number % 2], "content": text} for number, text in enumerate(texts)
+        ]
+        return await self.openai.chat.completions.create(model="any", messages=messages, **options)
+
+
+@asynccontextmanager
+async def opened(engine: ScriptedRemoteEngine, *, links: bool = False, **settings: Any) -> Any:
+    """A page of a service; with `links` the linking process runs."""
+    async with (
+        serving(engine, **settings) as service,
+        httpx.AsyncClient(base_url=service.root, timeout=20) as http,
+    ):
+        if links:
+            await service.gateway.linking.start()
+        try:
+            yield Page(service, http)
+        finally:
+            service.gateway.feed.close()
+            await service.gateway.linking.close()
+
+
+async def test_a_loop_without_headers_appears_as_a_graph_while_it_runs(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with opened(engine, links=True) as page:
+        async with page.stream() as stream:
+            name, overview = await stream.next()
+            assert (name, overview["sessions"], overview["tenants"]) == ("overview", [], [])
+            first = (await page.say(STORY)).choices[0].message.content
+            known = await stream.session(lambda view: view["output_tokens"] == 3)
+            assert (known["inferred"], known["state"], known["calls"]) == (True, "idle", 1)
+            path = f"/ui/api/sessions/{known['id']}/events"
+            async with page.stream(path) as graph:
+                name, before = await graph.next()
+                assert name == "graph"
+                assert [call["state"] for call in before["calls"]] == ["done"]
+                assert (before["session"]["id"], before["closed"]) == (known["id"], False)
+                # The second call is held on its engine: it is seen as it runs.
+                engine.automatic = False
+                task = asyncio.create_task(page.say(STORY, first, "And then?"))
+                running = await stream.session(lambda view: view["state"] == "running")
+                assert (running["id"], running["running"]) == (known["id"], 1)
+                seen = await graph.until("change", lambda data: data["nodes"])
+                assert seen["nodes"][0]["state"] in ("waiting", "running")
+                engine.automatic = True
+                engine.step()
+                await task
+                idle = await stream.session(lambda view: view["output_tokens"] == 6)
+                assert (idle["calls"], idle["depth"], idle["width"]) == (2, 2, 1)
+                assert idle["prompt_tokens"] > known["prompt_tokens"] > 0
+                done = await graph.until(
+                    "change", lambda data: data["nodes"][0]["finished_s"] is not None
+                )
+                node = done["nodes"][0]
+                assert (node["engine"], node["status"], node["output_tokens"]) == (
+                    "scripted", 200, 3
+                )  # fmt: skip
+                assert node["stage"] == 1
+                assert 0 < node["submitted_s"] <= node["placed_s"] <= node["first_token_s"]
+                assert node["first_token_s"] <= node["finished_s"] <= done["now_s"]
+            # Who comes later sees the same.
+            async with page.stream(path) as graph:
+                _, after = await graph.next()
+                assert [call["stage"] for call in after["calls"]] == [0, 1]
+                (link,) = after["links"]
+                assert (link["from"], link["to"], link["kind"]) == (
+                    before["calls"][0]["id"], node["id"], "continues"
+                )  # fmt: skip
+        call = (await page.http.get(f"/ui/api/calls/{node['id']}")).json()
+        assert (call["session"], call["inferred"], call["state"]) == (known["id"], True, "done")
+        assert call["links"][0]["from"] == link["from"]
+        assert call["times"]["total_s"] >= call["times"]["first_token_s"] > 0
+        again = (await page.http.get(f"/ui/api/calls/{call['request_id']}")).json()
+        assert again["id"] == node["id"]
+        overview = (await page.http.get("/ui/api/overview")).json()
+        assert [view["id"] for view in overview["sessions"]] == [known["id"]]
+        assert overview["tenants"][0] == {
+            "tenant": "default", "calls": 2, "running": 0, "errors": 0, "output_tokens": 6,
+            "prompt_tokens": idle["prompt_tokens"], "cached_tokens": 0,
+        }  # fmt: skip
+        assert sum(overview["scheduler"]["placements"].values()) == 2
+
+
+async def test_sessions_that_turn_out_to_be_one_are_shown_as_one(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    engine.script = lambda prompt, sampling: engine.text(
+        f"The secret number of this chapter is {sum(prompt) * 7919}, whoever may be asking for it."
+    )
+    async with opened(engine, links=True) as page, page.stream() as stream:
+        await stream.next()
+        questions = (STORY, "Tell me about the sea, and leave nothing out that matters.")
+        said = [await page.say(text, max_tokens=90) for text in questions]
+        listed: dict[str, float] = {}
+        while len(listed) < 2:
+            views = await stream.until("sessions", lambda data: True)
+            listed |= {view["id"]: view["started"] for view in views}
+        later = max(listed, key=lambda each: listed[each])
+        async with page.stream(f"/ui/api/sessions/{later}/events") as graph:
+            await graph.next()
+            answers = (str(each.choices[0].message.content) for each in said)
+            await page.say("Compare: " + " --- ".join(answers))
+            gone = await stream.until("sessions", lambda data: "gone" in data)
+            assert len(gone["gone"]) == 1
+            whole = await graph.until("graph", lambda data: len(data["calls"]) == 3)
+            assert {link["kind"] for link in whole["links"]} == {"output"}
+            (left,) = listed.keys() - set(gone["gone"])
+            assert whole["session"]["id"] == left
+
+
+async def test_a_declared_session_is_told_with_its_variables_until_it_is_closed(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with opened(engine) as page, page.stream() as stream:
+        await stream.next()
+        body = {"parrot": {"session": "report", "output": "draft", "defer": True}}
+        await page.say(STORY, extra_body=body)
+        view = await stream.session(lambda view: view["state"] == "idle" and view["calls"])
+        assert (view["name"], view["inferred"], view["models"]) == ("report", False, ["any"])
+        async with page.stream(f"/ui/api/sessions/{view['id']}/events") as graph:
+            _, before = await graph.next()
+            assert [(v["name"], v["state"]) for v in before["variables"]] == [("draft", "ready")]
+            inputs = {"draft": "draft"}
+            body = {"parrot": {"session": "report", "inputs": inputs, "output": "review"}}
+            await page.say("Judge: {{draft}}", extra_body=body)
+            states: dict[str, str] = {}
+            while states.get("review") != "ready":
+                changes = await graph.until("change", lambda data: True)
+                states |= {each["name"]: each["state"] for each in changes["variables"]}
+            deep = await stream.session(lambda view: view["calls"] == 2)
+            assert (deep["depth"], deep["width"]) == (2, 1)
+            await page.http.delete("/v1/sessions/report")
+            assert (await graph.until("closed", lambda data: True)) == {}
+        assert await stream.until("sessions", lambda data: "gone" in data) == {"gone": [view["id"]]}
+        assert (await page.http.get(f"/ui/api/sessions/{view['id']}/events")).status_code == 404
+
+
+async def test_a_call_that_failed_is_told_as_its_client_got_it(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with opened(engine) as page:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await page.say("word " * 600)
+        request_id = raised.value.response.headers["x-request-id"]
+        call = (await page.http.get(f"/ui/api/calls/{request_id}")).json()
+        assert (call["state"], call["status"]) == ("failed", 400)
+        assert call["error_code"] == "context_length_exceeded"
+        assert call["error_message"] == raised.value.body["message"]  # type: ignore[index]
+        missing = await page.http.get("/ui/api/calls/none")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "call_not_found")
+
+
+async def test_streams_are_bounded_and_leave_nothing_behind(engine: ScriptedRemoteEngine) -> None:
+    async with opened(engine, links=True, ui=UISettings(max_streams=2)) as page:
+        linking = page.service.gateway.linking
+        async with page.stream(), page.stream() as last:
+            refused = await page.http.get("/ui/api/events")
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (503, "too_many_streams")
+            assert "ui.max_streams" in error["message"]
+            assert linking._watcher is not None
+            await last.response.aclose()
+            await until(lambda: page.feed.num_watchers == 1)
+            assert (await page.http.get("/ui/api/overview")).status_code == 200
+        await until(lambda: page.feed.num_watchers == 0)
+        assert linking._watcher is None
+        assert page.feed._task is None
+        assert page.feed._sessions.views() == []
+
+
+async def test_a_shutdown_ends_the_streams(engine: ScriptedRemoteEngine) -> None:
+    async with opened(engine) as page, page.stream() as stream:
+        await stream.next()
+        page.feed.close()
+        assert await stream.until("closed", lambda data: True) == {}
+        assert [line async for line in stream.lines] in ([], [""])
+        late = await page.http.get("/ui/api/events")
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_a_silent_stream_has_comments(engine: ScriptedRemoteEngine) -> None:
+    async with opened(engine, keep_alive_s=0.02) as page, page.stream() as stream:
+        await stream.next()
+        async for line in stream.lines:
+            if line == ": keep-alive":
+                break
+
+
+async def test_a_slow_reader_is_given_everything_anew() -> None:
+    watcher = Watcher()
+    assert watcher.begin(lambda: b"all") == b"all"
+    watcher.push(b"one ")
+    watcher.push(b"two ")
+    assert await watcher.read(1.0) == b"one two "
+    part = b"x" * (MAX_WAITING_BYTES // 4)
+    for _ in range(1000):
+        watcher.push(part)
+    # It keeps none of what it could not read in time.
+    assert watcher.is_stale
+    assert await watcher.read(1.0) == b""
+    assert watcher.begin(lambda: b"all again") == b"all again"
+    watcher.push(b"three")
+    assert await watcher.read(1.0) == b"three"
+    watcher.close()
+    assert await watcher.read(1.0) == b""
+
+
+@pytest.mark.parametrize(
+    ("calls_key", "admin_key", "opens", "closed_code"),
+    [
+        (None, None, [None, "any"], None),
+        ("calls", None, ["calls"], "invalid_api_key"),
+        ("calls", "admin", ["admin"], "invalid_admin_key"),
+        (None, "admin", ["admin"], "invalid_admin_key"),
+    ],
+)
+async def test_keys(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: ScriptedRemoteEngine,
+    calls_key: str | None,
+    admin_key: str | None,
+    opens: list[str | None],
+    closed_code: str | None,
+) -> None:
+    for name, key in (("PARROT_API_KEY", calls_key), ("PARROT_ADMIN_KEY", admin_key)):
+        if key is not None:
+            monkeypatch.setenv(name, key)
+    async with opened(engine) as page:
+        for key in (None, "any", "calls", "admin"):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            answer = await page.http.get("/ui/api/overview", headers=headers)
+            if key in opens or closed_code is None:
+                assert answer.status_code == 200
+                assert answer.headers["cache-control"] == "no-store"
+                off = answer.json()["needs_admin_key_for_actions"]
+                assert off == (admin_key is None)
+            else:
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, closed_code)
+        page_elsewhere = {"origin": "http://evil.example"}
+        if calls_key is None:
+            answer = await page.http.get("/ui/api/overview", headers=page_elsewhere)
+            assert answer.json()["error"]["code"] == "origin_not_allowed"
