@@ -63,6 +63,7 @@ $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine,dev]'
+	-$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[deploy]'
 	@touch $@ $(VENV)/.serve-stamp
 
 # The openai client 3.x cannot share an environment with everything that 2.x can: the same
