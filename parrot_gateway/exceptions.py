@@ -19,6 +19,7 @@
     │   ├── DoubleProducerError        409 output_taken
     │   ├── SessionFullError           409 session_full
     │   └── VariableStateError         409 variable_already_written
+    ├── PreconditionFailedError        412 settings_changed
     ├── RequestTooLargeError           413 request_too_large
     ├── ValueTooLargeError             413 value_too_large
     ├── ContextTooLargeError           413 context_too_large
@@ -26,6 +27,7 @@
     ├── ModelLoadError                 422 model_load_failed
     ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
+    ├── PreconditionRequiredError      428 if_match_required
     ├── OverloadedError                503 engine_overloaded, with retry-after
     │   ├── DrainedError               503 drained
     │   ├── DrainingError              503 shutting_down
@@ -257,6 +259,18 @@ class VariableStateError(ConflictError, code="variable_already_written"):
             param="variable",
         )
         self.story = tuple(story)
+
+
+class PreconditionFailedError(
+    GatewayError, status=412, code="settings_changed", should_retry=False
+):
+    """What was to be replaced is not what the client has seen."""
+
+
+class PreconditionRequiredError(
+    GatewayError, status=428, code="if_match_required", should_retry=False
+):
+    """A request that replaces something does not say what."""
 
 
 class RequestTooLargeError(GatewayError, status=413, code="request_too_large"):

@@ -178,7 +178,9 @@ def serve(
         with _quick_imports():
             from parrot_gateway.server.serve import run_server
 
-        status = run_server(settings, announce=_announce, report=_complain)
+        status = run_server(
+            settings, announce=_announce, report=_complain, sources=sources, read=read
+        )
     except ConfigError as error:
         _complain(str(error))
         raise typer.Exit(2) from None

@@ -172,6 +172,22 @@ class Upstream:
         return [name]
 
     async def start(self) -> None:
+        """`open` and `join`."""
+        await self.open()
+
+    def join(self) -> None:
+        """Be one that calls are sent to: nothing to do for a single server."""
+
+    def succeed(self, other: object) -> None:
+        """Take the place of another of the same name: drained if it is, with its models until
+        its own are known."""
+        if isinstance(other, Upstream):
+            self.drained = other.drained
+            if not self.ready and other.ready:
+                self._list(other.models())
+                self._ready.set()
+
+    async def open(self) -> None:
         """Open the connection pool and begin to read the models; does not wait for them."""
         proxy = _proxy_for(self._base)
         self._session = aiohttp.ClientSession(

@@ -79,6 +79,11 @@ class KeyCheck:
         #: Whether callers need a key.
         self.required = key is not None
 
+    def use(self, key: str) -> None:
+        """Take another key from now on, where there was one before."""
+        if self._digest is not None:
+            self._digest = _digest(key.encode())
+
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """The tenant of a caller; either header is enough.
 
@@ -150,6 +155,10 @@ class CallGate:
         elif drained and refuse_after_s is not None:
             loop = asyncio.get_running_loop()
             self._refusal = loop.call_later(refuse_after_s, self._refuse_drained)
+
+    def set_limit(self, limit: int) -> None:
+        """Take so many calls at once, from the next one on; those in work go on."""
+        self._limit = limit
 
     def _refuse_drained(self) -> None:
         self._refusal, self._refuses_drained = None, True
@@ -292,6 +301,13 @@ class Dispatcher:
         self._calls = calls
         self._log_access = log_access
 
+    def take_over(self, other: Dispatcher) -> None:
+        """Answer as another dispatcher does, from the next request on.
+
+        Requests in work go on with what they began with.
+        """
+        vars(self).update(vars(other))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's request (ASGI)."""
         if scope["type"] != "http":
@@ -323,7 +339,15 @@ class Dispatcher:
         if (handler := self._parrot(exchange)) is not None:
             return self._call(exchange, handler, post_only=False, check_key=False)
         if (handler := self._admin(exchange)) is not None:
-            return self._call(exchange, handler, post_only=False, check_key=False, is_counted=False)
+            # Any body: what needs no key here takes none.
+            return self._call(
+                exchange,
+                handler,
+                post_only=False,
+                check_key=False,
+                json_only=False,
+                is_counted=False,
+            )
         if (handler := self._own(exchange)) is not None:
             return self._call(exchange, handler, post_only=False)
         if (handler := self._forms(exchange)) is not None:

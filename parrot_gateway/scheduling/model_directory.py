@@ -81,6 +81,12 @@ class Catalog:
         self._engine_models = engine_models
         self._base_of = base_of
         self._upstreams = upstreams
+        self._exact: Mapping[str, str] = {}
+        self._patterns: Sequence[tuple[str, str]] = ()
+        self.set_aliases(aliases)
+
+    def set_aliases(self, aliases: Mapping[str, str]) -> None:
+        """Resolve by these aliases from now on."""
         self._exact = {name: target for name, target in aliases.items() if "*" not in name}
         patterns = [(name, target) for name, target in aliases.items() if "*" in name]
         self._patterns = sorted(patterns, key=lambda item: len(item[0]), reverse=True)

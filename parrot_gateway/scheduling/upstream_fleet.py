@@ -169,6 +169,10 @@ class UpstreamFleet:
             for name, url in settings.servers.items()
         }
         self._keepers: list[asyncio.Task[None]] = []
+        #: The scheduler may know the servers: between `join` and `leave`.
+        self._may_join = False
+        #: Another has taken its place; what has begun here goes on.
+        self.has_left = False
 
     def serves(self, model: str) -> bool:
         """Whether all servers that have listed their models serve this one."""
@@ -199,8 +203,19 @@ class UpstreamFleet:
 
     async def start(self) -> None:
         """As `Upstream.start`, for each server."""
+        await self.open()
+        self.join()
+
+    async def open(self) -> None:
+        """As `Upstream.open`, for each server; the scheduler does not know them yet."""
         for server in self._servers.values():
-            await server.upstream.start()
+            await server.upstream.open()
+
+    def join(self) -> None:
+        """Let the scheduler place calls on the servers whose models are known, and on the others
+        once they are."""
+        self._may_join = True
+        for server in self._servers.values():
             if server.upstream.ready:
                 self._let_join(server)
         self._keepers = [
@@ -214,10 +229,30 @@ class UpstreamFleet:
             await server.upstream.wait_ready()
             self._let_join(server)
 
-    async def close(self) -> None:
-        """Abort what is in flight and close all connections."""
+    def succeed(self, other: object) -> None:
+        """As `Upstream.succeed`. The scheduler forgets the other's servers."""
+        if not isinstance(other, UpstreamFleet):
+            return
+        other.leave()
+        for name, server in self._servers.items():
+            before = other._servers.get(name)
+            if before is not None:
+                server.drained = before.drained
+                server.upstream.succeed(before.upstream)
+
+    def leave(self) -> None:
+        """The scheduler places no calls on the servers any more; those that have begun go on."""
+        self._may_join, self.has_left = False, True
         for keeper in self._keepers:
             keeper.cancel()
+        for name, server in self._servers.items():
+            if server.is_joined:
+                server.is_joined = False
+                self.runner.engine_left(name)
+
+    async def close(self) -> None:
+        """Abort what is in flight and close all connections."""
+        self.leave()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         for server in self._servers.values():
             await server.upstream.close()
@@ -264,14 +299,17 @@ class UpstreamFleet:
         return found
 
     def server(self, name: str) -> _Server:
-        return self._servers[name]
+        """The server of a name; any, where there is none of it any more."""
+        if name in self._servers:
+            return self._servers[name]
+        return min(self._servers.values(), key=lambda each: each.running)
 
     def in_order(self, first: str | None) -> Iterator[_Server]:
         """The servers that take calls, in their order; one named comes first in any case."""
         if first is not None:
             yield self._servers[first]
         for name, server in self._servers.items():
-            if name != first and server.takes_calls:
+            if name != first and (server.takes_calls or self.has_left):
                 yield server
 
     def least_used(self) -> str | None:
@@ -283,7 +321,7 @@ class UpstreamFleet:
 
     def fit(self, now: float) -> None:
         """Tell the scheduler what was learned of the servers' times, at most every `_TIMES_S`."""
-        if now - self._fitted_at < _TIMES_S:
+        if now - self._fitted_at < _TIMES_S or self.has_left:
             return
         self._fitted_at = now
         for name, server in self._servers.items():
@@ -313,7 +351,7 @@ class UpstreamFleet:
 
     def _let_join(self, server: _Server) -> None:
         """Let a server take calls whose models are known, unless it does or is failing."""
-        if server.is_joined or not server.recovered.is_set():
+        if server.is_joined or not (self._may_join and server.recovered.is_set()):
             return
         name = server.upstream.name
         others = [each.computed_tokens for each in self._servers.values() if each.is_joined]
@@ -413,9 +451,9 @@ class FleetCall:
         prompt = await in_thread_if_large(
             partial(read_prompt, route, body, self._metadata.salt), len(body)
         )
-        if keeper is not None and not fleet.server(keeper).takes_calls:
+        if fleet.has_left or (keeper is not None and not fleet.server(keeper).takes_calls):
             response = await send(
-                fleet.server(keeper).upstream, first_byte_timeout_s=first_byte_timeout_s
+                fleet.server(keeper or "").upstream, first_byte_timeout_s=first_byte_timeout_s
             )
         else:
             placed = PlacedCall(fleet, self._metadata, prompt)

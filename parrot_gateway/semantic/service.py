@@ -109,6 +109,12 @@ class SemanticService:
         self._on_session_closed = on_session_closed
         self._sweeper: asyncio.Task[None] | None = None
 
+    def set_call_timeout(self, seconds: float) -> None:
+        """The longest run of calls that begin from now on, and the default of waits."""
+        self.call_timeout_s = seconds
+        self.readers.set_timeout(seconds)
+        self.executor.set_run_timeout(seconds)
+
     def start(self) -> None:
         """Begin to close idle sessions in time."""
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from parrot_scheduler.events import ApplicationFinished
@@ -37,12 +37,19 @@ from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.scheduling.upstream_table import AnyUpstream, UpstreamTable
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.settings.config_file import ConfigError
-from parrot_gateway.settings.model import SchedulerSettings, Settings, admin_key_of, api_key_of
+from parrot_gateway.settings.model import (
+    SchedulerSettings,
+    Settings,
+    UpstreamSettings,
+    admin_key_of,
+    api_key_of,
+)
 from parrot_gateway.settings.secret_reference import read_secret
 from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 from parrot_gateway.telemetry.metrics.gauges import Parts
@@ -52,9 +59,6 @@ from parrot_gateway.ui.feed import LiveFeed
 from parrot_gateway.ui.history import CallHistory
 
 logger = logging.getLogger(__name__)
-
-#: How long the start waits for an upstream that does not answer.
-UPSTREAM_WAIT_S = 3.0
 
 
 class Gateway:
@@ -75,7 +79,7 @@ class Gateway:
         self.supervisor = EngineSupervisor(
             settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
         )
-        has_key = api_key_of(settings) is not None
+        self._has_key = api_key_of(settings) is not None
         self.call_records = CallRecords()
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
@@ -83,15 +87,7 @@ class Gateway:
         self.scheduling = _scheduling(settings.scheduler, self.registry, self._is_drained)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling.notify, self._metadata_now)
-        self.upstreams = {
-            item.name: Upstream(item, gateway_has_key=has_key)
-            if len(item.servers) == 1
-            else UpstreamFleet(item, self.scheduling, self.task_updater, gateway_has_key=has_key)
-            for item in settings.upstreams
-        }
-        reserved = [name for name in settings.aliases if "*" not in name]
-        for item in settings.upstreams:
-            reserved += [item.name, *item.servers]
+        self.upstreams = UpstreamTable(settings.upstreams, self._make_upstream)
         last_used: dict[str, float] = {}
         self.model_manager = ModelManager(
             settings.models,
@@ -100,13 +96,13 @@ class Gateway:
             self.supervisor,
             Downloads(link.max_downloads, link.max_download_bytes, link.download_stall_s),
             last_used=last_used,
-            reserved=reserved,
+            reserved=_reserved_names(settings),
             waiting=self.scheduling.waiting,
             refuse_waiting=self.scheduling.refuse_waiting,
         )
         self.adapters = AdapterService(
             self.registry,
-            {name: item.served_name for item in settings.models for name in item.adapters},
+            _adapter_bases(settings),
             lambda name: self.models.knows(name),
             link.load_timeout_s,
         )
@@ -131,7 +127,7 @@ class Gateway:
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,
-            ModelRunner(self.models, call_timeout_s=call_timeout_s, clock=time.time),
+            ModelRunner(self.models, lambda: self.settings.server.call_timeout_s, clock=time.time),
             call_timeout_s=call_timeout_s,
             fill_ahead=FillAhead(
                 settings.sessions.fill_ahead_tokens, self.models.least_busy_engine
@@ -166,6 +162,46 @@ class Gateway:
             self._overview,
             settings.ui.max_streams,
         )
+
+    def _make_upstream(self, item: UpstreamSettings) -> AnyUpstream:
+        if len(item.servers) == 1:
+            return Upstream(item, gateway_has_key=self._has_key)
+        return UpstreamFleet(
+            item, self.scheduling, self.task_updater, gateway_has_key=self._has_key
+        )
+
+    async def prepare(self, settings: Settings) -> dict[str, AnyUpstream]:
+        """The upstreams of other settings; whoever is not given to `take_settings` is to be
+        discarded. Nothing has changed yet.
+
+        Raises:
+            ConfigError: these settings cannot be taken over.
+        """
+        self.model_manager.plan(settings.models, settings.engines)
+        return await self.upstreams.prepare(settings.upstreams)
+
+    def take_settings(self, settings: Settings, upstreams: Mapping[str, AnyUpstream]) -> None:
+        """Take over what of other settings concerns the parts, at once and whole, or nothing of it.
+
+        Args:
+            settings: only such are changed as may be (`parrot_gateway.settings.reload`).
+            upstreams: from `prepare`.
+
+        Raises:
+            ConfigError: models cannot be loaded beside those that there are by now.
+        """
+        planned = self.model_manager.plan(settings.models, settings.engines)
+        server = settings.server
+        longest_s = max(server.call_timeout_s, self.settings.server.call_timeout_s)
+        self.settings = settings
+        self.gate.set_limit(server.max_running_calls)
+        self.semantic.set_call_timeout(server.call_timeout_s)
+        self.upstreams.exchange(upstreams, longest_s)
+        self.models.set_aliases(settings.aliases)
+        self.adapters.configure(_adapter_bases(settings))
+        self.linking.take_settings(settings.linking)
+        self.inferred.use(settings.linking.use)
+        self.model_manager.change(planned, settings.engines, _reserved_names(settings))
 
     def _is_drained(self, model: str) -> bool:
         """Whether the operator has drained all engines of a model, by its name in the scheduler."""
@@ -216,19 +252,15 @@ class Gateway:
         """
         self.semantic.start()
         await self.linking.start()
-        for upstream in self.upstreams.values():
-            await upstream.start()
+        await self.upstreams.start()
         if join_url is not None:
             await self.supervisor.start(join_url, self.own_join_key)
             self.model_manager.start()
 
     async def wait_ready(self) -> None:
         """Return once each configured model is served or has failed, and each upstream has
-        answered or had `UPSTREAM_WAIT_S` to do so."""
-        await asyncio.gather(
-            self.supervisor.wait_ready(),
-            *(_wait_briefly(upstream) for upstream in self.upstreams.values()),
-        )
+        answered or had its time to."""
+        await asyncio.gather(self.supervisor.wait_ready(), self.upstreams.wait_ready())
 
     def can_serve(self) -> bool:
         """Whether there is anything to serve, now or once an upstream or an engine turns up."""
@@ -272,8 +304,7 @@ class Gateway:
         await self.linking.close()
         self.scheduling.close()
         await self.stop_engines()
-        for upstream in self.upstreams.values():
-            await upstream.close()
+        await self.upstreams.close()
 
     async def describe(self) -> dict[str, Any]:
         """The state of all parts as plain types, for `/health`."""
@@ -323,11 +354,14 @@ def _scheduling(
     )
 
 
-async def _wait_briefly(upstream: Upstream | UpstreamFleet) -> None:
-    try:
-        async with asyncio.timeout(UPSTREAM_WAIT_S):
-            await upstream.wait_ready()
-    except TimeoutError:
-        logger.warning(
-            "upstream '%s' has not listed its models yet; its calls will be tried", upstream.name
-        )
+def _reserved_names(settings: Settings) -> list[str]:
+    """Names that no model may have."""
+    reserved = [name for name in settings.aliases if "*" not in name]
+    for item in settings.upstreams:
+        reserved += [item.name, *item.servers]
+    return reserved
+
+
+def _adapter_bases(settings: Settings) -> dict[str, str]:
+    """Names of the models that adapters of the settings belong to, by names of these."""
+    return {name: item.served_name for item in settings.models for name in item.adapters}

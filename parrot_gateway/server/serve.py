@@ -10,6 +10,8 @@ import asyncio
 import errno
 import gc
 import logging
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -20,8 +22,10 @@ import uvicorn
 from parrot_gateway.http.connection import http_protocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
-from parrot_gateway.settings.config_file import ConfigError
+from parrot_gateway.server.reload import SettingsReloader
+from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings
+from parrot_gateway.settings.sources import SettingsSources
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +100,8 @@ def run_server(
     *,
     announce: Callable[[Gateway, str, float], None],
     report: Callable[[str], None],
+    sources: SettingsSources | None = None,
+    read: Callable[[], SettingsSources] | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
@@ -104,6 +110,8 @@ def run_server(
         announce: called once when every model is ready, with the gateway, the base URL and the
             seconds since the start.
         report: shows a line to the operator.
+        sources: where the settings come from.
+        read: reads them anew, for SIGHUP.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -123,8 +131,11 @@ def run_server(
         shown_host = f"[{shown_host}]"
     root = f"http://{shown_host}:{port}"
     gateway = Gateway(settings)
+    sources = sources or SettingsSources(ConfigFile.empty())
+    reloader = SettingsReloader(gateway, sources, read)
     app = create_app(
         gateway,
+        reloader=reloader,
         join_url=root.replace("http://", "ws://") + "/v1/engines/join",
         metrics_port=metrics_port,
     )
@@ -149,6 +160,7 @@ def run_server(
     status = 0
 
     async def main() -> None:
+        _reload_at_hangup(server, reloader)
         ready = asyncio.create_task(announce_when_ready(), name="announce")
         try:
             await server.serve(listeners)
@@ -181,6 +193,32 @@ def run_server(
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
     return status if server.started else 1
+
+
+def _reload_at_hangup(server: DrainingServer, reloader: SettingsReloader) -> None:
+    """SIGHUP reloads the settings; from a terminal that is gone it ends the gateway."""
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is None:
+        return
+    had_terminal = _has_terminal()
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hung_up() -> None:
+        if had_terminal and not _has_terminal():
+            server.handle_exit(signal.SIGTERM, None)
+            return
+        task = asyncio.create_task(reloader.reload(), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    asyncio.get_running_loop().add_signal_handler(hangup, hung_up)
+
+
+def _has_terminal() -> bool:
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False
 
 
 def bind(host: str, port: int, setting: str) -> socket.socket:

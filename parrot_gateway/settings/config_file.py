@@ -18,14 +18,24 @@ MAX_VALUES = 200_000
 
 
 class ConfigError(Exception):
-    """Settings that cannot be used; the message is for the operator."""
+    """Settings that cannot be used; the message is for the operator.
+
+    Args:
+        message: a line for each fault.
+        field: the first setting at fault, where it is one.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """The parsed file and the YAML nodes it came from."""
 
-    path: Path | None
+    #: Or what else was parsed, in words.
+    path: Path | str | None
     data: dict[str, Any]
     root: yaml.Node | None
 
@@ -48,6 +58,15 @@ class ConfigFile:
             text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path | str) -> ConfigFile:
+        """The same of a text, whatever `path` says that it is.
+
+        Raises:
+            ConfigError: it is not YAML, or not a mapping.
+        """
         try:
             loader = yaml.SafeLoader(text)
             root = loader.get_single_node()
@@ -60,10 +79,10 @@ class ConfigFile:
             mark = error.problem_mark
             line = f", line {mark.line + 1}" if mark is not None else ""
             raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{path}: not valid YAML: {error}") from None
         if not isinstance(data, dict):
-            raise ConfigError(f"{path}, line 1: the file must be a mapping of settings")
+            raise ConfigError(f"{path}, line 1: it must be a mapping of settings")
         return cls(path=path, data={str(key): value for key, value in data.items()}, root=root)
 
     def locate(self, location: tuple[Any, ...]) -> str:

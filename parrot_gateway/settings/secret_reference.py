@@ -23,6 +23,9 @@ def _check_secret_reference(value: str) -> str:
     return value
 
 
+#: Stands for credentials in a URL that is shown.
+HIDDEN = "***@"
+
 #: `env:NAME`: where a secret is found, not the secret.
 SecretReference: TypeAlias = Annotated[str, AfterValidator(_check_secret_reference)]
 
@@ -40,9 +43,9 @@ def read_secret(reference: str) -> str:
     return value
 
 
-def without_credentials(url: str) -> str:
-    """A URL as it may be shown: without a user's name and password."""
-    return re.sub(r"^(\w+://)[^/?#]*@", r"\1", url)
+def without_credentials(url: str, sign: str = "") -> str:
+    """A URL as it may be shown: with `sign` in the place of a user's name and password."""
+    return re.sub(r"^(\w+://)[^/?#]*@", rf"\1{sign}", url)
 
 
 def key_of_option(reference: str, option: str = "--api-key") -> str:

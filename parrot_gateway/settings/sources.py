@@ -69,7 +69,7 @@ class SettingsSources:
         try:
             settings = Settings(**merged)
         except ValidationError as error:
-            raise ConfigError(self._explain(error)) from None
+            raise self._explain(error) from None
         return settings
 
     def origin(self, location: tuple[Any, ...]) -> str:
@@ -87,18 +87,19 @@ class SettingsSources:
             _holds(values, location) for values in (self.flags, self.environment, self.file.data)
         )
 
-    def _explain(self, error: ValidationError) -> str:
+    def _explain(self, error: ValidationError) -> ConfigError:
         """One line a fault: where it was set, which field, what is wrong."""
-        lines = []
+        lines, fields = [], []
         for fault in error.errors(include_url=False):
             location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
             dotted = ".".join(str(part) for part in location)
             message = str(fault["msg"]).removeprefix("Value error, ")
             if fault["type"] == "extra_forbidden":
                 message = "unknown setting"
+            fields.append(dotted)
             begin = f"{self.origin(location)}: "
             lines.append(f"{begin}{dotted}: {message}" if dotted else f"{begin}{message}")
-        return "\n".join(lines)
+        return ConfigError("\n".join(lines), fields[0] or None)
 
 
 def load_settings(flags: dict[str, Any] | None = None, config: Path | None = None) -> Settings:

@@ -219,7 +219,7 @@ class GatewayProcess(ServerProcess):
         settings["server"] = {"port": 0, **settings.get("server", {})}
         self._settings_folder = tempfile.TemporaryDirectory(prefix="parrot-settings-")
         # JSON is YAML.
-        path = Path(self._settings_folder.name, "parrot.yaml")
+        path = self.config_path = Path(self._settings_folder.name, "parrot.yaml")
         path.write_text(json.dumps(settings), encoding="utf-8")
         super().__init__(
             ["-m", "parrot_gateway", "serve", "--config", str(path), *options], variables

@@ -8,11 +8,11 @@ them. See docs/parrot-api.md.
 from __future__ import annotations
 
 import re
-import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from secrets import randbits
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -113,9 +113,10 @@ class ParrotRoutes:
     keys: KeyCheck
     #: Get the records of calls.
     calls: CallRecords
+    #: Of the sessions.
+    session_secrets: SessionSecrets
 
     def __post_init__(self) -> None:
-        self._secrets = SessionSecrets(secrets.token_bytes(32))
         table: tuple[tuple[str, str, Handler, str], ...] = (
             ("POST", "/v1/session", self._create_session, "Create a session"),
             ("GET", "/v1/session/{session_id}", self._describe_session, "Describe a session"),
@@ -187,9 +188,9 @@ class ParrotRoutes:
 
     async def _create_session(self, request: _Request) -> dict[str, Any]:
         request.body(SessionBody)
-        number = self._secrets.mint()
-        self.service.session(request.tenant, self._secrets.name_of(number))
-        return {"session_id": number, "session_auth": self._secrets.proof_of(number)}
+        number = self.session_secrets.mint()
+        self.service.session(request.tenant, self.session_secrets.name_of(number))
+        return {"session_id": number, "session_auth": self.session_secrets.proof_of(number)}
 
     async def _describe_session(self, request: _Request) -> dict[str, Any]:
         session = self._session_of_path(request)
@@ -213,14 +214,14 @@ class ParrotRoutes:
         sessions = self.service.sessions
         try:
             return sessions.find(
-                request.tenant, self._secrets.name_of(number), self.service.clock()
+                request.tenant, self.session_secrets.name_of(number), self.service.clock()
             )
         except SessionNotFoundError:
             raise SessionNotFoundError(_shown(number), param="session_id") from None
 
     def _owned(self, request: _Request, number: int, proof: str) -> Session:
         """The same, for a caller that proves to own it."""
-        self._secrets.check(number, proof)
+        self.session_secrets.check(number, proof)
         return self._session(request, number)
 
     def _session_of_body(self, request: _Request, body: SessionAuthBody) -> Session:
@@ -268,7 +269,7 @@ class ParrotRoutes:
         objective = objective_of(body.output_criteria, "output_criteria")
         number = session_number(body.session_id)
         if body.session_auth is not None:
-            self._secrets.check(number, body.session_auth)
+            self.session_secrets.check(number, body.session_auth)
         session = self._session(request, number)
         model = self._choose(body)
         parameters = [
@@ -293,7 +294,7 @@ class ParrotRoutes:
             ),
         )
         return {
-            "request_id": secrets.randbits(_REQUEST_ID_BITS),
+            "request_id": randbits(_REQUEST_ID_BITS),
             "param_info": [
                 _param_info(parameter.name, parameter.is_output, variable)
                 for parameter, variable in zip(body.parameters, variables, strict=True)
@@ -350,7 +351,7 @@ class ParrotRoutes:
                 session.delete(output.id)
             raise
         return {
-            "request_id": secrets.randbits(_REQUEST_ID_BITS),
+            "request_id": randbits(_REQUEST_ID_BITS),
             "param_info": [
                 _param_info("input", False, source),
                 _param_info("output", True, output),

@@ -79,6 +79,10 @@ class Executor:
     #: Called with a call that has ended.
     on_end: Callable[[Job], None]
 
+    def set_run_timeout(self, seconds: float) -> None:
+        """See `run_timeout_s`; for calls that begin from now on."""
+        self.run_timeout_s = seconds
+
     def __post_init__(self) -> None:
         self.unfinished = UnfinishedJobs(self.limits)
         self.deduplication = DeduplicationCache()

@@ -1,0 +1,217 @@
+"""Other settings for a running gateway: checked whole, then taken over at once or not at all.
+
+New calls go by the new settings; those that run end by the ones that they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.exceptions import (
+    ConflictError,
+    ForbiddenError,
+    GatewayError,
+    InvalidRequestError,
+    PreconditionFailedError,
+)
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.config_file import ConfigError, ConfigFile
+from parrot_gateway.settings.model import Settings, api_key_of
+from parrot_gateway.settings.reload import changed_fields, fields_of, reload_of
+from parrot_gateway.settings.secret_reference import HIDDEN, without_credentials
+from parrot_gateway.settings.sources import SettingsSources, check_exposure
+
+logger = logging.getLogger(__name__)
+
+#: What a request's body is called in messages.
+_BODY = "request body"
+#: Loggers that report every connection at info: never below warning.
+_NOISY = ("uvicorn", "websockets")
+
+
+class SettingsReloader:
+    """Takes other settings over.
+
+    Args:
+        gateway: whose settings they are.
+        sources: where the present ones come from.
+        read: reads all sources anew; None where there is no file to be read again.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        sources: SettingsSources,
+        read: Callable[[], SettingsSources] | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._sources = sources
+        self._read = read
+        self._build: Callable[[Settings], Callable[[], None]] = lambda _: lambda: None
+        self._lock = asyncio.Lock()
+
+    def routes_by(self, build: Callable[[Settings], Callable[[], None]]) -> None:
+        """Have `build` make routes of settings; what it returns puts them into service."""
+        self._build = build
+
+    @property
+    def etag(self) -> str:
+        """Names the present settings, as in the header `ETag`."""
+        data = msgspec.json.encode(self._gateway.settings.model_dump(mode="json"), order="sorted")
+        return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+
+    def describe(self) -> dict[str, Any]:
+        """The present settings, where each comes from that is not a default, and how each is
+        taken over; plain types."""
+        settings = self._gateway.settings
+        names = list(fields_of(settings))
+        places = {name: tuple(name.split(".")) for name in names}
+        return {
+            "settings": _hide(settings.model_dump(mode="json")),
+            "origins": {
+                name: self._sources.origin(place)
+                for name, place in places.items()
+                if self._sources.is_given(place)
+            },
+            "reload": {name: reload_of(name) for name in names},
+        }
+
+    async def reload(self) -> None:
+        """Take over what the sources hold now, or nothing of it; the log says which."""
+        if self._read is None:
+            logger.warning("settings not reloaded: there is no file to read")
+            return
+        async with self._lock:
+            try:
+                sources = await asyncio.to_thread(self._read)
+                changed = await self._take(sources, from_file=True)
+            except (ConfigError, GatewayError) as error:
+                reason = "; ".join(str(error).splitlines())
+                logger.error("settings not reloaded, nothing has changed: %s", reason)
+                return
+        logger.info("settings reloaded: %s", ", ".join(changed) or "nothing has changed")
+
+    async def put(self, body: bytes, if_match: str) -> list[str]:
+        """Take over settings of a request in the place of all others.
+
+        Args:
+            body: all that are not as by default, as JSON or YAML.
+            if_match: the `ETag` of the settings that they replace; `*` for any.
+
+        Returns: names of what has changed.
+
+        Raises:
+            InvalidRequestError: they make no sense, or cannot be used.
+            PreconditionFailedError: others have changed them meanwhile.
+            ConflictError, ForbiddenError: they change what cannot be changed so.
+        """
+        async with self._lock:
+            if if_match != "*" and self.etag not in if_match:
+                raise PreconditionFailedError(
+                    "The settings have changed since you read them. Read them again "
+                    f"(now {self.etag}), and send yours with that tag."
+                )
+            try:
+                file = await asyncio.to_thread(_parse, body)
+                _unhide(file.data, self._gateway.settings)
+                changed = await self._take(SettingsSources(file), from_file=False)
+            except ConfigError as error:
+                raise InvalidRequestError(
+                    str(error), param=error.field, code="invalid_settings"
+                ) from None
+        logger.warning("settings changed by a request: %s", ", ".join(changed) or "nothing")
+        return changed
+
+    async def _take(self, sources: SettingsSources, *, from_file: bool) -> list[str]:
+        gateway, settings = self._gateway, sources.settings()
+        check_exposure(settings)
+        changed = changed_fields(gateway.settings, settings)
+        _check_changes(changed, from_file=from_file)
+        if (api_key_of(settings) is None) != (api_key_of(gateway.settings) is None):
+            raise _needs_restart("server.api_key")
+        upstreams = await gateway.prepare(settings)
+        try:
+            put_into_service = self._build(settings)
+            gateway.take_settings(settings, upstreams)
+        except BaseException:
+            await gateway.upstreams.discard(upstreams)
+            raise
+        # NOTE: from here on nothing waits and nothing fails.
+        put_into_service()
+        self._sources = sources
+        _set_log_level(settings.server.log_level)
+        return changed
+
+
+def _check_changes(changed: list[str], *, from_file: bool) -> None:
+    fixed = [name for name in changed if reload_of(name) == "restart"]
+    if fixed:
+        raise _needs_restart(*fixed)
+    of_file = [name for name in changed if reload_of(name) == "file"]
+    if of_file and not from_file:
+        raise ForbiddenError(
+            f"{', '.join(of_file)}: changed in the settings file only (then SIGHUP), as they name "
+            "folders and code. Models are also loaded by /admin/v1/models.",
+            param=of_file[0],
+            code="file_only",
+        )
+
+
+def _needs_restart(*names: str) -> ConflictError:
+    return ConflictError(
+        f"{', '.join(names)}: changed by a restart only. Nothing has changed.",
+        param=names[0],
+        code="restart_required",
+    )
+
+
+def _parse(body: bytes) -> ConfigFile:
+    """The settings of a request."""
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ConfigFile.parse(body.decode(errors="replace"), _BODY)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{_BODY}: it must be an object of settings")
+    return ConfigFile(_BODY, data, None)
+
+
+def _hide(data: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they may be shown: keys are references, but a URL may hold a password."""
+    for upstream in data["upstreams"]:
+        upstream["url"] = without_credentials(upstream["url"], HIDDEN)
+        upstream["urls"] = [without_credentials(url, HIDDEN) for url in upstream["urls"]]
+    return data
+
+
+def _unhide(data: dict[str, Any], settings: Settings) -> None:
+    """Put back what `_hide` took from URLs that are the same otherwise."""
+    known = {
+        (each.name, without_credentials(url, HIDDEN)): url
+        for each in settings.upstreams
+        for url in each.servers.values()
+    }
+    upstreams = data.get("upstreams")
+    for upstream in upstreams if isinstance(upstreams, list) else ():
+        if not isinstance(upstream, dict):
+            continue
+        name, urls = upstream.get("name"), upstream.get("urls")
+        if isinstance(name, str) and isinstance(upstream.get("url"), str):
+            upstream["url"] = known.get((name, upstream["url"]), upstream["url"])
+        if isinstance(name, str) and isinstance(urls, list):
+            upstream["urls"] = [
+                known.get((name, url), url) if isinstance(url, str) else url for url in urls
+            ]
+
+
+def _set_log_level(level: str) -> None:
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    for noisy in _NOISY:
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))

@@ -1,0 +1,279 @@
+"""Settings exchanged while calls run: whole or not at all, and no call notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+from harness.fake_upstream import FakeUpstream
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving
+
+from parrot_gateway.settings.model import UpstreamSettings
+
+ADMIN = {"Authorization": "Bearer the-admin-key"}
+SLOW = {"x-fake": "chunks=30,delay_ms=3,key=slow"}
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+class Configured:
+    """A served gateway before scripted upstreams, and its operator."""
+
+    def __init__(
+        self, service: Service, http: httpx.AsyncClient, fakes: list[FakeUpstream]
+    ) -> None:
+        self.service = service
+        self.http = http
+        self.fakes = fakes
+        self.client = service.client()
+
+    async def get(self) -> tuple[dict[str, Any], str]:
+        """The settings that can be sent back, and their tag."""
+        answer = await self.http.get("/admin/v1/config", headers=ADMIN)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["settings"], answer.headers["etag"]
+
+    async def put(self, settings: Any, tag: str = "*") -> httpx.Response:
+        body = settings if isinstance(settings, (str, bytes)) else json.dumps(settings)
+        return await self.http.put(
+            "/admin/v1/config", headers={**ADMIN, "If-Match": tag}, content=body
+        )
+
+    async def change(self, **sections: Any) -> list[str]:
+        """Exchange sections; names of what has changed."""
+        settings, tag = await self.get()
+        for name, value in sections.items():
+            settings[name] = {**settings[name], **value} if name == "server" else value
+        answer = await self.put(settings, tag)
+        assert answer.status_code == 200, answer.text
+        changed: list[str] = answer.json()["changed"]
+        return changed
+
+    async def ask(self, model: str) -> tuple[str, str]:
+        """Who answered a chat: the upstream's server, and the model that it was asked for."""
+        raw = await self.client.chat.completions.with_raw_response.create(
+            model=model, messages=HELLO
+        )
+        return raw.headers["x-parrot-engine"], raw.parse().model
+
+    def upstream(self, name: str, number: int, **more: Any) -> dict[str, Any]:
+        """An entry for one of the scripted servers."""
+        return {"name": name, "url": self.fakes[number].url, "models": "*", **more}
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARROT_ADMIN_KEY", "the-admin-key")
+    monkeypatch.setenv("UP_KEY", "key-of-the-upstream")
+    monkeypatch.setenv("OTHER_KEY", "another-key")
+
+
+@asynccontextmanager
+async def configured(
+    count: int = 2, engine: ScriptedRemoteEngine | None = None
+) -> AsyncIterator[Configured]:
+    fakes = [FakeUpstream() for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.close)
+        upstream = UpstreamSettings(
+            name="up", url=fakes[0].url, models=["a"],
+            api_key="env:UP_KEY",
+        )  # fmt: skip
+        url = fakes[0].url.replace("//", "//bob:hunter2@")
+        hidden = UpstreamSettings(name="hidden", url=url, models=[])
+        service = await stack.enter_async_context(
+            serving(engine or ScriptedRemoteEngine(), upstreams=[upstream, hidden])
+        )
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root))
+        await service.gateway.upstreams.start()
+        stack.push_async_callback(service.gateway.upstreams.close)
+        yield Configured(service, http, fakes)
+
+
+async def test_what_is_shown_holds_no_secret_and_can_be_sent_back() -> None:
+    async with configured() as gateway:
+        answer = await gateway.http.get("/admin/v1/config", headers=ADMIN)
+        assert "hunter2" not in answer.text
+        assert "key-of-the-upstream" not in answer.text
+        shown = answer.json()
+        assert "***@127.0.0.1" in shown["settings"]["upstreams"][1]["url"]
+        assert shown["settings"]["upstreams"][0]["api_key"] == "env:UP_KEY"
+        assert shown["reload"]["server.port"] == "restart"
+        assert shown["reload"]["aliases"] == "live"
+        same = await gateway.put(shown["settings"], answer.headers["etag"])
+        assert (same.status_code, same.json()["changed"]) == (200, [])
+        assert same.headers["etag"] == answer.headers["etag"]
+        assert "hunter2" in gateway.service.gateway.settings.upstreams[1].url
+        assert (await gateway.http.get("/admin/v1/config")).status_code == 401
+
+
+async def test_running_calls_end_where_they_began_and_new_ones_go_by_the_new() -> None:
+    async with configured() as gateway:
+        stream = await gateway.client.chat.completions.create(
+            model="a", messages=HELLO, stream=True, extra_headers=SLOW
+        )
+        first = await anext(aiter(stream))
+        settings, tag = await gateway.get()
+        settings["upstreams"] = [gateway.upstream("up", 1, models=["a"], api_key="env:OTHER_KEY")]
+        settings["aliases"] = {"gpt": "a"}
+        changed = await gateway.put(yaml.safe_dump(settings), tag)
+        assert changed.json()["changed"] == ["upstreams", "aliases"]
+        assert changed.json()["origins"]["aliases"].startswith("request body, line ")
+        assert await gateway.ask("gpt") == ("up", "a")
+        (record,) = [each for each in gateway.fakes[1].log if each.method == "POST"]
+        assert record.header("authorization") == "Bearer another-key"
+        chunks = [first, *[chunk async for chunk in stream]]
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        assert (await gateway.fakes[0].wait_for(key="slow", ended="complete")).path
+
+
+async def test_calls_at_any_moment_see_one_set_of_settings_whole() -> None:
+    async with configured() as gateway:
+        sets = [
+            {
+                "upstreams": [gateway.upstream("one", 0), gateway.upstream("other", 1)],
+                "aliases": {"x": f"{name}/model-of-{name}"},
+            }
+            for name in ("one", "other")
+        ]
+        sets.append({**sets[1], "upstreams": [gateway.upstream("other", 0)]})
+        await gateway.change(**sets[0])
+        seen, done = set(), asyncio.Event()
+
+        async def call() -> None:
+            while not done.is_set():
+                seen.add(await gateway.ask("x"))
+
+        callers = [asyncio.create_task(call()) for _ in range(4)]
+        for number in range(6):
+            await gateway.change(**sets[number % 3])
+        done.set()
+        # The client raises where a call fails.
+        await asyncio.gather(*callers)
+        assert seen == {("one", "model-of-one"), ("other", "model-of-other")}
+
+
+async def test_a_stream_of_own_engines_goes_on_while_limits_change() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    async with configured(engine=engine) as gateway:
+        ask = gateway.client.completions.create
+        running = asyncio.create_task(ask(model="m", prompt="Say", max_tokens=8))
+        await engine.wait_for(lambda: bool(engine.contexts))
+        assert await gateway.change(server={"max_running_calls": 1}) == ["server.max_running_calls"]
+        with pytest.raises(openai.InternalServerError) as refused:
+            await ask(model="m", prompt="Say")
+        assert "server.max_running_calls" in refused.value.message
+        await gateway.change(
+            server={"max_running_calls": 9, "max_body_bytes": 100, "call_timeout_s": 0.01}
+        )
+        with pytest.raises(openai.APIStatusError) as refused_body:
+            await ask(model="m", prompt="Say " * 50)
+        assert refused_body.value.status_code == 413
+        with pytest.raises(openai.InternalServerError) as late:
+            await ask(model="m", prompt="Say")
+        assert late.value.status_code == 504
+        # What has begun has the time that it was given.
+        engine.automatic = True
+        engine.step()
+        assert (await running).choices[0].text == "Hello world"
+
+
+async def test_what_cannot_be_taken_over_changes_nothing() -> None:
+    async with configured() as gateway:
+        settings, tag = await gateway.get()
+        wrong: list[tuple[Any, int, str, str | None]] = [
+            ({"server": {"port": 1}}, 409, "restart_required", "server.port"),
+            ({"scheduler": {"policy": "paper"}}, 409, "restart_required", "scheduler.policy"),
+            ({"models": [{"model": "parrot-demo"}]}, 403, "file_only", "models"),
+            ({"engines": {"model_folders": ["/"]}}, 403, "file_only", "engines.model_folders"),
+            ({"server": {"prot": 1}}, 400, "invalid_settings", "server.prot"),
+            ({"aliases": 7}, 400, "invalid_settings", "aliases"),
+            ({"server": {"admin_key": "env:NOT_SET_ANYWHERE"}}, 400, "invalid_settings", None),
+            (
+                {"upstreams": [gateway.upstream("up", 1, api_key="env:NOT_SET_ANYWHERE")]},
+                400, "invalid_settings", None,
+            ),
+        ]  # fmt: skip
+        for sections, status, code, param in wrong:
+            body = {**settings, "aliases": {"new": "a"}}
+            for name, value in sections.items():
+                merges = isinstance(value, dict) and name != "aliases"
+                body[name] = {**body[name], **value} if merges else value
+            answer = await gateway.put(body, tag)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+        for text in ("server: [", "- 1", "\x00", "a: &a [*a]", "[" * 1500, b"\xff\xfe"):
+            answer = await gateway.put(text, tag)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_settings")
+        assert await gateway.get() == (settings, tag)
+        assert "new" not in {model.id for model in (await gateway.client.models.list()).data}
+        assert await gateway.ask("a") == ("up", "a")
+
+
+async def test_two_operators_do_not_overwrite_each_other() -> None:
+    async with configured() as gateway:
+        settings, tag = await gateway.get()
+        first, second = {**settings, "aliases": {"x": "a"}}, {**settings, "aliases": {"y": "a"}}
+        answers = await asyncio.gather(gateway.put(first, tag), gateway.put(second, tag))
+        assert sorted(answer.status_code for answer in answers) == [200, 412]
+        lost = next(answer.json()["error"] for answer in answers if answer.status_code == 412)
+        assert lost["code"] == "settings_changed"
+        answer = await gateway.http.put("/admin/v1/config", headers=ADMIN, json=settings)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (428, "if_match_required")
+        assert (await gateway.put(settings)).json()["changed"] == ["aliases"]
+
+
+async def test_upstreams_of_several_servers_are_exchanged() -> None:
+    async with configured(3) as gateway:
+
+        def fleet(*numbers: int) -> list[dict[str, Any]]:
+            urls = [gateway.fakes[number].url for number in numbers]
+            return [{"name": "fleet", "urls": urls, "models": ["b"], "max_concurrency": 1}]
+
+        await gateway.change(upstreams=fleet(0, 1))
+        for name in ("fleet-1", "fleet-2"):
+            await gateway.http.post(f"/admin/v1/engines/{name}/drain", headers=ADMIN)
+        await gateway.http.post("/admin/v1/engines/fleet-1/undrain", headers=ADMIN)
+        stream = await gateway.client.chat.completions.create(
+            model="b", messages=HELLO, stream=True, extra_headers=SLOW
+        )
+        waiting = asyncio.create_task(gateway.ask("b"))
+        await gateway.service.gateway.upstreams["fleet"].upstreams()[0].wait_ready()  # type: ignore[union-attr]
+        await gateway.change(upstreams=fleet(1, 2))
+        # Still drained, by its name; what waited has a place on the others.
+        assert (await waiting)[0] == "fleet-1"
+        assert await gateway.ask("b") == ("fleet-1", "b")
+        assert [chunk async for chunk in stream][-1].choices[0].finish_reason == "stop"
+        assert (await gateway.fakes[0].wait_for(key="slow", ended="complete")).path
+        await gateway.change(upstreams=[gateway.upstream("fleet", 2, models=["b"])])
+        assert await gateway.ask("b") == ("fleet", "b")
+        await gateway.change(upstreams=fleet(0, 1))
+        assert (await gateway.ask("b"))[0].startswith("fleet-")
+
+
+async def test_switches_and_the_log_level(caplog: pytest.LogCaptureFixture) -> None:
+    async with configured() as gateway:
+        linking = (await gateway.get())[0]["linking"]
+        changed = await gateway.change(
+            server={"access_log": True}, linking={**linking, "use": ["lengths"], "headers": True}
+        )
+        assert changed == ["server.access_log", "linking.headers", "linking.use"]
+        with caplog.at_level(logging.INFO, "parrot_gateway"):
+            await gateway.ask("a")
+        assert any("/v1/chat/completions" in record.getMessage() for record in caplog.records)
+        level = logging.getLogger().level
+        try:
+            await gateway.change(server={"log_level": "error"})
+            assert logging.getLogger().level == logging.ERROR
+        finally:
+            logging.getLogger().setLevel(level)
