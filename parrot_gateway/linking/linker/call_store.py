@@ -17,12 +17,12 @@ from parrot_gateway.linking.linker.fingerprints import (
     FingerprintIndex,
     Hashes,
     NormalisedText,
-    Positions,
     distinct,
     normalise,
     passages,
 )
 from parrot_gateway.linking.linker.links import LinkedSession
+from parrot_gateway.linking.linker.parts import Positions
 
 #: Calls kept under one key; more say nothing that these do not.
 _MAX_EQUAL = 512
@@ -34,9 +34,8 @@ _KEPT_MESSAGES = 12
 _MAX_ARGUMENTS = 16
 #: Characters of the shortest text that others can begin with; a power of two.
 MIN_BEGINNING = 32
-#: Places in a text at which its beginnings are hashed, four between each power of two and the next:
-#: few enough for long texts, close enough for short ones.
-_BOUNDARIES = [(4 + i) << power for power in range(3, 60) for i in range(4)]
+#: Places in a text at which its beginnings are hashed, the powers of two and one between each two.
+_BOUNDARIES = [(2 + i) << power for power in range(4, 60) for i in range(2)]
 #: Fingerprints up to which they are looked up as they come.
 _MAX_UNSORTED = 512
 #: Normalised bytes that are kept of how an answer begins.
@@ -117,8 +116,9 @@ class StoredCall:
     continuations: int = 0
     #: Of a completion its prompt, while it runs.
     prompt: str | None = None
-    #: Of the texts that others may begin with the state at their last boundary, and the length.
-    beginnings: list[tuple[int, int]] = field(default_factory=list)
+    #: Of the texts that others may begin with the states at their first and at their last boundary,
+    #: and the length.
+    beginnings: list[tuple[int, int, int]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
 
@@ -181,7 +181,8 @@ class CallStore:
         #: length behind the same last boundary.
         self.texts: dict[object, list[int]] = {}
         self._lengths: dict[int, Counter[int]] = {}
-        self._last: tuple[str, int, list[tuple[int, int]]] | None = None
+        #: How many there are by the state at their first boundary: most begin like no other.
+        self._firsts: Counter[int] = Counter()
         #: The last text that a call wrote, and the hash of it normalised: equal ones come in a row.
         self._last_written = "", normalise(""), 0
         self.tool_ids: dict[object, list[int]] = {}
@@ -305,17 +306,23 @@ class CallStore:
             seed: of what stands before it.
         """
         if len(text) >= MIN_BEGINNING:
-            start, state = self._boundaries(text, seed)[-1]
-            call.beginnings.append((state, len(text)))
+            states = _states_at_boundaries(text, seed)
+            first, state = states[0], states[-1]
+            call.beginnings.append((first, state, len(text)))
+            self._firsts[first] += 1
             lengths = self._lengths.get(state)
             if lengths is None:
                 lengths = self._lengths[state] = Counter()
             lengths[len(text)] += 1
-            self.file(call, self.texts, (state, len(text), hash(text[start:])))
+            rest = text[_BOUNDARIES[len(states) - 1] :]
+            self.file(call, self.texts, (state, len(text), hash(rest)))
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
         """The calls whose text is the longest beginning of `text`, and its length."""
-        for start, state in reversed(self._boundaries(text, seed)):
+        if hash((seed, text[:MIN_BEGINNING])) not in self._firsts:
+            return []
+        states = _states_at_boundaries(text, seed)
+        for start, state in zip(_BOUNDARIES[len(states) - 1 :: -1], reversed(states), strict=True):
             lengths = self._lengths.get(state)
             for length in sorted(lengths, reverse=True) if lengths else ():
                 if length < len(text):
@@ -323,12 +330,6 @@ class CallStore:
                     if found:
                         return [(call, length) for call in found]
         return []
-
-    def _boundaries(self, text: str, seed: int) -> list[tuple[int, int]]:
-        """As the function; a text is searched and then filed."""
-        if self._last is None or self._last[0] is not text or self._last[1] != seed:
-            self._last = text, seed, _boundaries(text, seed)
-        return self._last[2]
 
     def sessions_and_sizes(self, numbers: Positions) -> tuple[Positions, NDArray[np.int32]]:
         """Of outputs the numbers of their sessions, 0 for forgotten ones, and how many
@@ -406,7 +407,10 @@ class CallStore:
             self.outputs.pop(output.number, None)
             self._sessions[output.number - self._first_time] = 0
             self.text_size -= len(output.text)
-        for state, length in call.beginnings:
+        for first, state, length in call.beginnings:
+            self._firsts[first] -= 1
+            if not self._firsts[first]:
+                del self._firsts[first]
             lengths = self._lengths[state]
             lengths[length] -= 1
             if not lengths[length]:
@@ -429,14 +433,14 @@ def _running_size(call: StoredCall) -> int:
     return 16 + passages + len(call.prompt or "") // 4
 
 
-def _boundaries(text: str, seed: int) -> list[tuple[int, int]]:
-    """The `_BOUNDARIES` in a text, and the hash of what stands before each."""
-    state, start, found = seed, 0, []
+def _states_at_boundaries(text: str, seed: int) -> list[int]:
+    """The hash of what stands before each of the `_BOUNDARIES` in a text."""
+    state, start, states = seed, 0, []
     for end in _BOUNDARIES[: bisect_right(_BOUNDARIES, len(text))]:
         state = hash((state, text[start:end]))
-        found.append((end, state))
+        states.append(state)
         start = end
-    return found
+    return states
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:

@@ -12,14 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parrot_gateway.linking.linker.call_store import CallStore, Output, StoredCall, contains
-from parrot_gateway.linking.linker.fingerprints import (
-    PARTS_FROM,
-    Hashes,
-    NormalisedText,
-    Positions,
-    runs,
-)
+from parrot_gateway.linking.linker.fingerprints import PARTS_FROM, Hashes, NormalisedText, runs
 from parrot_gateway.linking.linker.links import LinkedSession
+from parrot_gateway.linking.linker.parts import Positions
 from parrot_gateway.linking.linker.prompt import Prompt
 
 #: Candidates that are compared, of one text.

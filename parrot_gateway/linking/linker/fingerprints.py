@@ -18,27 +18,22 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from parrot_gateway.linking.linker.parts import WORDS, Positions, find_parts
+
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint32]
-Positions = NDArray[np.int64]
 
 #: Normalised bytes of one hashed run, and runs of which one is kept; powers of two.
 RUN = 16
 WINDOW = 16
 #: A passage that stood in the prompts of this many calls is nobody's.
 COMMON = 3
-#: Normalised bytes of a part, at least and at most.
-LEAST_PART, _MOST_PART = 20, 160
-#: Parts of a text that are looked at: the first ones and the last ones, half of these each.
-_MAX_PARTS = 256
 #: From here on upwards are the fingerprints of parts: the least of several hashes is smaller.
 PARTS_FROM = np.uint32(0xC0000000)
 
 # Letters and digits stay, in lower case, and what is not ASCII.
 _LOWER = bytes(range(256)).lower()
-_DROPPED = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
-_IS_KEPT = bytes(byte not in _DROPPED for byte in range(256))
-_WORDS = bytes(byte for byte in range(256) if _IS_KEPT[byte])
+_IS_KEPT = bytes(byte in WORDS for byte in range(256))
 _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA-F]{2}))?")
 #: General punctuation: typographic quotes, dashes, bullets.
 _PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
@@ -57,24 +52,6 @@ _ONE = np.uint64(1)
 _EMPTY = np.uint64(2**64 - 1)
 _PART_BITS = 0x3FFFFFFF
 
-
-def _table(signs: bytes) -> np.ndarray:
-    """Whether a byte is one of some; [256] bool."""
-    found = np.zeros(256, np.bool_)
-    found[list(signs)] = True
-    return found
-
-
-# What ends a part, and mostly begins one: lines, tags, cells, brackets, escapes; quotes where signs
-# of JSON or code are beside them.
-_EDGE, _LINE = _table(b"\n\r\t<>[]{}|`\\"), _table(b"\n\r")
-_MARKED, _BULLET = _table(b"\"':.)"), _table(b"-*+\xe2")
-_BEFORE_OPENING, _BEHIND_CLOSING = _table(b"=[{(,:\n"), _table(b",:]})/>;\n")
-_BEFORE_SPACE = _table(b"=[{(:")
-_IS_QUOTE, _IS_DIGIT, _IS_WORD = _table(b"\"'"), _table(b"0123456789"), _table(_WORDS)
-#: What has none of these has no edges.
-_STRUCTURE = re.compile(rb"""[<>\[\]{}|`\\\n\r\t":]|\d[.)] |'[,\]})/>;]|[=({,] ?'""")
-_SPACE, _COLON, _COMMA, _DOUBLE = b' :,"'
 
 # The hashes are keyed, so that nobody can write texts that collide on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
@@ -118,53 +95,13 @@ class NormalisedText:
         Args:
             is_answer: others take its parts: a line of prose is none, it may be a stock phrase.
         """
-        size = len(self.content)
-        if size < LEAST_PART:
+        parts = find_parts(self._even, self._kept, is_answer=is_answer)
+        if not parts:
             return _NO_HASHES, _NO_POSITIONS
-        if _STRUCTURE.search(self._even) is None:
-            # All of it is the only part: most prose ends here.
-            if size > _MOST_PART:
-                return _NO_HASHES, _NO_POSITIONS
-            whole = hash(self.content.tobytes()) & _PART_BITS | int(PARTS_FROM)
-            return np.array((whole,), np.uint32), np.zeros(1, np.int64)
-        raw = np.frombuffer(self._even, np.uint8)
-        is_edge = _EDGE.take(raw)
-        edges = is_edge.nonzero()[0]
-        starts = edges
-        if is_answer and len(edges):
-            behind = raw.take(edges + 1, mode="clip")
-            starts = edges[~_LINE.take(raw[edges]) | _BULLET.take(behind)]
-        marked = _MARKED.take(raw).nonzero()[0]
-        if len(marked):
-            signs, behind = raw[marked], raw.take(marked + 1, mode="clip")
-            before = raw.take(marked - 1, mode="clip")
-            is_quote = _IS_QUOTE.take(signs)
-            is_digit = _IS_DIGIT.take(before)
-            opens = _opens(raw, marked, before) & is_quote
-            closes = _BEHIND_CLOSING.take(behind) & is_quote
-            double = (signs == _DOUBLE).nonzero()[0]
-            closes[double[1:]] |= opens[double[:-1]]
-            is_colon = signs == _COLON
-            is_label = is_colon & ((behind == _SPACE) | (_IS_WORD.take(behind) & ~is_digit))
-            is_label |= ~is_quote & ~is_colon & is_digit & (behind == _SPACE)
-            quotes = marked[opens | closes]
-            edges = np.concatenate((edges, quotes))
-            starts = np.concatenate((starts, quotes, marked[is_label]))
-        edges = np.sort(np.concatenate((self._kept.searchsorted(edges), [len(self._kept)])))
-        starts = np.sort(np.concatenate(([0], self._kept.searchsorted(starts))))
-        starts = starts[np.concatenate((starts[1:] != starts[:-1], [True]))]
-        ends = edges.take(edges.searchsorted(starts, side="right"), mode="clip")
-        sizes = ends - starts
-        chosen = ((sizes >= LEAST_PART) & (sizes <= _MOST_PART)).nonzero()[0]
-        if len(chosen) > _MAX_PARTS:
-            chosen = np.concatenate((chosen[: _MAX_PARTS // 2], chosen[-_MAX_PARTS // 2 :]))
-        if not len(chosen):
-            return _NO_HASHES, _NO_POSITIONS
-        content, starts = self.content.tobytes(), starts[chosen]
-        pairs = zip(starts.tolist(), ends[chosen].tolist(), strict=True)
-        hashes = np.fromiter((hash(content[a:b]) & _PART_BITS for a, b in pairs), np.uint32)
-        hashes |= PARTS_FROM
-        return hashes, starts
+        content = self.content.tobytes()
+        hashes = [hash(content[start:end]) & _PART_BITS for start, end in parts]
+        starts = [start for start, _ in parts]
+        return np.array(hashes, np.uint32) | PARTS_FROM, np.array(starts, np.int64)
 
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
@@ -180,18 +117,6 @@ class NormalisedText:
             last += 1
         before = len(self._raw[:first].decode("utf-8", "ignore"))
         return before, before + len(self._raw[first:last].decode("utf-8", "ignore"))
-
-
-def _opens(raw: Bytes, places: Positions, before: Bytes) -> np.ndarray:
-    """Which quotes begin a value: a sign of JSON or code stands before them; [n] bool."""
-    found: np.ndarray = _BEFORE_OPENING.take(before)
-    is_apart = before == _SPACE
-    if is_apart.any():
-        second, third = (raw.take(places - back, mode="clip") for back in (2, 3))
-        # Between two values; in prose a word stands before the comma.
-        is_between = (second == _COMMA) & ~_IS_WORD.take(third)
-        found = found | (is_apart & (_BEFORE_SPACE.take(second) | is_between))
-    return found
 
 
 def _is_inside(byte: int) -> bool:

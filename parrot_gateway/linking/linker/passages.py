@@ -25,7 +25,6 @@ from parrot_gateway.linking.linker.candidates import (
 )
 from parrot_gateway.linking.linker.fingerprints import (
     COMMON,
-    LEAST_PART,
     PARTS_FROM,
     RUN,
     WINDOW,
@@ -41,6 +40,7 @@ from parrot_gateway.linking.linker.overlap import (
     size_in_source,
     size_in_text,
 )
+from parrot_gateway.linking.linker.parts import LEAST_PART
 
 #: Normalised bytes that a candidate must be credited with: within one session; to join a call to
 #: the session of another; the same when only a smaller part of the answer was used; to merge two
@@ -68,6 +68,9 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 _WORDS_AND_SIGNS = re.compile(r"[^\W\d_\u3000-\U0010ffff]{3,}|[\u3000-\U0010ffff]")
 #: A text that is a whole answer is found by equality: its least length where one session wrote it.
 _WHOLE = 20
+#: Ranks of candidates: one whose text the reader's history holds counts before one that is all of
+#: the text, that before one of the reader's session, and that before one that shares more.
+_ANCESTOR_RANK, _WHOLE_RANK, _HOME_RANK = 1 << 42, 1 << 41, 1 << 40
 
 
 class Producer(NamedTuple):
@@ -145,16 +148,14 @@ class _Matcher:
         self._is_left: np.ndarray | None = None
         self._sources: dict[Output, NormalisedText] = {}
         self._is_whole: list[bool] = candidates.is_whole.tolist()
-        parent, numbers = reader.parent, candidates.numbers.tolist()
-        self._is_ancestor = [False] * len(numbers)
-        if parent is not None:
-            self._is_ancestor = [
-                store.outputs[each].call.is_ancestor_of(parent) for each in numbers
-            ]
+        self._is_ancestor = [False] * len(candidates)
+        if reader.parent is not None:
+            calls = (store.outputs[each].call for each in candidates.numbers.tolist())
+            self._is_ancestor = [each.is_ancestor_of(reader.parent) for each in calls]
         #: What tells candidates apart at once; the best one has the highest.
-        self._rank: dict[int, tuple[bool, bool, bool, bool, int]] = {}
+        self._rank: list[int] = []
         #: Ranks within which the order is known already.
-        self._settled: set[tuple[bool, bool, bool, bool, int]] = set()
+        self._settled: set[int] = set()
         #: Fingerprints that each shares, of one that was rejected as many as were left then.
         self._counts: list[int] = candidates.counts.tolist()
         self._sessions: list[int] = candidates.sessions.tolist()
@@ -250,8 +251,16 @@ class _Matcher:
         self._num_rows: list[int] = rows.tolist()
         self._num_own: list[int] = np.bincount(owners[is_own], minlength=num).tolist()
         home = self._reader.home()
-        self._is_home = [each in home for each in self._sessions]
-        self._can_join = [self._may_join(each, bool(home)) for each in range(num)]
+        self._is_home = [each in home for each in self._sessions] if home else [False] * num
+        # A loop: so few are told faster one by one than as arrays.
+        self._can_join = [
+            num_rows > 0
+            if home and (not num_rows or is_home or is_ancestor)
+            else num_own > 0 and self._may_join(place)
+            for place, (num_rows, num_own, is_home, is_ancestor) in enumerate(
+                zip(self._num_rows, self._num_own, self._is_home, self._is_ancestor, strict=True)
+            )
+        ]
         self._is_hopeless = [
             not (can_join or is_whole or count >= most)
             for can_join, is_whole, count, most in zip(
@@ -259,14 +268,13 @@ class _Matcher:
             )
         ]
 
-    def _may_join(self, candidate: int, has_home: bool) -> bool:
-        """Whether what is left of a candidate may be enough to link to it."""
+    def _may_join(self, candidate: int) -> bool:
+        """Whether what is left of a candidate of another session, some of it its own, may be enough
+        to link to it."""
         rows, own = self._num_rows[candidate], self._num_own[candidate]
-        if has_home and (not rows or self._is_home[candidate] or self._is_ancestor[candidate]):
-            return rows > 0
         share = _OWN_OF_ALL if rows >= self._most[candidate] else _OWN
-        if not own or own >= share * rows:
-            return own > 0
+        if own >= share * rows:
+            return True
         # What stood in its own prompt does not count.
         output = self._output(candidate)
         if not output.copied:
@@ -286,18 +294,17 @@ class _Matcher:
 
     def _ranked(self, candidates: list[int]) -> list[int]:
         """The candidates, the best one last; those of one rank are not told apart yet."""
-        counts = self._counts
-        text = self._text.text.strip()
         self._settled.clear()
-        for each in candidates:
-            is_whole = self._is_whole[each]
-            self._rank[each] = (
-                self._is_ancestor[each],
-                is_whole,
-                self._is_home[each],
-                is_whole and self._output(each).text.strip() == text,
-                0 if is_whole else counts[each],
-            )
+        self._rank = self._counts.copy()
+        if any(self._is_whole):
+            text = self._text.text.strip()
+            for each in self._candidates.is_whole.nonzero()[0].tolist():
+                self._rank[each] = _WHOLE_RANK + (self._output(each).text.strip() == text)
+        for bonus, has_it in ((_HOME_RANK, self._is_home), (_ANCESTOR_RANK, self._is_ancestor)):
+            if any(has_it):
+                self._rank = [
+                    rank + bonus * has for rank, has in zip(self._rank, has_it, strict=True)
+                ]
         return sorted(sorted(candidates), key=self._rank.__getitem__)
 
     def _skip_hopeless(self, order: list[int]) -> list[int]:
@@ -349,11 +356,11 @@ class _Matcher:
         """Of candidates that are there about as fully as the best one, that which explains the
         longest passage, then that of which most is there: a revised file is mostly the old one."""
         best, counts, most = order[-1], self._counts, self._most
-        if self._is_ancestor[best] or counts[best] < most[best]:
+        if self._is_ancestor[best] or counts[best] < most[best] or len(order) == 1:
             return best
         is_home = self._is_home[best]
         least = _NEARLY * self._num_rows[best]
-        if all(counts[each] < least for each in order[:-1]):
+        if max(map(counts.__getitem__, order[:-1])) < least:
             return best
         self._settle(order, _MAX_NEAR)
         near = [
@@ -463,6 +470,8 @@ class _Matcher:
         """The last call of its session that has repeated what a text shares with an output, and
         little else: who reads a revised text reads the reviser."""
         session, num = self._sessions[best], len(candidate.rows)
+        if self._sessions.count(session) == 1:
+            return best
         later = [
             each
             for each in others

@@ -9,11 +9,11 @@ from parrot_gateway.linking.linker.conversation import Message
 from parrot_gateway.linking.linker.fingerprints import (
     Hashes,
     NormalisedText,
-    Positions,
     fingerprint,
     normalise,
     with_parts,
 )
+from parrot_gateway.linking.linker.parts import Positions
 
 #: Characters of a message that tell how it begins.
 _HEAD = 32

@@ -18,10 +18,10 @@ from parrot_gateway.linking.linker.fingerprints import (
     FingerprintIndex,
     Hashes,
     PassageCounts,
-    Positions,
     distinct,
     runs,
 )
+from parrot_gateway.linking.linker.parts import Positions
 from parrot_gateway.linking.linker.prompt import Prompt
 
 #: Fingerprints of the end of a prompt by which it is found: most, least, and how many of them have
