@@ -15,6 +15,7 @@ class _Benchmarks(LazyGroup):
         "apps": "parrot_gateway.bench.apps.command:apps_command",
         "scheduler": "parrot_gateway.bench.scheduler:scheduler_command",
         "linking": "parrot_gateway.bench.linking.command:linking_command",
+        "metrics": "parrot_gateway.bench.metrics:metrics_command",
         "serving": "parrot_gateway.bench.serving:serving_command",
         "upstreams": "parrot_gateway.bench.upstreams:upstreams_command",
     }

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
@@ -38,7 +38,7 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.snapshot import queue_of
+from parrot_scheduler.snapshot import queue_of, shared_prefixes
 from parrot_scheduler.task import OBJECTIVE_KINDS, ApplicationId, EngineId, Task
 
 from parrot_gateway.engines.remote import RemoteEngine
@@ -373,6 +373,13 @@ class SchedulerRunner:
         """By model, how many calls and applications wait and since when; see `queue_of`."""
         now = self._clock()
         return {name: queue_of(model, now) for name, model in self.scheduler.models.items()}
+
+    def shared_prefixes(self) -> Iterator[tuple[EngineId, list[tuple[int, int]]]]:
+        """By engine with several calls, see `parrot_scheduler.snapshot.shared_prefixes`."""
+        for model in list(self.scheduler.models.values()):
+            for row, placed in list(model.pool.placed.items()):
+                if len(placed) > 1 and row in model.pool.placed:
+                    yield model.pool.table.ids[row], shared_prefixes(model, row)
 
     def memory_needed(self) -> float:
         """Of the model with the most of it, the share of its engines' KV that calls and retained

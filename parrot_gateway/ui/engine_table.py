@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from parrot_engine.protocol import EngineStats
-from parrot_scheduler.snapshot import shared_prefixes
 
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -64,7 +63,7 @@ class EngineTable:
         now = time.monotonic()
         joined = self._registry.joined
         self._rates = {name: self._rates[name] for name in self._rates.keys() & joined.keys()}
-        prefixes = self._shared_prefixes()
+        prefixes = dict(self._scheduling.shared_prefixes())
         views = [
             self._engine(engine, now, prefixes.get(engine.id, [])) for engine in joined.values()
         ]
@@ -144,15 +143,6 @@ class EngineTable:
             return known
         known.stats, known.at = stats, now
         return known
-
-    def _shared_prefixes(self) -> dict[str, list[tuple[int, int]]]:
-        """By engine."""
-        return {
-            model.pool.table.ids[row]: shared_prefixes(model, row)
-            for model in self._scheduling.scheduler.models.values()
-            for row in model.pool.placed
-            if len(model.pool.placed[row]) > 1
-        }
 
 
 #: The fields of an EngineView, as of one that tells nothing.

@@ -210,6 +210,11 @@ ENGINE_PROMPT = _counter(
     "Prompt tokens filled: computed, or reused from the prefix cache.",
 )
 ENGINE_GENERATED = _counter("parrot_engine_generated_tokens", _ENGINE, "Tokens generated.")
+ENGINE_SHARED = _gauge(
+    "parrot_engine_shared_prompt_tokens",
+    _ENGINE,
+    "Prompt tokens of running calls that the engine holds, and can read, once for many of them.",
+)
 ENGINE_STEPS = _counter("parrot_engine_steps", _ENGINE, "Steps (batches) computed.")
 ENGINE_BUSY = _counter("parrot_engine_busy_seconds", _ENGINE, "Seconds spent in steps.")
 ENGINE_BLOCKS = _gauge(

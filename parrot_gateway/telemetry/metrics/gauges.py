@@ -127,6 +127,12 @@ def _read_engines(parts: Parts, samples: Samples) -> Iterator[None]:
         _read_engine(engine, models[engine.info.model], names[engine.name], samples)
         if number % _ENGINES_AT_ONCE == 0:
             yield
+    labels = {engine.id: (models[engine.info.model], names[engine.name]) for engine in engines}
+    for engine_id, prefixes in parts.scheduling.shared_prefixes():
+        if engine_id in labels:
+            shared = sum(tokens * (calls - 1) for tokens, calls in prefixes)
+            samples.add(d.ENGINE_SHARED, shared, *labels[engine_id])
+        yield
 
 
 def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) -> None:
@@ -144,6 +150,8 @@ def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) 
     add(d.ENGINE_PROMPT, computed, model, name, "computed")
     add(d.ENGINE_PROMPT, stats.cached_tokens, model, name, "reused")
     add(d.ENGINE_GENERATED, stats.generated_tokens, model, name)
+    # Added to by those who share.
+    add(d.ENGINE_SHARED, 0, model, name)
     add(d.ENGINE_STEPS, stats.steps, model, name)
     add(d.ENGINE_BUSY, stats.busy_s, model, name)
     add(d.ENGINE_QUEUED_TOKENS, engine.queued_tokens, model, name)

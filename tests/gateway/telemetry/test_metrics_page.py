@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, Http
-from serving import Service
+from serving import Service, serving
 from starlette.testclient import TestClient
 
 from parrot_gateway.engines.remote import RemoteEngine
@@ -143,6 +144,24 @@ async def test_what_deferral_saves_and_how_graphs_were(http: Http) -> None:
     assert page.value("parrot_session_graph_width_sum") == 1
     assert page.value("parrot_session_graph_calls_sum") == 2
     assert page.value("parrot_sessions_ended_total", reason="closed") == 1
+
+
+async def test_prompts_that_calls_have_in_common() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    engine.info = replace(engine.info, block_size=4, num_blocks=1000)
+    async with serving(engine) as service, Http(service) as http:
+        ends = ("one", "two", "three")
+        calls = [asyncio.ensure_future(http.call(COMPLETIONS, "x" * 42 + end)) for end in ends]
+        await engine.wait_for(lambda: len(engine.contexts) == len(ends))
+        page = await page_of(http)
+        engine.automatic = True
+        engine.step()
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+        after = await page_of(http)
+    # Ten blocks that two of the three need not hold again.
+    assert page.value("parrot_engine_shared_prompt_tokens") == 40 * 2
+    assert after.value("parrot_engine_shared_prompt_tokens") == 0
+    assert page.value("parrot_engine_kv_blocks", state="used") == 1000
 
 
 async def test_engines_beyond_the_limit_are_summed_up(
