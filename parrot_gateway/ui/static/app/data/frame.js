@@ -1,0 +1,24 @@
+/** Work that is done once a frame, however often it is asked for. */
+
+const waiting = new Set();
+let isScheduled = false;
+
+function runAll() {
+  isScheduled = false;
+  const due = [...waiting];
+  waiting.clear();
+  for (const work of due) work();
+}
+
+/** Call `work` in the next frame; asking again before that changes nothing. */
+export function onNextFrame(work) {
+  waiting.add(work);
+  if (isScheduled) return;
+  isScheduled = true;
+  // A hidden page gets no frames, and need not be drawn; a timer keeps what it holds current.
+  if (document.hidden) setTimeout(runAll, 1000);
+  else requestAnimationFrame(runAll);
+}
+
+/** Call `work` no more. */
+export const forget = (work) => waiting.delete(work);

@@ -1,0 +1,43 @@
+/** Numbers, durations and moments as the whole page writes them. */
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** What stands for a figure that is not known. */
+export const UNKNOWN = "–";
+
+export const count = (value) => (value == null ? UNKNOWN : whole.format(value));
+/** 18.2K, for narrow columns. */
+export const compact = (value) =>
+  value == null ? UNKNOWN : value < 10_000 ? whole.format(value) : short.format(value);
+export const percent = (share) => (share == null ? UNKNOWN : `${Math.round(share * 100)} %`);
+export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
+/** 340 ms, 1.2 s, 2 min 05 s, 3 h 20 min, 4 d 2 h. */
+export function duration(seconds) {
+  if (seconds == null) return UNKNOWN;
+  const s = Math.max(0, seconds);
+  if (s < 0.9995) return `${Math.round(s * 1000)} ms`;
+  if (s < 59.95) return `${s.toFixed(s < 9.995 ? 2 : 1)} s`;
+  const all = Math.round(s);
+  if (all < 3600) return `${Math.floor(all / 60)} min ${String(all % 60).padStart(2, "0")} s`;
+  if (all < 86_400) return `${Math.floor(all / 3600)} h ${Math.floor((all % 3600) / 60)} min`;
+  return `${Math.floor(all / 86_400)} d ${Math.floor((all % 86_400) / 3600)} h`;
+}
+
+/** now, 12 s ago, 5 min ago, 3 h ago. `at` is a Unix time. */
+export function ago(at, now = Date.now() / 1000) {
+  const s = Math.max(0, now - at);
+  if (s < 2) return "now";
+  if (s < 60) return `${Math.floor(s)} s ago`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  if (s < 86_400) return `${Math.floor(s / 3600)} h ago`;
+  return `${Math.floor(s / 86_400)} d ago`;
+}
+
+/** An engine's name without the random digits at its end, where room is short. */
+export const engineName = (name) => name.replace(/-[0-9a-f]{8}$/, "");
+
+/** A share of cached tokens, or null where there is nothing to share. */
+export const cachedShare = (of) =>
+  of.prompt_tokens && of.cached_tokens != null ? of.cached_tokens / of.prompt_tokens : null;

@@ -1,0 +1,255 @@
+/**
+ * Draws edges and group frames on a canvas behind the nodes; and the nodes themselves where the
+ * scale is too small for text.
+ */
+
+import { stateAt } from "../data/session_graph.js";
+import { palette, sharpContext } from "../parts/palette.js";
+import { sizeOf } from "./sizes.js";
+
+/** Below this scale nodes are marks without text, drawn here. */
+export const TEXT_SCALE = 0.42;
+/** From this scale on edges have their names. */
+const LABEL_SCALE = 0.72;
+const MAX_LABELLED_EDGES = 60;
+/** So many edges are a texture, and stand back behind the nodes. */
+const MANY_EDGES = 250;
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {object} picture `graph, placed, camera, at, selected, critical, near`
+ */
+export function paint(canvas, picture) {
+  const { camera, placed } = picture;
+  const { x, y, scale } = camera.view.value;
+  const context = sharpContext(canvas, camera.width, camera.height);
+  if (!placed) return;
+  context.translate(x, y);
+  context.scale(scale, scale);
+  const shown = {
+    left: -x / scale,
+    top: -y / scale,
+    right: (camera.width - x) / scale,
+    bottom: (camera.height - y) / scale,
+  };
+  const drawing = { ...picture, context, scale, shown, colours: palette() };
+  paintGroups(drawing);
+  paintEdges(drawing);
+  if (scale < TEXT_SCALE) paintMarks(drawing);
+}
+
+/** Frames of the declared task groups that have several members. */
+export function groupFrames(graph, placed) {
+  const frames = new Map();
+  for (const node of graph.nodes.values()) {
+    const at = node.group && placed.at.get(node.id);
+    if (!at) continue;
+    const { width, height } = sizeOf(node);
+    const frame = frames.get(node.group) ?? {
+      left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity, members: 0,
+    };
+    frame.left = Math.min(frame.left, at.x);
+    frame.top = Math.min(frame.top, at.y);
+    frame.right = Math.max(frame.right, at.x + width);
+    frame.bottom = Math.max(frame.bottom, at.y + height);
+    frame.members += 1;
+    frames.set(node.group, frame);
+  }
+  return [...frames].filter(([, frame]) => frame.members > 1);
+}
+
+function paintGroups({ context, graph, placed, scale, colours }) {
+  const pad = 9;
+  for (const [name, { left, top, right, bottom }] of groupFrames(graph, placed)) {
+    context.beginPath();
+    context.roundRect(left - pad, top - pad - 6, right - left + 2 * pad, bottom - top + 2 * pad + 6, 10);
+    context.fillStyle = colours.group;
+    context.fill();
+    context.strokeStyle = colours["line-strong"];
+    context.lineWidth = 1 / scale;
+    context.stroke();
+    if (scale >= TEXT_SCALE) {
+      context.font = "10.5px system-ui, sans-serif";
+      context.fillStyle = colours.muted;
+      context.textAlign = "left";
+      context.fillText(`group ${name}`, left, top - pad - 10, right - left);
+    }
+  }
+}
+
+function paintEdges(drawing) {
+  const { context, graph, placed, scale, shown, colours, at, critical, near } = drawing;
+  const labelled = [];
+  const isFocused = near !== null;
+  for (const edge of graph.edges) {
+    const line = lineOf(edge, graph, placed);
+    if (!line || !isShown(line, shown)) continue;
+    const target = graph.nodes.get(edge.to);
+    if (target && stateAt(target, at) === "absent") continue;
+    const isNear = isFocused && (edge.from === near || edge.to === near);
+    const isCritical = critical.edges.has(edge.key);
+    context.globalAlpha = isNear || isCritical ? 1 : isFocused ? 0.25 : faintness(edge, graph);
+    context.strokeStyle = isNear ? colours.accent : isCritical ? colours.critical : colours.edge;
+    const width = isNear || isCritical ? 2 : 1.3;
+    context.lineWidth = scale < TEXT_SCALE ? Math.max(width, 0.7 / scale) : width;
+    context.setLineDash(edge.inferred ? [5, 4] : []);
+    trace(context, line);
+    context.stroke();
+    context.setLineDash([]);
+    if (scale >= 0.25) arrowHead(context, line, context.strokeStyle);
+    if (scale >= LABEL_SCALE && edge.label) {
+      if (isNear || graph.edges.length <= MAX_LABELLED_EDGES) labelled.push([edge, line, isNear]);
+    }
+  }
+  context.globalAlpha = 1;
+  labels(drawing, labelled);
+}
+
+/** Edges that a path over another call implies stand back, and so do those that are less sure. */
+function faintness(edge, graph) {
+  if (edge.isImplied) return 0.28;
+  if (graph.edges.length > MANY_EDGES) return 0.4;
+  return edge.inferred ? 0.4 + edge.confidence / 2 : 0.9;
+}
+
+/** The points of an edge, from the side of one box to the side of the other. */
+function lineOf(edge, graph, placed) {
+  const [from, to] = [placed.at.get(edge.from), placed.at.get(edge.to)];
+  if (!from || !to) return null;
+  const tail = sizeOf(graph.nodes.get(edge.from) ?? { kind: "variable" });
+  const head = sizeOf(graph.nodes.get(edge.to) ?? { kind: "variable" });
+  const { runsDown } = placed;
+  const start = runsDown
+    ? { x: from.x + tail.width / 2, y: from.y + tail.height }
+    : { x: from.x + tail.width, y: from.y + tail.height / 2 };
+  const end = runsDown
+    ? { x: to.x + head.width / 2, y: to.y }
+    : { x: to.x, y: to.y + head.height / 2 };
+  // Of dagre's points those at the boxes are where a straight line would meet them.
+  const bends = placed.bends?.get(edge.key)?.slice(1, -1) ?? [];
+  if (bends.length > 1) return { points: [start, ...bends, end], runsDown };
+  // Layers are passed straight, between their rows; up and down is between the layers.
+  const [exit, entry] = [placed.sides?.get(edge.from)?.right, placed.sides?.get(edge.to)?.left];
+  const points = [start];
+  if (exit > start.x) points.push({ x: exit, y: start.y });
+  if (entry < end.x) points.push({ x: entry, y: end.y });
+  return { points: [...points, end], runsDown };
+}
+
+function isShown({ points }, shown) {
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+  for (const { x, y } of points) {
+    left = Math.min(left, x);
+    right = Math.max(right, x);
+    top = Math.min(top, y);
+    bottom = Math.max(bottom, y);
+  }
+  return right >= shown.left && left <= shown.right && bottom >= shown.top && top <= shown.bottom;
+}
+
+/** Curves that leave and reach every point along the direction of the picture. */
+function trace(context, { points, runsDown }) {
+  context.beginPath();
+  context.moveTo(points[0].x, points[0].y);
+  for (let i = 1; i < points.length; i += 1) {
+    const [a, b] = [points[i - 1], points[i]];
+    const along = runsDown ? b.y - a.y : b.x - a.x;
+    const reach = along > 0 ? along / 2 : Math.min(140, 40 - along / 2);
+    if (runsDown) context.bezierCurveTo(a.x, a.y + reach, b.x, b.y - reach, b.x, b.y);
+    else context.bezierCurveTo(a.x + reach, a.y, b.x - reach, b.y, b.x, b.y);
+  }
+}
+
+function arrowHead(context, { points, runsDown }, colour) {
+  const tip = points.at(-1);
+  const angle = runsDown ? Math.PI / 2 : 0;
+  context.save();
+  context.translate(tip.x, tip.y);
+  context.rotate(angle);
+  context.beginPath();
+  context.moveTo(0, 0);
+  context.lineTo(-7, -3.6);
+  context.lineTo(-7, 3.6);
+  context.closePath();
+  context.fillStyle = colour;
+  context.fill();
+  context.restore();
+}
+
+/** Names of edges, near their middle, where they cover no other name. */
+function labels({ context, colours }, labelled) {
+  context.font = "10.5px system-ui, sans-serif";
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const taken = [];
+  for (const [edge, { points, runsDown }, isNear] of labelled.sort((a, b) => b[2] - a[2])) {
+    // With an odd number of points the one in the middle is where dagre made room for it.
+    const middle = points[Math.floor(points.length / 2)];
+    const other = points[Math.ceil(points.length / 2) - 1];
+    const [x, y] = [(middle.x + other.x) / 2, (middle.y + other.y) / 2];
+    const room = Math.abs(points.at(-1).x - points[0].x) - 16;
+    const text = edge.label.length > 26 ? `${edge.label.slice(0, 25)}…` : edge.label;
+    const half = context.measureText(text).width / 2 + 4;
+    if (!isNear && !runsDown && 2 * half > room) continue;
+    if (taken.some((each) => Math.abs(each.x - x) < each.half + half && Math.abs(each.y - y) < 15)) continue;
+    taken.push({ x, y, half });
+    context.fillStyle = colours.surface;
+    context.globalAlpha = 0.9;
+    context.beginPath();
+    context.roundRect(x - half, y - 8, 2 * half, 16, 4);
+    context.fill();
+    context.globalAlpha = 1;
+    context.fillStyle = isNear ? colours.accent : colours.muted;
+    context.fillText(text, x, y + 0.5);
+  }
+  context.textBaseline = "alphabetic";
+}
+
+/** Nodes as marks: a block in the colour of the state, with a notch for those that failed. */
+function paintMarks({ context, graph, placed, scale, shown, colours, at, selected, critical }) {
+  for (const box of graph.boxes) {
+    const place = placed.at.get(box.id);
+    if (!place) continue;
+    const { width, height } = sizeOf(box);
+    const { x, y } = place;
+    if (x > shown.right || x + width < shown.left || y > shown.bottom || y + height < shown.top) continue;
+    const state = stateAt(box, at);
+    const colour = colours[state] ?? colours.waiting;
+    context.beginPath();
+    context.roundRect(x, y, width, height, box.kind === "variable" ? height / 2 : 8);
+    if (state === "absent" || state === "waiting" || state === "empty") {
+      context.fillStyle = colours.raised;
+      context.fill();
+      context.strokeStyle = state === "absent" ? colours.line : colour;
+      context.lineWidth = 1 / scale;
+      context.stroke();
+    } else {
+      context.globalAlpha = state === "done" || state === "ready" ? 0.55 : 1;
+      context.fillStyle = colour;
+      context.fill();
+      context.globalAlpha = 1;
+    }
+    if (state === "failed") cross(context, x, y, width, height, colours.surface, scale);
+    if (critical.nodes.has(box.id) || box.id === selected) {
+      context.strokeStyle = box.id === selected ? colours.accent : colours.critical;
+      context.lineWidth = (box.id === selected ? 3 : 2) / scale;
+      context.stroke();
+    }
+  }
+}
+
+function cross(context, x, y, width, height, colour, scale) {
+  const [cx, cy, r] = [x + width / 2, y + height / 2, height / 4];
+  context.save();
+  context.beginPath();
+  context.moveTo(cx - r, cy - r);
+  context.lineTo(cx + r, cy + r);
+  context.moveTo(cx + r, cy - r);
+  context.lineTo(cx - r, cy + r);
+  context.strokeStyle = colour;
+  context.lineWidth = Math.max(5, 1.4 / scale);
+  context.stroke();
+  context.restore();
+  context.beginPath();
+  context.roundRect(x, y, width, height, 8);
+}

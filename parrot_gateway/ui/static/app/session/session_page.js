@@ -1,0 +1,107 @@
+/** One session: its graph beside its timeline, and the details of a call. */
+
+import { effect, html, useEffect, useMemo, useSignal } from "../../vendor/preact.js";
+import { keyOf, sessions, sessionsChanged } from "../data/overview.js";
+import { SessionGraph } from "../data/session_graph.js";
+import { count, duration, percent, plural } from "../format.js";
+import { GraphView } from "../graph/graph_view.js";
+import { tick } from "../parts/clock.js";
+import { Empty } from "../parts/empty.js";
+import { LiveRegion } from "../parts/live_region.js";
+import { StateMark } from "../parts/state_mark.js";
+import { hrefOf, replaceQuery, route } from "../route.js";
+import { CallDetails } from "./call_details.js";
+import { Timeline } from "./timeline.js";
+
+export function SessionPage({ id }) {
+  const graph = useMemo(() => new SessionGraph(id), [id]);
+  const at = useSignal(null);
+  const selected = useSignal(route.peek().query.get("call"));
+  const showsPath = useSignal(true);
+
+  useEffect(() => () => graph.close(), [graph]);
+  useEffect(() => {
+    // What was selected in another session is not in this one.
+    let isFirst = true;
+    return effect(() => {
+      const call = selected.value;
+      if (!isFirst && route.peek().id === id) replaceQuery(call === null ? {} : { call });
+      isFirst = false;
+    });
+  }, [id]);
+
+  if (graph.connection.value === "refused") {
+    return html`<${Empty} title="This session cannot be shown">${graph.error.value?.message}<//>`;
+  }
+  graph.structure.value;
+  if (graph.connection.value === "connecting" && graph.nodes.size === 0) {
+    return html`<div class="session is-loading" aria-busy="true"></div>`;
+  }
+  const shared = { graph, at, selected, showsPath };
+  return html`<article class=${`session${selected.value ? " has-details" : ""}`}>
+    <${Head} graph=${graph} />
+    <div class="session-graph"><${GraphView} key=${id} ...${shared} /></div>
+    <div class="session-timeline"><${Timeline} key=${id} ...${shared} /></div>
+    ${selected.value && html`<${CallDetails} graph=${graph} selected=${selected} />`}
+    <${Announcer} graph=${graph} />
+  </article>`;
+}
+
+function viewOf(graph) {
+  sessionsChanged.value;
+  const known = sessions.get(graph.id);
+  if (known) return known;
+  for (const session of sessions.values()) if (keyOf(session) === graph.session.id) return session;
+  return null;
+}
+
+function Head({ graph }) {
+  graph.revision.value;
+  const view = viewOf(graph);
+  const nodes = [...graph.nodes.values()];
+  const in_ = (state) => nodes.filter((node) => node.state === state).length;
+  const sum = (field) => nodes.reduce((total, node) => total + (node[field] ?? 0), 0);
+  const [prompt, cached] = [sum("prompt_tokens"), sum("cached_tokens")];
+  const state = in_("running") ? "running" : in_("waiting") ? "waiting" : (view?.state ?? "idle");
+  const depth = Math.max(0, ...nodes.map((node) => node.stage + 1));
+  return html`<header class="session-head">
+    <div class="session-title">
+      <a class="back" href=${hrefOf("sessions")} aria-label="All sessions">‹</a>
+      <h1>${graph.session.name || graph.session.id}</h1>
+      <span class=${`badge is-${state}`}><${StateMark} state=${state} />${state}</span>
+      ${graph.isInferred && html`<span class="badge" title="Nobody named this session: it was inferred from what its calls say">inferred</span>`}
+      ${view && view.tenant && html`<span class="badge is-quiet" title="Tenant">${view.tenant}</span>`}
+      ${graph.connection.value === "lost" && html`<span class="badge is-lost">connection lost, trying again</span>`}
+    </div>
+    <div class="facts-pane" tabindex="0" role="region" aria-label="Figures of the session"><dl class="facts">
+      <${Fact} name="Calls">${count(nodes.length)}${graph.notKept > 0 && html`<small> + ${count(graph.notKept)} not kept</small>`}<//>
+      <${Fact} name="Running">${count(in_("running"))}<//>
+      <${Fact} name="Waiting">${count(in_("waiting"))}<//>
+      <${Fact} name="Failed" isBad=${in_("failed") > 0}>${count(in_("failed"))}<//>
+      <${Fact} name="Depth">${plural(depth, "stage")}<//>
+      <${Fact} name="Time"><${Clock} graph=${graph} /><//>
+      <${Fact} name="Prompt tokens">${count(prompt || view?.prompt_tokens)}<//>
+      <${Fact} name="Cached">${percent(prompt ? cached / prompt : null)}<//>
+      <${Fact} name="Output tokens">${count(sum("output_tokens") || sum("tokens"))}<//>
+    </dl></div>
+  </header>`;
+}
+
+const Fact = ({ name, isBad, children }) =>
+  html`<div class=${isBad ? "is-bad" : ""}><dt>${name}</dt><dd>${children}</dd></div>`;
+
+function Clock({ graph }) {
+  graph.revision.value;
+  if (graph.isRunning) tick.value;
+  return html`${duration(graph.now)}`;
+}
+
+/** Tells a screen reader how far the session is, seldom. */
+function Announcer({ graph }) {
+  graph.revision.value;
+  const nodes = [...graph.nodes.values()];
+  const done = nodes.filter((node) => node.finished_s !== null).length;
+  const failed = nodes.filter((node) => node.state === "failed").length;
+  const text = `${done} of ${plural(nodes.length, "call")} ended${failed ? `, ${failed} failed` : ""}`;
+  return html`<${LiveRegion} text=${text} />`;
+}

@@ -1,0 +1,162 @@
+/** The live list of sessions, beside the one that is looked at. */
+
+import { computed, html, signal, useEffect, useRef, useSignal } from "../../vendor/preact.js";
+import { GATEWAY } from "../data/api.js";
+import { connection, keyOf, sessions, sessionsChanged } from "../data/overview.js";
+import { ago, compact, count } from "../format.js";
+import { slowTick } from "../parts/clock.js";
+import { CopyBlock } from "../parts/copy.js";
+import { Empty } from "../parts/empty.js";
+import { memo } from "../parts/memo.js";
+import { StateMark } from "../parts/state_mark.js";
+import { hrefOf } from "../route.js";
+import { SessionPage } from "../session/session_page.js";
+
+const ROW = 58;
+/** Rows above and below those that are seen. */
+const AROUND = 6;
+
+const filter = signal("");
+const only = signal("all");
+const CHOICES = {
+  all: () => true,
+  active: (session) => session.state === "running" || session.state === "waiting",
+  failed: (session) => session.failed > 0,
+};
+
+/** Newest first: an order in which rows do not jump about while sessions live. */
+const listed = computed(() => {
+  sessionsChanged.value;
+  const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const isWanted = CHOICES[only.value];
+  const found = [];
+  for (const session of sessions.values()) {
+    if (!isWanted(session)) continue;
+    if (words.length) {
+      const text = [session.name, session.id, session.tenant, session.state, ...(session.models ?? [])]
+        .join(" ")
+        .toLowerCase();
+      if (!words.every((word) => text.includes(word))) continue;
+    }
+    found.push(session);
+  }
+  return found.sort((a, b) => b.started - a.started || (keyOf(a) < keyOf(b) ? -1 : 1));
+});
+
+export function Sessions({ id }) {
+  const isEmpty = connection.value === "live" && sessionsChanged.value > 0 && sessions.size === 0;
+  return html`<div class=${`sessions${id ? " has-session" : ""}`}>
+    ${!id && html`<h1 class="unseen">Sessions</h1>`}
+    <section class="session-list" aria-label="Sessions">
+      <${Filter} />
+      <${List} current=${id} />
+    </section>
+    <div class="session-pane">
+      ${id && html`<${SessionPage} key=${id} id=${id} />`}
+      ${!id && (isEmpty ? html`<${FirstSteps} />` : html`<${Empty} title="Choose a session">
+        <p>Its calls are drawn as they run: what feeds what, where each was placed, and why.</p>
+      <//>`)}
+    </div>
+  </div>`;
+}
+
+function Filter() {
+  const total = listed.value.length;
+  return html`<div class="list-head">
+    <input
+      type="search"
+      placeholder="Filter by name, tenant, model"
+      aria-label="Filter sessions"
+      value=${filter.value}
+      onInput=${(event) => (filter.value = event.target.value)}
+    />
+    <div class="chips" role="group" aria-label="Which sessions">
+      ${Object.keys(CHOICES).map((name) => html`<button
+        key=${name} type="button" aria-pressed=${only.value === name ? "true" : "false"}
+        onClick=${() => (only.value = name)}>${name}</button>`)}
+      <span class="muted">${count(total)}</span>
+    </div>
+  </div>`;
+}
+
+/** Only the rows in view are elements. */
+function List({ current }) {
+  const pane = useRef(null);
+  const top = useSignal(0);
+  const height = useSignal(800);
+  const cursor = useRef(null);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => (height.value = entry.contentRect.height));
+    observer.observe(pane.current);
+    return () => observer.disconnect();
+  }, []);
+  const all = listed.value;
+  const first = Math.max(0, Math.floor(top.value / ROW) - AROUND);
+  const shown = all.slice(first, first + Math.ceil(height.value / ROW) + 2 * AROUND);
+  const reachable = shown.some((session) => keyOf(session) === current) ? current : keyOf(shown[0] ?? {});
+
+  const onKeyDown = (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -all.length, End: all.length }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const from = all.findIndex((session) => keyOf(session) === event.target.dataset.key);
+    const next = Math.min(all.length - 1, Math.max(0, from + step));
+    if (!all[next]) return;
+    const view = pane.current;
+    const y = next * ROW;
+    if (y < view.scrollTop) view.scrollTop = y;
+    if (y + ROW > view.scrollTop + view.clientHeight) view.scrollTop = y + ROW - view.clientHeight;
+    top.value = view.scrollTop;
+    cursor.current = keyOf(all[next]);
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      pane.current?.querySelector(`[data-key="${CSS.escape(cursor.current)}"]`)?.focus({ preventScroll: true });
+    }));
+  };
+  slowTick.value;
+  return html`<div class="list-pane" ref=${pane} onScroll=${(event) => (top.value = event.target.scrollTop)}>
+    ${all.length === 0 && html`<p class="list-none muted">${connection.value === "connecting" ? "Connecting…" : filter.value || only.value !== "all" ? "No session matches." : "No sessions yet."}</p>`}
+    <ul style=${{ height: `${all.length * ROW}px` }} onKeyDown=${onKeyDown}>
+      ${shown.map((session, index) => html`<${Row}
+        key=${keyOf(session)}
+        session=${session}
+        place=${first + index}
+        total=${all.length}
+        isCurrent=${keyOf(session) === current}
+        isReachable=${keyOf(session) === reachable}
+        since=${ago(session.last_activity)}
+      />`)}
+    </ul>
+  </div>`;
+}
+
+const Row = memo(({ session, place, total, isCurrent, isReachable, since }) => {
+  const { name, id, state, calls, running, failed, tenant, inferred } = session;
+  return html`<li style=${{ transform: `translateY(${place * ROW}px)` }} aria-setsize=${total} aria-posinset=${place + 1}>
+    <a
+      class="row"
+      href=${hrefOf("sessions", keyOf(session))}
+      data-key=${keyOf(session)}
+      tabindex=${isReachable ? 0 : -1}
+      aria-current=${isCurrent ? "page" : undefined}
+    >
+      <${StateMark} state=${state} />
+      <span class=${`row-name${inferred ? " is-inferred" : ""}`}>${name || id}</span>
+      <span class="row-since">${since}</span>
+      <span class="row-facts">
+        <span>${compact(calls)} ${calls === 1 ? "call" : "calls"}</span>
+        ${running > 0 && html`<span class="is-running">${running} running</span>`}
+        ${failed > 0 && html`<span class="is-bad">${failed} failed</span>`}
+        <span class="row-tenant">${tenant}</span>
+        <span class="unseen">, ${state}</span>
+      </span>
+    </a>
+  </li>`;
+});
+
+function FirstSteps() {
+  return html`<${Empty} title="No sessions yet">
+    <p>Point any program that uses an OpenAI client here. Its calls show up as they come.</p>
+    <${CopyBlock} text=${`export OPENAI_BASE_URL=${GATEWAY}/v1`} label="the address of this gateway" />
+    <p>Calls that are linked, by a name of yours or by what they say, are one session.</p>
+  <//>`;
+}

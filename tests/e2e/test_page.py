@@ -1,0 +1,272 @@
+"""The live page in a real browser, against a real gateway behind a key.
+
+Skipped where there is no playwright or no Chromium (`PARROT_CHROMIUM`, or one in the path). The
+check by axe needs `axe.min.js` of axe-core (`PARROT_AXE`, or in `node_modules`). Pictures of all
+views are written to the folder `PARROT_SCREENSHOTS`, if it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed (the extra `browser`)"
+)
+
+CHROMIUM = os.environ.get("PARROT_CHROMIUM") or shutil.which("chromium") or shutil.which("chrome")
+AXE = Path(os.environ.get("PARROT_AXE", "node_modules/axe-core/axe.min.js"))
+SESSION = "page-tale"
+VIEWS = ("sessions", "engines", "scheduler", "tenants")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (PARROT_CHROMIUM)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        # Where tests run as root, as in containers, its sandbox cannot be set up.
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def client(demo: GatewayProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{demo.root}/v1", api_key=API_KEY, max_retries=0)
+
+
+def write(client: openai.OpenAI, prompt: str, **parrot: Any) -> str:
+    answer = client.completions.create(
+        model=DEMO_MODEL, prompt=prompt, max_tokens=8, extra_body={"parrot": parrot}
+    )
+    return answer.choices[0].text
+
+
+def tell(client: openai.OpenAI, session: str) -> None:
+    """Three calls: two that are read by a third."""
+    write(client, "A little", session=session, output="hero", defer=True)
+    write(client, "In a big", session=session, output="place", defer=True)
+    inputs = {"hero": "hero", "place": "place"}
+    write(client, "{{hero}} and {{place}}", session=session, inputs=inputs, name="tale")
+
+
+@pytest.fixture(scope="module")
+def told(client: openai.OpenAI) -> str:
+    tell(client, SESSION)
+    return SESSION
+
+
+class Page:
+    """A browser's page, and what it complained of."""
+
+    def __init__(self, browser: Any, root: str, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(15_000)
+        self.page = self.context.new_page()
+        self.root = root
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self._said)
+
+    def _said(self, message: Any) -> None:
+        # The answer that asks for a key is an error to the console.
+        if message.type in ("error", "warning") and "401" not in message.text:
+            self.faults.append(message.text)
+
+    def open(self, view: str) -> Any:
+        """A view, after the key has been typed where it is asked for."""
+        self.page.goto(f"{self.root}/ui/#/{view}")
+        self.page.locator("dialog[open], .connection.is-live").first.wait_for()
+        if self.page.locator("dialog[open]").count():
+            self.page.get_by_role("textbox", name="Key").fill(API_KEY)
+            self.page.get_by_role("button", name="Use this key").click()
+        self.page.locator(".connection.is-live").wait_for()
+        return self.page
+
+    def session(self, name: str) -> Any:
+        """A session's graph, by a click on its row."""
+        page = self.open("sessions")
+        page.get_by_role("link", name=name).first.click()
+        page.locator(".node").first.wait_for()
+        return page
+
+
+@pytest.fixture
+def view(browser: Any, demo: GatewayProcess) -> Iterator[Page]:
+    page = Page(browser, demo.root, viewport={"width": 1440, "height": 900})
+    yield page
+    page.context.close()
+    assert page.faults == []
+
+
+def node(page: Any, name: str) -> Any:
+    return page.locator(".node", has=page.get_by_text(name, exact=True))
+
+
+def test_a_session_is_drawn_and_its_calls_explained(view: Page, told: str) -> None:
+    page = view.session(told)
+    for name in ("hero", "place", "tale"):
+        node(page, name).wait_for()
+    node(page, "tale").click()
+    details = page.get_by_role("complementary", name="Details")
+    details.get_by_text("Ran on").wait_for()
+    for text in ("Tokens", "Time", "Placement", "reads", "/v1/completions"):
+        assert details.get_by_text(text).count(), text
+    assert "X-Parrot-Input: hero=hero, place=place" in details.inner_text()
+    details.get_by_role("button", name="hero").click()
+    details.get_by_role("heading", name="hero").wait_for()
+    # The address leads to the same call; the key stands nowhere.
+    assert "?call=" in page.url
+    assert API_KEY not in page.url + page.content()
+
+
+def test_a_session_grows_while_it_is_watched(view: Page, client: openai.OpenAI, told: str) -> None:
+    page = view.open("sessions")
+    page.get_by_role("link", name=told).first.wait_for()
+    write(client, "Once", session="page-live", output="first")
+    page.get_by_role("link", name="page-live").click()
+    node(page, "first").wait_for()
+    inputs = {"first": "first"}
+    write(client, "So {{first}}", session="page-live", inputs=inputs, name="second")
+    node(page, "second").wait_for()
+    page.locator(".node.is-done", has=page.get_by_text("second", exact=True)).wait_for()
+
+
+def test_the_keyboard_goes_from_call_to_call(view: Page, told: str) -> None:
+    page = view.session(told)
+    node(page, "tale").wait_for()
+    page.locator(".node[tabindex='0']").focus()
+    page.keyboard.press("Home")
+    page.wait_for_function("document.activeElement.dataset.id")
+    name = "document.activeElement.querySelector?.('.node-name')?.textContent"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"{name} === 'tale'")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="tale", exact=True).wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"{name} !== 'tale'")
+    page.keyboard.press("Escape")
+    page.get_by_role("complementary", name="Details").wait_for(state="detached")
+
+
+def test_the_scrubber_goes_back_in_time(view: Page, told: str) -> None:
+    page = view.session(told)
+    page.locator(".node.is-done").nth(2).wait_for()
+    slider = page.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("Home")
+    page.locator(".node.is-done").first.wait_for(state="detached")
+    page.get_by_role("button", name="Replay").click()
+    page.locator(".node.is-done").nth(2).wait_for()
+    page.get_by_role("button", name="Live").click()
+    page.get_by_role("button", name="Live", pressed=True).wait_for()
+
+
+def test_names_are_text(view: Page, client: openai.OpenAI) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    write(client, "Once", session=name, name="<b>bold</b>")
+    page = view.session(name)
+    node(page, "<b>bold</b>").wait_for()
+    assert page.locator("img[src=x], b", has_text="bold").count() == 0
+
+
+def test_the_list_is_filtered(view: Page, told: str) -> None:
+    page = view.open("sessions")
+    page.get_by_role("link", name=told).first.wait_for()
+    page.get_by_label("Filter sessions").fill("no session is called so")
+    page.get_by_text("No session matches.").wait_for()
+    page.get_by_label("Filter sessions").fill(told)
+    page.get_by_role("link", name=told).first.wait_for()
+
+
+def test_engines_scheduler_and_tenants_are_shown(view: Page, told: str) -> None:
+    page = view.open("engines")
+    page.get_by_text("blocks of KV in use").wait_for()
+    page.locator(".chart canvas").first.wait_for()
+    page.get_by_role("link", name="Scheduler").click()
+    page.get_by_role("row", name=DEMO_MODEL).wait_for()
+    page.get_by_role("link", name="Tenants").click()
+    page.get_by_role("row", name="default").wait_for()
+
+
+def test_without_the_admin_key_nothing_is_drained(view: Page) -> None:
+    page = view.open("engines")
+    drain = page.get_by_role("button", name="Drain")
+    drain.wait_for()
+    assert drain.is_disabled()
+    assert "server.admin_key" in (drain.get_attribute("title") or "")
+
+
+def test_the_theme_is_kept(view: Page) -> None:
+    page = view.open("sessions")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.get_by_role("button", name="Theme").click()
+    page.get_by_role("button", name="Theme").click()
+    assert page.evaluate(colour) != light
+    dark = page.evaluate(colour)
+    page.reload()
+    assert page.evaluate(colour) == dark
+
+
+def test_events_are_read_in_any_pieces(view: Page) -> None:
+    page = view.open("sessions")
+    script = """async (pieces) => {
+        const { EventParser } = await import(new URL("app/data/event_stream.js", document.baseURI));
+        const parser = new EventParser();
+        return pieces.flatMap((piece) => parser.push(piece));
+    }"""
+    text = ": keep-alive\n\nevent: a\ndata: 1\n\ndata: 2\r\ndata: 3\r\n\r\nevent: b\ndata: {}\n\n"
+    expected = [
+        {"name": "a", "data": "1"},
+        {"name": "message", "data": "2\n3"},
+        {"name": "b", "data": "{}"},
+    ]
+    assert page.evaluate(script, [text]) == expected
+    plain = text.replace("\r", "")
+    assert page.evaluate(script, list(plain)) == expected
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+def test_every_view_fits_and_is_accessible(
+    browser: Any, demo: GatewayProcess, told: str, theme: str, width: int
+) -> None:
+    size = {"width": width, "height": 900 if width > 500 else 844}
+    opened = Page(browser, demo.root, viewport=size, color_scheme=theme)
+    for name in VIEWS:
+        page = opened.open(name)
+        page.locator("main :is(.row, .card, .panel, .pg)").first.wait_for()
+        _check(opened, page, f"{name}-{theme}-{width}")
+    page = opened.session(told)
+    _check(opened, page, f"session-{theme}-{width}")
+    node(page, "tale").click()
+    page.get_by_text("Ran on").first.wait_for()
+    _check(opened, page, f"call-{theme}-{width}")
+    opened.context.close()
+    assert opened.faults == []
+
+
+def _check(opened: Page, page: Any, name: str) -> None:
+    """Nothing stands out to the right; axe finds nothing; the picture is kept if that is asked."""
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    if folder := os.environ.get("PARROT_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+    if not AXE.is_file():
+        return
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("axe.run().then((result) => result.violations)")
+    told = [(rule["id"], node["html"][:160]) for rule in found for node in rule["nodes"]]
+    assert told == [], name
+
+
+def test_axe_is_there() -> None:
+    if not AXE.is_file():
+        pytest.skip("no axe-core (PARROT_AXE): views were not checked for accessibility")
