@@ -109,6 +109,8 @@ class _WatchedGraph:
     graph: SessionGraph
     #: Ends once everything has been read.
     loading: asyncio.Task[None]
+    #: What was read is not what its watchers were told of.
+    is_reloaded: bool = False
     watchers: set[Watcher] = field(default_factory=set)
 
 
@@ -284,7 +286,7 @@ class LiveFeed:
                 turn += 1
                 live = self.calls.live()
                 for watched in list(self._graphs):
-                    await self._follow(watched, live)
+                    self._follow(watched, live)
                     # Calls come before the next one.
                     await asyncio.sleep(0)
                 if self._watchers and turn % _SESSIONS_EVERY == 0:
@@ -296,7 +298,7 @@ class LiveFeed:
             logger.exception("the live page's feed failed; its streams end")
             self._end_streams()
 
-    async def _follow(self, watched: _WatchedGraph, live: dict[str, CallRecord]) -> None:
+    def _follow(self, watched: _WatchedGraph, live: dict[str, CallRecord]) -> None:
         graph = watched.graph
         if not watched.loading.done():
             return
@@ -305,10 +307,13 @@ class LiveFeed:
                 watcher.close()
             return
         if graph.is_outdated:
-            await graph.load()
+            watched.loading = asyncio.create_task(graph.load(), name="live-graph")
+            watched.is_reloaded = True
+            return
+        if watched.is_reloaded:
+            watched.is_reloaded = False
             for watcher in watched.watchers:
                 watcher.renew()
-            return
         changes = graph.changes(live)
         if changes is not None:
             data = event("change", changes)

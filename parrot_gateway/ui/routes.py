@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parrot_gateway.exceptions import AuthenticationError, LinkingBehindError, NotFoundError
+from parrot_gateway.exceptions import (
+    AuthenticationError,
+    ForbiddenError,
+    LinkingBehindError,
+    NotFoundError,
+)
 from parrot_gateway.http.dispatch import Handler, KeyCheck
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange, Headers, call_id_of_request
 from parrot_gateway.http.route_table import Query, RouteTable, route
@@ -125,6 +130,9 @@ class LiveRoutes:
     ) -> None:
         """Send events until the client or the watcher is gone."""
         headers = [*EVENT_STREAM, (b"x-content-type-options", b"nosniff")]
+        if exchange.scope["method"] == "HEAD":
+            await exchange.start_stream(200, headers, b"", is_whole=True)
+            return
         await exchange.start_stream(200, headers, watcher.begin(everything))
         while not watcher.is_closed:
             data = await watcher.read(self._keep_alive_s)
@@ -134,9 +142,15 @@ class LiveRoutes:
         await exchange.end_stream(event("closed", {}))
 
     def _check(self, exchange: Exchange) -> None:
-        if not self._keys.required:
-            return
         headers = exchange.headers
+        if not self._keys.required:
+            # Of what a page of another server loads as an image, say, there is no `Origin`.
+            site = headers.get(b"sec-fetch-site", b"none")
+            if b"origin" not in headers and site not in (b"same-origin", b"none"):
+                raise ForbiddenError(
+                    "This route is not for other pages.", code="origin_not_allowed"
+                )
+            return
         try:
             self._keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
         except AuthenticationError as error:

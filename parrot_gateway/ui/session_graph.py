@@ -39,6 +39,8 @@ from parrot_gateway.ui.history import CallHistory
 MAX_CALLS = 1000
 #: Nodes that are made in one turn of the event loop.
 _AT_ONCE = 50
+#: How long the linking process is waited for.
+_ASK_S = 2.0
 #: Tokens after which a running call is shown anew.
 _TOKENS_SHIFT = 5
 
@@ -104,6 +106,8 @@ class SessionGraph:
         self._numbers: dict[str, int] = {}
         self._stages: dict[str, int] = {}
         self._dirty: dict[str, None] = {}
+        #: Calls that turned out to belong elsewhere.
+        self._moved: dict[str, None] = {}
         self._variables: dict[str, bytes] = {}
         self._variable_signatures: dict[str, object] = {}
         #: Those that are not final, and inputs from other sessions.
@@ -124,7 +128,7 @@ class SessionGraph:
         self.is_outdated = False
         # The calls come as changes before the answer; else later, as they change.
         with suppress(LinkingBehindError):
-            await self._linking.ask(self._tenant, "watched_calls", self.id)
+            await self._linking.ask(self._tenant, "watched_calls", self.id, _ASK_S)
         begins = [call["submitted"] for call in self._linked.values()]
         if self._session is not None:
             begins += [node.submitted for node in self._session.graph]
@@ -145,6 +149,8 @@ class SessionGraph:
                 self._linked[call["id"]] = call
                 self._numbers.setdefault(call["id"], len(self._numbers) + 1)
                 self._dirty[call["id"]] = None
+            elif call["id"] in self._nodes:
+                self._moved[call["id"]] = None
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as `/v1/sessions/{id}/graph` has it, with more of each call."""
@@ -182,7 +188,7 @@ class SessionGraph:
                 if node is not None:
                     touched.append(node)
         self._dirty |= dict.fromkeys(found[_AT_ONCE:])
-        gone = self._forget(live)
+        gone = self._forget()
         variables = self._changed_variables(touched)
         links = self._new_links(found[:_AT_ONCE])
         if not (nodes or gone or variables or links):
@@ -242,6 +248,9 @@ class SessionGraph:
             view = view_of(node, self._stages.get(call, 0))
             if linked is not None:
                 view = replace(view, tools=tuple(linked["tools"]))
+            if view.state == "waiting" and record is not None and record.submitted is not None:
+                # An upstream says that a call has begun when it answers.
+                view = _with_record(view, record, self._is_queued(record))
         elif self._session is not None:
             return None
         elif linked is not None:
@@ -272,14 +281,13 @@ class SessionGraph:
         sources = (self._stages.get(link["from"], -1) + 1 for link in linked["links"])
         return max(stage, *sources, 0)
 
-    def _forget(self, live: Live) -> list[str]:
+    def _forget(self) -> list[str]:
         """Drop the calls that are not kept any more; their ids."""
         session = self._session
         if session is not None:
             gone = [call for call in self._nodes if call not in session.graph]
         else:
-            # Those that turned out to belong elsewhere, and those that are too many.
-            gone = [call for call in self._open if call not in self._linked and call not in live]
+            gone, self._moved = list(self._moved), {}
         excess = len(self._nodes) - len(gone) - MAX_CALLS
         if excess > 0:
             dropped = [call for call in self._nodes if call not in gone][:excess]

@@ -87,6 +87,8 @@ class SessionTable:
         self._versions: dict[str, int] = {}
         self._tokens: dict[str, Tokens] = {}
         self._live: dict[str, _Live] = {}
+        #: Calls of declared sessions that no engine of our own has to be found for.
+        self._busy: Counter[str] = Counter()
         self._forget_links()
 
     def _forget_links(self) -> None:
@@ -204,9 +206,10 @@ class SessionTable:
 
     def _count(self, live: Mapping[str, CallRecord]) -> None:
         """Count the calls of inferred sessions that run."""
-        now, found = time.perf_counter(), dict[str, _Live]()
+        now, found, busy = time.perf_counter(), dict[str, _Live](), Counter[str]()
         for call, record in live.items():
             if record.session:
+                busy[record.session] += record.submitted is not None and not self._is_queued(record)
                 continue
             known = self._session_of.get(call)
             if known is None and now - record.started < _UNPLACED_S:
@@ -223,7 +226,10 @@ class SessionTable:
             before, after = self._live.get(session_id), found.get(session_id)
             if before is None or after is None or before.key != after.key:
                 self._dirty[session_id] = None
-        self._live = found
+        for session_id in busy.keys() | self._busy.keys():
+            if busy[session_id] != self._busy[session_id]:
+                self._dirty[session_id] = None
+        self._live, self._busy = found, busy
 
     def _update(self) -> tuple[list[msgspec.Raw], list[str]]:
         """Make some of the views that may have changed."""
@@ -264,7 +270,7 @@ class SessionTable:
         linked, live = self._linked.get(session_id), self._live.get(session_id)
         tokens = self._tokens.get(session_id) or Tokens()
         if session is not None:
-            return _declared(session, linked) | tokens.to_dict()
+            return _declared(session, linked, self._busy[session_id]) | tokens.to_dict()
         if linked is not None and not linked.inferred:
             return None
         if linked is None and not (live and live.unplaced):
@@ -273,9 +279,11 @@ class SessionTable:
         return _inferred(session_id, linked, live) | tokens.to_dict()
 
 
-def _declared(session: Session, linked: SessionSummary | None) -> dict[str, Any]:
+def _declared(session: Session, linked: SessionSummary | None, busy: int) -> dict[str, Any]:
     graph = session.graph
     states = Counter(node.state for node in graph)
+    # An upstream says that a call has begun when it answers.
+    running = max(states["running"], busy)
     _, depth, width = graph.shape()
     if linked is not None:
         depth, width = max(depth, linked.depth), max(width, linked.width)
@@ -285,9 +293,9 @@ def _declared(session: Session, linked: SessionSummary | None) -> dict[str, Any]
         "name": session.name,
         "tenant": session.tenant,
         "inferred": False,
-        "state": _state(states["running"], states["waiting"]),
+        "state": _state(running, states["waiting"]),
         "calls": len(graph) + graph.num_pruned,
-        "running": states["running"],
+        "running": running,
         "failed": states["failed"] + states["cancelled"],
         "depth": depth,
         "width": width,

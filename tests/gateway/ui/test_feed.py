@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
-from parrot_gateway.settings.model import UISettings
+from parrot_gateway.settings.model import UISettings, UpstreamSettings
 from parrot_gateway.ui.feed import MAX_WAITING_BYTES, Watcher
 
 STORY = "Once upon a time there was a parrot that told long stories to everybody who came by."
@@ -214,6 +215,32 @@ async def test_a_declared_session_is_told_with_its_variables_until_it_is_closed(
         assert (await page.http.get(f"/ui/api/sessions/{view['id']}/events")).status_code == 404
 
 
+async def test_a_call_that_waits_for_its_upstream_runs(
+    engine: ScriptedRemoteEngine, upstream: ScriptedUpstream
+) -> None:
+    gate = upstream.gate()
+    model = upstream.script(document(chat_document(), before=gate))
+    settings = UpstreamSettings(name="up", url=upstream.base_url, models=[model])
+    async with opened(engine, upstreams=[settings]) as page, page.stream() as stream:
+        await page.service.gateway.upstreams["up"].start()
+        headers = {"x-parrot-session": "far"}
+        body = {"model": model, "messages": [{"role": "user", "content": STORY}]}
+        asked = page.http.post("/v1/chat/completions", json=body, headers=headers)
+        task = asyncio.create_task(asked)
+        view = await stream.session(lambda view: view["state"] == "running")
+        assert (view["name"], view["running"], view["models"]) == ("far", 1, [model])
+        async with page.stream(f"/ui/api/sessions/{view['id']}/events") as graph:
+            (node,) = (await graph.next())[1]["calls"]
+            assert (node["state"], node["engine"]) == ("running", None)
+            gate.open()
+            assert (await task).status_code == 200
+            done = await graph.until("change", lambda data: data["nodes"][0]["state"] == "done")
+            assert done["nodes"][0]["engine"] == "up"
+        overview = (await page.http.get("/ui/api/overview")).json()
+        assert [each["kind"] for each in overview["engines"]] == ["scripted", "upstream"]
+        await page.service.gateway.upstreams["up"].close()
+
+
 async def test_a_call_that_failed_is_told_as_its_client_got_it(
     engine: ScriptedRemoteEngine,
 ) -> None:
@@ -319,3 +346,9 @@ async def test_keys(
         if calls_key is None:
             answer = await page.http.get("/ui/api/overview", headers=page_elsewhere)
             assert answer.json()["error"]["code"] == "origin_not_allowed"
+        if calls_key is None and admin_key is None:
+            # As an image of another page is loaded: without an origin.
+            answer = await page.http.get("/ui/api/events", headers={"sec-fetch-site": "cross-site"})
+            assert answer.json()["error"]["code"] == "origin_not_allowed"
+            head = await page.http.head("/ui/api/events")
+            assert head.headers["content-type"].startswith("text/event-stream")
