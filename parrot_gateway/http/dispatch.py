@@ -331,7 +331,7 @@ class Dispatcher:
         handler = self._hot.get(path)
         if handler is not None:
             if exchange.method == "POST" and path in CALL_ROUTES:
-                self._calls.begin(exchange.record, path)
+                self._calls.begin(exchange.record, path, exchange.headers)
             shape = self._shapes.get(path)
             if shape is not None:
                 shape(exchange)
@@ -359,9 +359,9 @@ class Dispatcher:
         ):
             if exchange.method == "POST":
                 if path in CALL_ROUTES:
-                    self._calls.begin(exchange.record, path)
+                    self._calls.begin(exchange.record, path, exchange.headers)
                 elif not path.startswith(_KEPT):
-                    self._calls.begin(exchange.record, OTHER_ROUTE)
+                    self._calls.begin(exchange.record, OTHER_ROUTE, exchange.headers)
             return self._call(exchange, self._passthrough, post_only=False, json_only=False)
         return self._ask_quiet(exchange, scope, receive, send)
 

@@ -42,6 +42,7 @@ from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
+from parrot_gateway.server.call_tracing import CallFactsReader, create_tracer
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import (
     SchedulerSettings,
@@ -80,7 +81,10 @@ class Gateway:
             settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
         )
         self._has_key = api_key_of(settings) is not None
-        self.call_records = CallRecords()
+        telemetry = settings.telemetry
+        self.call_records = CallRecords(
+            None if telemetry.traces_endpoint is None else telemetry.traces_sample_ratio
+        )
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
@@ -135,6 +139,10 @@ class Gateway:
             on_session_closed=self._session_closed,
             on_call_changed=self.task_updater.changed,
         )
+        facts = CallFactsReader(self.semantic, self.linking, self.scheduling.explanations)
+        self.tracer = create_tracer(telemetry, facts)
+        if self.tracer is not None:
+            self.call_records.sinks.append(self.tracer.ended)
         self.metrics = Metrics(
             Parts(
                 is_ready=self.is_ready,
@@ -252,6 +260,8 @@ class Gateway:
         """
         self.semantic.start()
         await self.linking.start()
+        if self.tracer is not None:
+            self.tracer.start()
         await self.upstreams.start()
         if join_url is not None:
             await self.supervisor.start(join_url, self.own_join_key)
@@ -301,6 +311,8 @@ class Gateway:
         await self.background.close()
         await self.batches.close()
         await self.semantic.close()
+        if self.tracer is not None:
+            await self.tracer.close()
         await self.linking.close()
         self.scheduling.close()
         await self.stop_engines()

@@ -514,6 +514,14 @@ class TelemetrySettings(_Section):
     #: port.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
+    #: Where traces go, by OTLP over HTTP: `http://127.0.0.1:4318/v1/traces`. None makes none. Keys
+    #: of the receiver: `OTEL_EXPORTER_OTLP_HEADERS`, as OpenTelemetry's exporters read it.
+    traces_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    #: Share of the traces that are exported; what a client says of a trace of its own holds.
+    traces_sample_ratio: float = Field(default=1.0, ge=0.0, le=1.0)
+    traces_service_name: str = Field(default="parrot-gateway", min_length=1, max_length=256)
+    #: A session without a call for so long gets its span.
+    traces_session_idle_s: Seconds = 60.0
 
 
 class ParrotV3Settings(_Section):

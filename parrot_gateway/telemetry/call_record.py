@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import DEFAULT_TENANT
+from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, Headers
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_LIVE = 100_000
 #: Status of a call whose client left before there was an answer, as nginx writes it.
 CLIENT_LEFT = 499
+_NO_HEADERS: Mapping[bytes, bytes] = {}
 #: Characters of an error's message that are kept.
 MAX_MESSAGE = 2000
 
@@ -86,7 +88,16 @@ class CallRecord:
     #: Its client was answered with a reference, or with a response that is still to be made.
     deferred: bool = False
     client_left: bool = False
+    #: Where traces are exported.
+    trace: CallTrace | None = None
     _records: CallRecords | None = field(default=None, repr=False)
+
+    def outgoing_headers(self, headers: Headers) -> Headers:
+        """Headers of the call's request to an upstream, which name its trace."""
+        if self.trace is None:
+            return headers
+        self.trace.decide(self.tenant, self.session)
+        return self.trace.headers(headers)
 
     def fail(self, error: GatewayError) -> None:
         """The client gets this error."""
@@ -160,21 +171,30 @@ class CallRecords:
     Attributes:
         sinks: get each record once, when its call has ended; appended to while the gateway is put
             together.
+
+    Args:
+        trace_ratio: share of the traces that are exported; None where none are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trace_ratio: float | None = None) -> None:
+        self._trace_ratio = trace_ratio
         self.sinks: list[Sink] = []
         self._live: dict[CallRecord, None] = {}
 
-    def begin(self, record: CallRecord, path: str) -> None:
+    def begin(
+        self, record: CallRecord, path: str, headers: Mapping[bytes, bytes] = _NO_HEADERS
+    ) -> None:
         """A call begins.
 
         Args:
             record: ended by whoever runs the call, with `CallRecord.end`.
             path: see `CallRecord.path`.
+            headers: of the request, names in lower case.
         """
         record.path = path
         record.started_at = time.time()
+        if self._trace_ratio is not None:
+            record.trace = CallTrace.begin(self._trace_ratio, headers.get(TRACEPARENT))
         if len(self._live) < MAX_LIVE:
             record._records = self
             self._live[record] = None

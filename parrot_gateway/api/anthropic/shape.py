@@ -109,7 +109,7 @@ class AnthropicShape:
                 answered = await run_on_upstream(
                     upstream,
                     request.kind,
-                    openai_headers(exchange.scope["headers"]),
+                    exchange.record.outgoing_headers(openai_headers(exchange.scope["headers"])),
                     call.body,
                     everyone,
                     CallObserver(exchange.record),

@@ -307,7 +307,7 @@ class ParrotRoutes:
             exchange.started,
             True,
         )
-        self.calls.begin(record, exchange.path)
+        self.calls.begin(record, exchange.path, exchange.headers)
 
     def _choose(self, body: SemanticCallBody) -> ChosenModel:
         models = self.models

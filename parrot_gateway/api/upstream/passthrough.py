@@ -280,7 +280,7 @@ class _Relay:
                 scope["method"],
                 scope.get("raw_path") or exchange.path,
                 scope.get("query_string", b""),
-                scope["headers"],
+                exchange.record.outgoing_headers(scope["headers"]),
                 self._call.body,
                 first_byte_timeout_s=_client_read_timeout_s(exchange),
                 readable=self._accounted,

@@ -104,10 +104,11 @@ class ModelRunner:
             body = await in_thread_if_large(
                 partial(_streamed_body, request, upstream, target.model, metadata), request.size
             )
+            headers = [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS]
             answered = await run_on_upstream(
                 upstream,
                 request.kind,
-                [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS],
+                job.record.outgoing_headers(headers),
                 body,
                 observer,
                 CallObserver(job.record),

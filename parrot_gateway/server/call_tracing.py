@@ -1,0 +1,86 @@
+"""The tracer of a gateway: what the other parts know of a call goes into its span."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from parrot_gateway.exceptions import LinkingBehindError, SessionNotFoundError
+from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.settings.config_file import ConfigError
+from parrot_gateway.settings.model import TelemetrySettings
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.span_fields import CallFacts, Source
+
+if TYPE_CHECKING:
+    from parrot_gateway.telemetry.tracing import CallTracer
+
+
+class CallFactsReader:
+    """Asks the parts of a gateway what they know of a call that has ended.
+
+    Args:
+        semantic: knows declared sessions and their edges.
+        linking: knows inferred ones.
+        explanations: why calls ran where they did, if that is remembered.
+    """
+
+    def __init__(
+        self, semantic: SemanticService, linking: LinkingService, explanations: Explanations | None
+    ) -> None:
+        self._semantic = semantic
+        self._linking = linking
+        self._explanations = explanations
+
+    async def read(self, record: CallRecord) -> CallFacts:
+        """What is known now."""
+        explanation = None
+        if self._explanations is not None:
+            found = self._explanations.of(record.tenant, record.call_id)
+            explanation = None if found is None else str(found["text"])
+        id_, name, is_inferred = record.session, None, False
+        sources: list[Source] = []
+        if id_ is not None:
+            # It may have been closed meanwhile.
+            with suppress(SessionNotFoundError):
+                session = self._semantic.sessions.find(record.tenant, id_)
+                name = session.name
+                if record.call_id in session.graph:
+                    nodes = session.graph.producers(record.call_id)
+                    sources = [Source(node.id, "input", 1.0) for node in nodes]
+        linked = None
+        with suppress(LinkingBehindError):
+            linked = await self._linking.ask(record.tenant, "call", record.call_id)
+        if linked is not None:
+            if id_ is None:
+                id_, is_inferred = linked["session"], linked["inferred"]
+            declared = {each.call for each in sources}
+            sources += [
+                Source(each["from"], each["kind"], each["confidence"])
+                for each in linked["links"]
+                if each["from"] not in declared
+            ]
+        return CallFacts(id_, name, is_inferred, sources, explanation)
+
+
+def create_tracer(settings: TelemetrySettings, facts: CallFactsReader) -> CallTracer | None:
+    """What exports the traces of calls; None where the settings name no receiver.
+
+    Raises:
+        ConfigError: the libraries for it are not installed.
+    """
+    if settings.traces_endpoint is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        from parrot_gateway.telemetry.tracing import CallTracer
+    except ImportError as error:
+        raise ConfigError(
+            f"telemetry.traces_endpoint: {error.name} is not installed; "
+            "pip install 'parrot-gateway[tracing]'"
+        ) from None
+    exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
+    return CallTracer(settings, facts.read, exporter)

@@ -1,0 +1,115 @@
+"""What a span says of a call: its name, attributes and events, without an exporter.
+
+Names beginning with `gen_ai.`, `http.` and `error.` are OpenTelemetry's, those with `parrot.` ours.
+Docs: docs/observability.md, where each is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from parrot_gateway.telemetry.call_record import CallRecord
+
+Value: TypeAlias = str | int | float | bool | Sequence[str]
+
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v1/score": "score",
+    "/score": "score",
+}
+
+
+class Source(NamedTuple):
+    """An edge of the application's graph that leads to a call."""
+
+    call: str
+    #: "input" for a declared one; else the link's: "continues", "output", "tool", "spawned".
+    kind: str
+    #: From 0 to 1; 1 for a declared one.
+    confidence: float
+
+
+class CallFacts(NamedTuple):
+    """What others than the record know of a call that has ended."""
+
+    session: str | None = None
+    session_name: str | None = None
+    is_inferred: bool = False
+    sources: Sequence[Source] = ()
+    #: Why it ran when and where it did, in a sentence.
+    explanation: str | None = None
+
+
+def span_name(record: CallRecord) -> str:
+    """The operation and the model."""
+    operation = _operation(record)
+    return operation if record.model is None else f"{operation} {record.model}"
+
+
+def unix_ns(record: CallRecord, at: float) -> int:
+    """Unix time in nanoseconds of one of the record's times, or of `time.perf_counter()`."""
+    return round((record.started_at + at - record.started) * 1e9)
+
+
+def call_attributes(
+    record: CallRecord, session: str | None, facts: CallFacts
+) -> Iterator[tuple[str, Value]]:
+    """What is known of a call, by name."""
+    first = record.first_token
+    found: dict[str, Value | None] = {
+        "gen_ai.operation.name": _operation(record),
+        "gen_ai.provider.name": "parrot_gateway",
+        "gen_ai.conversation.id": session,
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.served_model,
+        "gen_ai.request.stream": record.streamed,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.response.finish_reasons": record.finish_reason and [record.finish_reason],
+        "gen_ai.response.time_to_first_chunk": first and round(first - record.started, 6),
+        "http.request.method": "POST",
+        "http.route": record.path,
+        "http.response.status_code": record.status,
+        "error.type": record.error_code,
+        "parrot.call.id": record.call_id,
+        "parrot.request.id": record.request_id,
+        "parrot.tenant": record.tenant,
+        "parrot.batch.id": record.batch,
+        "parrot.engine": record.engine,
+        "parrot.deferred": record.deferred or None,
+        "parrot.client_left": record.client_left or None,
+        "parrot.session.inferred": facts.is_inferred if session else None,
+    }
+    return ((name, value) for name, value in found.items() if value is not None)
+
+
+def call_events(
+    record: CallRecord, facts: CallFacts
+) -> Iterator[tuple[str, float, dict[str, Value]]]:
+    """What happened to a call and when (`time.perf_counter()`), with attributes."""
+    if record.ready is not None:
+        yield "parrot.inputs_ready", record.ready, {}
+    if record.submitted is not None:
+        yield "parrot.queued", record.submitted, {}
+    if record.placed is not None:
+        reasons = {
+            "parrot.placement.reason": record.reason,
+            "parrot.placement.explanation": facts.explanation or record.explanation,
+            "parrot.queued_s": record.queued_s,
+        }
+        told: dict[str, Value] = {
+            name: value for name, value in reasons.items() if value is not None and value != ""
+        }
+        yield "parrot.placed", record.placed, told
+    if record.first_token is not None:
+        yield "parrot.first_token", record.first_token, {}
+
+
+def _operation(record: CallRecord) -> str:
+    return _OPERATIONS.get(record.path, "chat")

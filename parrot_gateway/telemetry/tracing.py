@@ -1,0 +1,283 @@
+"""Traces of calls for OpenTelemetry, in the names of its GenAI conventions; exported by OTLP.
+
+A span per call, made of the call's record when it has ended: nothing is done while it runs, but to
+tell an upstream the trace. What only the linker knows (an inferred session, the calls whose answers
+a prompt holds) is asked for behind the call, for sampled calls alone.
+https://opentelemetry.io/docs/specs/semconv/gen-ai/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from parrot_gateway import __version__
+from parrot_gateway.settings.model import TelemetrySettings
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.span_fields import (
+    CallFacts,
+    call_attributes,
+    call_events,
+    span_name,
+    unix_ns,
+)
+from parrot_gateway.telemetry.trace_context import CallTrace, session_span_id, session_trace_id
+
+logger = logging.getLogger(__name__)
+
+#: Ended calls that wait for what the linker knows of them; more are not exported.
+MAX_PENDING = 2048
+#: Calls whose spans later ones can name, and sessions whose span is not written yet.
+MAX_REMEMBERED = 20_000
+#: How long the end waits for what has not been exported.
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Session:
+    """The span of a session, which is written when no more calls come."""
+
+    name: str
+    id: str
+    tenant: str
+    is_inferred: bool
+    begin_ns: int
+    end_ns: int
+    calls: int
+    #: `time.monotonic()` of its last call.
+    used: float
+
+
+class _GivenIds(IdGenerator):
+    """Gives spans the ids that were chosen for them."""
+
+    def __init__(self) -> None:
+        self.trace_id = 0
+        self.span_id = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+class CallTracer:
+    """Makes spans of calls that have ended, and exports them in a thread of its own.
+
+    Attributes:
+        dropped: sampled calls that were not exported, as too many had ended at once.
+
+    Args:
+        settings: which share of the traces to export.
+        facts_of: what else is known of a call; asked for after its end, one call at a time.
+        exporter: takes the spans; tests have their own.
+    """
+
+    def __init__(
+        self,
+        settings: TelemetrySettings,
+        facts_of: Callable[[CallRecord], Awaitable[CallFacts]],
+        exporter: SpanExporter,
+    ) -> None:
+        self._settings = settings
+        self._facts_of = facts_of
+        self._ids = _GivenIds()
+        self._processor = BatchSpanProcessor(exporter, export_timeout_millis=10_000)
+        resource = Resource.create(
+            {"service.name": settings.traces_service_name, "service.version": __version__}
+        )
+        # NOTE: sampling is decided here, before there is a span; the SDK exports all it gets.
+        provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
+        )
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("parrot_gateway", __version__)
+        self._pending: deque[tuple[CallRecord, CallTrace]] = deque()
+        self._has_pending = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
+        #: By trace id; used last stands last.
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self.dropped = 0
+
+    def start(self) -> None:
+        """Begin to export."""
+        self._worker = asyncio.create_task(self._work(), name="tracing")
+
+    async def close(self) -> None:
+        """Export what has ended, within a few seconds, and stop."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+        while self._pending:
+            record, trace = self._pending.popleft()
+            self._write_call(record, trace, CallFacts(record.session, record.session))
+        self._write_sessions(idle_s=0.0)
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await asyncio.to_thread(self._processor.shutdown)
+        except TimeoutError:
+            logger.warning("some spans were not exported: their receiver does not answer")
+
+    def ended(self, record: CallRecord) -> None:
+        """A sink of `CallRecords`: make the span soon."""
+        trace = record.trace
+        if trace is None:
+            return
+        trace.decide(record.tenant, record.session)
+        if not trace.sampled:
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self.dropped += 1
+            return
+        self._pending.append((record, trace))
+        self._has_pending.set()
+
+    async def _work(self) -> None:
+        idle_s = self._settings.traces_session_idle_s
+        while True:
+            try:
+                async with asyncio.timeout(idle_s / 2 if self._sessions else None):
+                    await self._has_pending.wait()
+            except TimeoutError:
+                self._write_sessions(idle_s)
+                continue
+            record, trace = self._pending.popleft()
+            if not self._pending:
+                self._has_pending.clear()
+            try:
+                facts = await self._facts_of(record)
+                self._write_call(record, trace, facts)
+                self._write_sessions(idle_s)
+            except Exception:
+                logger.exception("no span could be made of call %s", record.call_id)
+
+    def _write_call(self, record: CallRecord, trace: CallTrace, facts: CallFacts) -> None:
+        """Make the span of a call; its links lead to the calls whose answers it reads."""
+        session = facts.session or record.session
+        session_trace = session_trace_id(record.tenant, session) if session else 0
+        if session:
+            trace.move(session_trace)
+        in_session = trace.trace_id == session_trace
+        parent_id = trace.parent_id or (session_span_id(session_trace) if in_session else 0)
+        links = [
+            Link(source, {"parrot.link.kind": each.kind, "parrot.link.confidence": each.confidence})
+            for each in facts.sources
+            if (source := self._spans.get((record.tenant, each.call))) is not None
+        ]
+        if session and not in_session and not trace.parent_id:
+            root = _context(session_trace, session_span_id(session_trace))
+            links.append(Link(root, {"parrot.link.kind": "session"}))
+        span = self._span(
+            span_name(record),
+            trace.trace_id,
+            trace.span_id,
+            parent_id,
+            begin_ns=unix_ns(record, record.started),
+            kind=SpanKind.SERVER,
+            links=links,
+        )
+        for name, value in call_attributes(record, session, facts):
+            span.set_attribute(name, value)
+        for event, at, attributes in call_events(record, facts):
+            span.add_event(event, attributes, unix_ns(record, at))
+        if record.error_code is not None:
+            span.set_status(Status(StatusCode.ERROR, record.error_message))
+        end_ns = unix_ns(record, record.ended or time.perf_counter())
+        span.end(end_ns)
+        self._remember(record, span.get_span_context())
+        if in_session and not trace.parent_id:
+            self._extend_session(session_trace, record, facts, end_ns)
+
+    def _span(
+        self,
+        name: str,
+        trace_id: int,
+        span_id: int,
+        parent_id: int,
+        *,
+        begin_ns: int,
+        kind: SpanKind,
+        links: Sequence[Link] = (),
+    ) -> Span:
+        self._ids.trace_id, self._ids.span_id = trace_id, span_id
+        parent = NonRecordingSpan(_context(trace_id, parent_id)) if parent_id else None
+        context = Context() if parent is None else set_span_in_context(parent, Context())
+        return self._tracer.start_span(name, context, kind=kind, links=links, start_time=begin_ns)
+
+    def _remember(self, record: CallRecord, context: SpanContext) -> None:
+        self._spans[record.tenant, record.call_id] = context
+        if len(self._spans) > MAX_REMEMBERED:
+            self._spans.popitem(last=False)
+
+    def _extend_session(
+        self, trace_id: int, record: CallRecord, facts: CallFacts, end_ns: int
+    ) -> None:
+        begin_ns = unix_ns(record, record.started)
+        session = self._sessions.get(trace_id)
+        if session is None:
+            id_ = facts.session or record.session or ""
+            session = self._sessions[trace_id] = _Session(
+                facts.session_name or id_, id_, record.tenant, facts.is_inferred, begin_ns, end_ns,
+                0, 0.0,
+            )  # fmt: skip
+        session.begin_ns, session.end_ns = (
+            min(session.begin_ns, begin_ns),
+            max(session.end_ns, end_ns),
+        )
+        session.calls += 1
+        session.used = time.monotonic()
+        self._sessions.move_to_end(trace_id)
+
+    def _write_sessions(self, idle_s: float) -> None:
+        """Make the spans of sessions without a call for so long, and of those beyond the bound."""
+        now = time.monotonic()
+        while self._sessions:
+            trace_id, session = next(iter(self._sessions.items()))
+            if now - session.used < idle_s and len(self._sessions) <= MAX_REMEMBERED:
+                return
+            del self._sessions[trace_id]
+            span = self._span(
+                f"session {session.name}",
+                trace_id,
+                session_span_id(trace_id),
+                0,
+                begin_ns=session.begin_ns,
+                kind=SpanKind.INTERNAL,
+            )
+            span.set_attribute("gen_ai.operation.name", "invoke_workflow")
+            span.set_attribute("gen_ai.conversation.id", session.id)
+            span.set_attribute("parrot.tenant", session.tenant)
+            span.set_attribute("parrot.session.inferred", session.is_inferred)
+            span.set_attribute("parrot.session.calls", session.calls)
+            span.end(session.end_ns)
+
+
+def _context(trace_id: int, span_id: int) -> SpanContext:
+    return SpanContext(
+        trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+    )
