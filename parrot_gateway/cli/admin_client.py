@@ -80,6 +80,16 @@ class Gateway:
                     raise CommandFailedError(str(event["error"]["message"]))
                 yield event
 
+    async def follow(self, path: str) -> AsyncIterator[tuple[str, Any]]:
+        """The server-sent events of a GET: names, and data."""
+        name = ""
+        async with self._request("GET", path, None) as response:
+            async for line in response.content:
+                if line.startswith(b"event: "):
+                    name = line[7:].strip().decode()
+                elif line.startswith(b"data: "):
+                    yield name, msgspec.json.decode(line[6:])
+
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None

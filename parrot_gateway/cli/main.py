@@ -34,6 +34,7 @@ class _Commands(LazyGroup):
         "bench": "parrot_gateway.cli.bench:bench",
         "models": "parrot_gateway.cli.models:models",
         "engines": "parrot_gateway.cli.engines:engines",
+        "top": "parrot_gateway.cli.top:top_command",
         "import": "parrot_gateway.cli.import_settings:import_command",
         "simulate": "parrot_gateway.cli.simulate:simulate",
     }

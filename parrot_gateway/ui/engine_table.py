@@ -113,7 +113,7 @@ class EngineTable:
             "name": engine.name,
             "model": info.model,
             "kind": info.kind,
-            "state": "lost" if engine.lost else "draining" if engine.draining else "serving",
+            "state": "lost" if engine.lost else "serving" if engine.takes_calls else "draining",
             "running": engine.running,
             "waiting": stats.waiting,
             # Free blocks whose text can still be found are cached, not used.
@@ -189,7 +189,11 @@ def _upstream(described: dict[str, Any], upstream: str) -> dict[str, Any]:
         "name": described["name"],
         "kind": "upstream",
         "upstream": upstream,
-        "state": "serving" if described["ready"] else "lost",
+        "state": "draining"
+        if described["drained"]
+        else "serving"
+        if described["ready"]
+        else "lost",
         "running": described["running"],
         "waiting": described["waiting"],
     }

@@ -24,6 +24,8 @@ from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 logger = logging.getLogger(__name__)
 
 _decoder = BodyDecoder(DrainBody)
+#: Begins the ids of upstreams' servers on the live page.
+_UPSTREAM = "upstream:"
 
 
 class DrainRoutes:
@@ -82,8 +84,9 @@ class DrainRoutes:
 
     async def _set_drained(self, exchange: Exchange, name: str, *, drained: bool) -> None:
         found = [engine.id for engine in self.registry.set_drained(name, drained=drained)]
+        server = name.removeprefix(_UPSTREAM)
         for upstream in self.upstreams.values():
-            found += upstream.set_drained(name, drained=drained)
+            found += upstream.set_drained(server, drained=drained)
         if not found:
             raise NotFoundError(
                 f"No engine and no server of an upstream is called '{name[:200]}'.",

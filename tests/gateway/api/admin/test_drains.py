@@ -89,6 +89,8 @@ async def test_calls_go_to_the_other_engine_and_running_ones_end() -> None:
         first.step()
         assert await running == "from the first"
         assert (await gateway.engines())[ids[0]]["running"] == 0
+        page = (await gateway.http.get("/ui/api/overview", headers=ADMIN)).json()
+        assert [each["state"] for each in page["engines"]] == ["draining", "serving"]
         health = (await gateway.http.get("/health")).json()
         assert [(each["state"], each["drained"]) for each in health["engines"]] == [
             ("draining", True),
@@ -171,7 +173,11 @@ async def test_servers_of_upstreams() -> None:
             assert await answered_by("b") == "one"
             await gateway.admin("/engines/one/drain")
             assert await answered_by("b") == "two-2"
-            await gateway.admin("/engines/alone/drain")
+            page = (await gateway.http.get("/ui/api/overview", headers=ADMIN)).json()
+            states = {each["name"]: each["state"] for each in page["engines"]}
+            assert (states["one"], states["alone"]) == ("draining", "serving")
+            (entry,) = [each for each in page["engines"] if each["name"] == "alone"]
+            await gateway.admin(f"/engines/{entry['id']}/drain")
             # By the name of the upstream: all its servers.
             assert len((await gateway.admin("/engines/two/drain"))["data"]) == 2
             for model, upstream in (("a", "two"), ("b", "two"), ("c", "alone")):
