@@ -187,7 +187,7 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
     Any model goes to an upstream with two retries; under the prefix `once/` there are none, and
     `narrow/` takes one call at a time, `hasty/` waits a moment only, `dead/` is not there, nor is
     `lame/`, which has a model of the scripted one to fall back on; `fragile/` is left alone after
-    two failures, and `claude/` speaks Anthropic's API.
+    two failures, and `claude/` speaks Anthropic's API. Its log is JSON, with a line for each call.
     """
     url, nowhere = upstream.base_url, f"http://127.0.0.1:{free_port()}/v1"
     with GatewayProcess(
@@ -201,7 +201,9 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
                 upstream_settings("lame", nowhere, fallback=LISTED_MODEL),
                 upstream_settings("fragile", url, max_retries=0, breaker_failures=2),
                 upstream_settings("claude", url, max_retries=0, api="anthropic"),
-            ]
+            ],
+            "server": {"access_log": True},
+            "telemetry": {"log_format": "json"},
         }
     ) as gateway:
         yield gateway

@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
@@ -68,6 +68,8 @@ class EngineLinkEndpoint:
         registry: where engines are added and removed.
         join_keys: keys of which an engine must send one; only their hashes are kept.
         heartbeat_s: how often engines shall show that they are alive.
+        own_key: the one of those keys that only the gateway's own processes have.
+        is_own_name: whether a name is that of such a process; others may not take it.
     """
 
     def __init__(
@@ -75,14 +77,20 @@ class EngineLinkEndpoint:
         registry: EngineRegistry,
         join_keys: Sequence[str],
         heartbeat_s: float = EngineLinkSettings().heartbeat_s,
+        *,
+        own_key: str | None = None,
+        is_own_name: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._registry = registry
+        self._own_digest = None if own_key is None else _digest(own_key.encode())
+        self._is_own_name = is_own_name
         self._digests = [_digest(key.encode()) for key in join_keys]
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, websocket: WebSocket) -> None:
         """Serve one engine until its link ends."""
-        if not self._may_join(websocket.headers.get("authorization")):
+        digest = self._key_of(websocket.headers.get("authorization"))
+        if digest is None:
             error = AuthenticationError("Engines join with the gateway's join key.")
             address = websocket.client.host if websocket.client else "an unknown address"
             logger.warning("an engine at %s was refused: no join key, or a wrong one", address)
@@ -98,7 +106,7 @@ class EngineLinkEndpoint:
         engine: RemoteEngine | None = None
         reason, code = "its link was closed", _TRY_AGAIN_LATER
         try:
-            engine = await self._register(websocket)
+            engine = await self._register(websocket, is_own=digest == self._own_digest)
             if engine is not None:
                 await self._pump(websocket, engine)
         except _Lost as lost:
@@ -110,18 +118,19 @@ class EngineLinkEndpoint:
         finally:
             if engine is not None:
                 self._registry.remove(engine.id, reason)
-                logger.info("engine %s (%s) left: %s", engine.id, engine.name, reason)
+                logger.info("engine %s left: %s", engine.name, reason)
             elif code == _PROTOCOL_ERROR:
                 logger.warning("an engine did not register: %s", reason)
         await _close(websocket, code)
 
-    def _may_join(self, authorization: str | None) -> bool:
+    def _key_of(self, authorization: str | None) -> bytes | None:
+        """The digest of the join key that an engine sent; None without one."""
         scheme, _, key = (authorization or "").partition(" ")
         digest = _digest(key.strip().encode())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return digest if scheme.lower() == "bearer" and any(matches) else None
 
-    async def _register(self, websocket: WebSocket) -> RemoteEngine | None:
+    async def _register(self, websocket: WebSocket, *, is_own: bool) -> RemoteEngine | None:
         """The handshake; None when the engine was refused."""
         try:
             async with asyncio.timeout(_REGISTER_TIMEOUT_S):
@@ -137,6 +146,12 @@ class EngineLinkEndpoint:
                     f"{PROTOCOL_VERSION}: install the same version of parrot-gateway",
                     retry=False,
                 )
+            if not is_own and self._is_own_name(message.name):
+                raise RegistrationRefused(
+                    f"an engine process of the gateway's own is called '{message.name}': give "
+                    "this one another name (--engine-name)",
+                    retry=False,
+                )
             self._registry.check(message)
             tokenizer = self._registry.shared_tokenizer(message)
             if tokenizer is None:
@@ -149,7 +164,7 @@ class EngineLinkEndpoint:
             return None
         except TextAssetsError as error:
             raise WireError(str(error)) from None
-        logger.info("engine %s (%s) joined with %s", engine.id, engine.name, engine.info.model)
+        logger.info("engine %s joined with %s", engine.name, engine.info.model)
         return engine
 
     async def _pump(self, websocket: WebSocket, engine: RemoteEngine) -> None:
@@ -195,7 +210,7 @@ class EngineLinkEndpoint:
             elif isinstance(message, Adapters):
                 self._registry.note_adapters(engine, message)
             elif isinstance(message, Goodbye):
-                logger.info("engine %s is leaving: %s", engine.id, message.reason)
+                logger.info("engine %s is leaving: %s", engine.name, message.reason)
                 self._registry.drain(engine.id)
             else:
                 raise WireError("a second registration on the same link")

@@ -184,7 +184,6 @@ async def stream_call(
     except GatewayError as error:
         if not exchange.responded:
             raise
-        logger.warning("%s: failed in mid-stream: %s", exchange.request_id, error.message)
         await stream.fail(error)
     except Exception:
         if not exchange.responded:

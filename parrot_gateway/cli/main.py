@@ -6,7 +6,6 @@ Only parses and prints. Imports what a command needs inside it.
 from __future__ import annotations
 
 import gc
-import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -136,6 +135,9 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text for people, or json for programs.", show_default="text")
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -157,6 +159,8 @@ def serve(
         flags["server"] = given
     if policy is not None:
         flags["scheduler"] = {"policy": policy}
+    if log_format is not None:
+        flags["telemetry"] = {"log_format": log_format}
     try:
         if model:
             flags["models"] = [{"model": item} for item in model]
@@ -174,11 +178,12 @@ def serve(
         if check:
             raise typer.Exit(_check(sources, settings))
         check_exposure(settings)
-        _log_to_stderr(settings.server.log_level)
 
         with _quick_imports():
             from parrot_gateway.server.serve import run_server
+            from parrot_gateway.telemetry.logs import configure_logging
 
+        configure_logging(settings.server.log_level, settings.telemetry.log_format)
         status = run_server(
             settings, announce=_announce, report=_complain, sources=sources, read=read
         )
@@ -265,22 +270,6 @@ def _upstreams(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
         {"name": name, "urls": given} if len(given) > 1 else {"name": name, "url": given[0]}
         for name, given in urls.items()
     ]
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
-    # These two report every connection and every start-up step at info.
-    for noisy in ("uvicorn", "websockets"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
-    # NOTE: uvicorn logs this as an error for each engine that is refused with a 401; the link logs
-    # which one it was.
-    logging.getLogger("uvicorn.error").addFilter(
-        lambda record: "returned without completing handshake" not in record.getMessage()
-    )
 
 
 def _complain(text: str) -> None:

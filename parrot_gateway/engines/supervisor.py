@@ -7,15 +7,15 @@ and handed over in its environment. The supervisor itself only sends it signals.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
-import secrets
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -153,6 +153,8 @@ class EngineSupervisor:
         self._command = command
         #: Of states of processes, and of what they write.
         self.changes = Changes()
+        #: By model, the numbers of its processes: none is given out twice, and a name neither.
+        self._numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         #: In the order of the settings, then of loading.
         self.processes: list[EngineProcess] = []
         #: Models that are served, or will be once loaded; not those that are being unloaded.
@@ -182,6 +184,10 @@ class EngineSupervisor:
                 found.setdefault(process.model.served_name, process.model)
         return found
 
+    def owns(self, name: str) -> bool:
+        """Whether an engine's name is that of a process."""
+        return any(process.name == name for process in self.processes)
+
     def processes_of(self, model: str) -> list[EngineProcess]:
         return [process for process in self.processes if process.model.served_name == model]
 
@@ -190,7 +196,7 @@ class EngineSupervisor:
         self.processes += [
             EngineProcess(
                 model.on_device(index),
-                f"{model.served_name}-{index}-{secrets.token_hex(4)}",
+                f"{model.served_name}-{next(self._numbers[model.served_name])}",
                 self.changes,
             )
             for index in range(model.engines)

@@ -265,7 +265,7 @@ class Dispatcher:
         shapes: by a hot path, gives an exchange the errors and headers of an API other than
             OpenAI's, before anything is checked.
         calls: get the records of calls.
-        log_access: log a line for each request.
+        log_access: log a line for each request that is no call.
     """
 
     def __init__(
@@ -318,9 +318,10 @@ class Dispatcher:
         try:
             await self._dispatch(exchange, scope, receive, send)
         finally:
-            if not record.deferred:
-                record.end()
-            if self._log_access:
+            if record.path:
+                if not record.deferred:
+                    record.end()
+            elif self._log_access:
                 _log_request(exchange)
 
     def _dispatch(
@@ -431,12 +432,13 @@ class Dispatcher:
     async def _answer_error(self, exchange: Exchange, error: GatewayError) -> None:
         if exchange.completed:
             return
-        if error.status >= 500:
+        if error.status >= 500 and not exchange.record.path:
             logger.warning("%s: %s: %s", exchange.request_id, error.code, error.message)
         if not exchange.responded:
             await exchange.respond_error(error)
         elif not await exchange.fail_in_band(error):
             # The connection is cut: the client has no other way to notice.
+            exchange.record.fail(error)
             logger.error("%s: failed after its answer began", exchange.request_id)
 
     async def _ask_quiet(
@@ -470,16 +472,15 @@ class Dispatcher:
 
 
 def _log_request(exchange: Exchange) -> None:
-    """One line: method, path, status, milliseconds until the end, request id, model."""
+    """One line: method, path, status, milliseconds until the end, request id."""
     path = exchange.scope.get("raw_path") or exchange.path.encode()
     access_logger.info(
-        "%s %s %d %.1f ms %s %s",
+        "%s %s %d %.1f ms %s",
         exchange.scope["method"],
         path.decode("latin-1"),
         exchange.record.status or CLIENT_LEFT,
         (time.perf_counter() - exchange.started) * 1000,
         exchange.request_id,
-        "-" if exchange.record.model is None else repr(exchange.record.model[:200]),
     )
 
 

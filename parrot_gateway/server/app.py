@@ -95,7 +95,11 @@ def create_app(
 
     management.router.lifespan_context = lifespan
     endpoint = EngineLinkEndpoint(
-        gateway.registry, gateway.join_keys(), settings.engines.heartbeat_s
+        gateway.registry,
+        gateway.join_keys(),
+        settings.engines.heartbeat_s,
+        own_key=gateway.own_join_key,
+        is_own_name=gateway.supervisor.owns,
     )
 
     @management.websocket(JOIN_PATH)

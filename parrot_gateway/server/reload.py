@@ -26,13 +26,12 @@ from parrot_gateway.settings.model import Settings, api_key_of
 from parrot_gateway.settings.reload import changed_fields, fields_of, reload_of
 from parrot_gateway.settings.secret_reference import HIDDEN, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
+from parrot_gateway.telemetry.logs import set_log_level
 
 logger = logging.getLogger(__name__)
 
 #: What a request's body is called in messages.
 _BODY = "request body"
-#: Loggers that report every connection at info: never below warning.
-_NOISY = ("uvicorn", "websockets")
 
 
 class SettingsReloader:
@@ -145,7 +144,7 @@ class SettingsReloader:
         # NOTE: from here on nothing waits and nothing fails.
         put_into_service()
         self._sources = sources
-        _set_log_level(settings.server.log_level)
+        set_log_level(settings.server.log_level)
         return changed
 
 
@@ -208,10 +207,3 @@ def _unhide(data: dict[str, Any], settings: Settings) -> None:
             upstream["urls"] = [
                 known.get((name, url), url) if isinstance(url, str) else url for url in urls
             ]
-
-
-def _set_log_level(level: str) -> None:
-    root = logging.getLogger()
-    root.setLevel(level.upper())
-    for noisy in _NOISY:
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))

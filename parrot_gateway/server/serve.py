@@ -26,6 +26,7 @@ from parrot_gateway.server.reload import SettingsReloader
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings
 from parrot_gateway.settings.sources import SettingsSources
+from parrot_gateway.telemetry.logs import CallLog
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def run_server(
     gateway = Gateway(settings)
     sources = sources or SettingsSources(ConfigFile.empty())
     reloader = SettingsReloader(gateway, sources, read)
+    gateway.call_records.sinks.append(CallLog(lambda: gateway.settings.server.access_log))
     app = create_app(
         gateway,
         reloader=reloader,

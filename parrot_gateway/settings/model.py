@@ -56,7 +56,8 @@ class ServerSettings(_Section):
     #: A comment is sent into a stream that has been silent for this long.
     keep_alive_s: Seconds = 15.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    #: Log a line for each request, at info.
+    #: Log a line for each call and each other request, at info. Calls that fail by no fault of
+    #: their caller are logged as warnings in any case.
     access_log: bool = False
 
     @field_validator("cors_origins")
@@ -522,6 +523,8 @@ class TelemetrySettings(_Section):
     traces_service_name: str = Field(default="parrot-gateway", min_length=1, max_length=256)
     #: A session without a call for so long gets its span.
     traces_session_idle_s: Seconds = 60.0
+    #: How the log is written: text for people, or a line of JSON each.
+    log_format: Literal["text", "json"] = "text"
 
 
 class ParrotV3Settings(_Section):

@@ -115,15 +115,23 @@ def test_the_log_has_one_format_and_names_engines() -> None:
         gateway.post("/v1/messages", message)
         engine = gateway.health()["engine_processes"][0]["name"]
         assert gateway.stdout().rstrip().endswith('"max_tokens": 60}\'')
-        wait_until(lambda: gateway.stderr().count(".access: ") == 4, "all calls in the log")
+        wait_until(lambda: gateway.stderr().count(".calls: ") == 2, "all calls in the log")
         lines = gateway.stderr().splitlines()
     assert [line for line in lines if not LOG_LINE.fullmatch(line)] == []
     assert any(f" parrot_engine: {engine}: loading {DEMO_MODEL}" in line for line in lines)
-    access = [line.partition("parrot_gateway.access: ")[2] for line in lines if "access: " in line]
-    pattern = rf"POST /v1/completions 200 [\d.]+ ms {headers['x-request-id']} '{DEMO_MODEL}'"
-    assert re.fullmatch(pattern, access[0])
-    assert re.fullmatch(r"GET /v1/models 200 [\d.]+ ms req_\w+ -", access[1])
-    assert re.fullmatch(rf"POST /v1/messages 200 [\d.]+ ms req_\w+ '{DEMO_MODEL}'", access[2])
+    (joined,) = (n for n, line in enumerate(lines) if f"engine {engine} joined" in line)
+    said = [line.split(" ", 3)[3].lstrip().partition(": ") for line in lines[joined + 1 :]]
+    # No other line comes after the start: what it prints in the end stays in sight.
+    assert {logger for logger, _, _ in said} == {"parrot_gateway.calls", "parrot_gateway.access"}
+    calls = [text for logger, _, text in said if logger == "parrot_gateway.calls"]
+    first = dict(pair.split("=") for pair in calls[0].split()[1:])
+    assert (first["path"], first["status"]) == ("/v1/completions", "200")
+    assert (first["model"], first["engine"]) == (DEMO_MODEL, engine)
+    assert (first["prompt_tokens"], first["output_tokens"]) == ("1", "1")
+    assert first["request_id"] == headers["x-request-id"]
+    assert "path=/v1/messages" in calls[1]
+    access = [text for logger, _, text in said if logger == "parrot_gateway.access"]
+    assert re.fullmatch(r"GET /v1/models 200 [\d.]+ ms req_\w+", access[0])
 
 
 def test_a_gateway_that_waits_for_engines_says_where_they_join() -> None:

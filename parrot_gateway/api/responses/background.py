@@ -51,7 +51,6 @@ async def make(
         record.error_code, record.error_message = "cancelled", "The response was cancelled."
         record.status = CLIENT_LEFT
     except GatewayError as error:
-        logger.warning("%s: failed in the background: %s", response_id, error.message)
         record.fail(error)
         record.status = error.status
         whole, _ = answer.fail(error)

@@ -269,8 +269,8 @@ async def test_switches_and_the_log_level(caplog: pytest.LogCaptureFixture) -> N
         )
         assert changed == ["server.access_log", "linking.headers", "linking.use"]
         with caplog.at_level(logging.INFO, "parrot_gateway"):
-            await gateway.ask("a")
-        assert any("/v1/chat/completions" in record.getMessage() for record in caplog.records)
+            await gateway.get()
+        assert any("/admin/v1/config" in record.getMessage() for record in caplog.records)
         level = logging.getLogger().level
         try:
             await gateway.change(server={"log_level": "error"})
