@@ -155,8 +155,7 @@ class Gateway:
                 semantic=self.semantic.describe,
                 batches=self.batches.describe,
                 linking=self.linking.describe,
-            ),
-            upstreams=[name for item in settings.upstreams for name in item.servers],
+            )
         )
         if settings.telemetry.metrics:
             self.call_records.sinks.append(self.metrics.calls.ended)

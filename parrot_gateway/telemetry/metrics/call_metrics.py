@@ -6,7 +6,7 @@ for each metric.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from parrot_gateway.telemetry.call_record import CallRecord
@@ -18,6 +18,7 @@ from parrot_gateway.telemetry.metrics.labels import (
     MAX_MODELS,
     MAX_TENANTS,
     MAX_WORDS,
+    OTHER,
     BoundedValues,
     label_text,
 )
@@ -77,17 +78,23 @@ class CallMetrics:
     """Counts calls. Used in the event loop's thread only.
 
     Args:
+        engines: names of those that have joined.
         upstreams: names of the servers of upstreams.
     """
 
-    def __init__(self, upstreams: Collection[str]) -> None:
-        self._upstreams = frozenset(upstreams)
+    def __init__(
+        self,
+        engines: Callable[[], Collection[str]] = tuple,
+        upstreams: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._engines_now = engines
+        self._upstreams_now = upstreams
         self._models = BoundedValues(MAX_MODELS)
         self._engines = BoundedValues(MAX_ENGINES)
         self._tenants = BoundedValues(MAX_TENANTS)
         self._errors = BoundedValues(MAX_WORDS)
         self._codes = BoundedValues(MAX_WORDS)
-        self._cells: dict[Definition, dict[str, _Cell]] = {}
+        self._cells: dict[Definition, dict[tuple[str, ...], _Cell]] = {}
         self._by_model: dict[tuple[str, str], _ByModel] = {}
         self._durations: dict[tuple[str, ...], Distribution] = {}
         self._stages = {
@@ -161,6 +168,9 @@ class CallMetrics:
 
     def _remember(self, key: tuple[object, ...], record: CallRecord) -> _Series:
         failed = record.status >= 400 or record.error_code is not None
+        upstreams = self._upstreams_now()
+        if self._engines.is_full:
+            self._forget_engines({*upstreams, *self._engines_now(), UNKNOWN})
         # What clients make up, and nothing serves, takes no place among the labels.
         model = self._models.of(record.served_model or UNKNOWN, is_real=not failed)
         engine = self._engines.of(record.engine or UNKNOWN)
@@ -189,9 +199,21 @@ class CallMetrics:
             self._duration(operation, model, error),
             by_model,
             *self._token_cells(record.engine, model, engine, tenant),
-            has_first=record.streamed or record.engine not in self._upstreams,
+            has_first=record.streamed or record.engine not in upstreams,
         )
         return series
+
+    def _forget_engines(self, kept: Collection[str]) -> None:
+        """Drop the series of engines that are gone: each new process has a name of its own."""
+        if not self._engines.keep(kept):
+            return
+        self._remembered.clear()
+        shown = {OTHER, *self._engines.shown}
+        for definition, cells in self._cells.items():
+            if "engine" in definition.labels:
+                place = definition.labels.index("engine")
+                for labels in [each for each in cells if each[place] not in shown]:
+                    del cells[labels]
 
     def _token_cells(
         self, taken_by: str | None, model: str, engine: str, tenant: str
@@ -206,8 +228,7 @@ class CallMetrics:
         return prompt, cached, output
 
     def _cell(self, definition: Definition, *labels: str) -> _Cell:
-        cells = self._cells.setdefault(definition, {})
-        return cells.setdefault(label_text(definition.labels, labels), [0])
+        return self._cells.setdefault(definition, {}).setdefault(labels, [0])
 
     def _model(self, operation: str, model: str) -> _ByModel:
         found = self._by_model.get((operation, model))
@@ -226,7 +247,8 @@ class CallMetrics:
 
     def counters(self, definition: Definition) -> Mapping[str, float]:
         """Values by labels, as of `label_text`; none of what is not counted here."""
-        return {labels: cell[0] for labels, cell in self._cells.get(definition, {}).items()}
+        cells = self._cells.get(definition, {})
+        return {label_text(definition.labels, labels): cell[0] for labels, cell in cells.items()}
 
     def histogram(self, definition: Definition) -> Iterator[str]:
         """The samples of a histogram; none of one that is not counted here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 from functools import lru_cache
 
 #: What values beyond a limit are counted under.
@@ -26,6 +26,21 @@ class BoundedValues:
         self._limit = limit
         self._known: dict[str, str] = {}
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._known) >= self._limit
+
+    @property
+    def shown(self) -> Collection[str]:
+        """The names that there are."""
+        return self._known.values()
+
+    def keep(self, values: Container[str]) -> bool:
+        """Forget all others; whether there were any."""
+        before = len(self._known)
+        self._known = {value: name for value, name in self._known.items() if value in values}
+        return len(self._known) < before
+
     def of(self, value: str, *, is_real: bool = True) -> str:
         """The value to count under.
 
@@ -35,7 +50,7 @@ class BoundedValues:
         known = self._known.get(value)
         if known is not None:
             return known
-        if not is_real or len(self._known) >= self._limit:
+        if not is_real or self.is_full:
             return OTHER
         self._known[value] = value[:_MAX_CHARACTERS]
         return self._known[value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,14 +25,16 @@ class Metrics:
 
     Args:
         parts: that are read for each page.
-        upstreams: names of the servers of upstreams.
 
     Attributes:
         calls: counts calls; `CallMetrics.ended` takes the record of each.
     """
 
-    def __init__(self, parts: Parts, upstreams: Collection[str]) -> None:
-        self.calls = CallMetrics(upstreams)
+    def __init__(self, parts: Parts) -> None:
+        self.calls = CallMetrics(
+            lambda: {engine.name for engine in parts.registry.joined.values()},
+            lambda: {name for each in parts.upstreams.values() for name in each.settings.servers},
+        )
         self._gauges = Gauges(parts)
         self._graphs = {
             definition: Distribution(definition)

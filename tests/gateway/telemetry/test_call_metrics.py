@@ -22,7 +22,7 @@ from serving import serving
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
-from parrot_gateway.telemetry.metrics.definitions import CALLS, SUCCESS, TENANT_CALLS
+from parrot_gateway.telemetry.metrics.definitions import CALLS, PROMPT_TOKENS, SUCCESS, TENANT_CALLS
 
 
 async def values_of(http: Http) -> dict[tuple[str, ...], float]:
@@ -126,7 +126,7 @@ def record(**fields: Any) -> CallRecord:
 
 
 def test_labels_are_bounded() -> None:
-    metrics = CallMetrics([])
+    metrics = CallMetrics(lambda: [f"e{number}" for number in range(300)])
     for number in range(300):
         metrics.ended(record(tenant=f"t{number}", served_model=f"m{number}", engine=f"e{number}"))
         metrics.ended(record(status=404, served_model=f"made-up-{number}"))
@@ -139,7 +139,22 @@ def test_labels_are_bounded() -> None:
 
 
 def test_a_client_that_left_is_an_abort() -> None:
-    metrics = CallMetrics([])
+    metrics = CallMetrics()
     metrics.ended(record(status=499, client_left=True, served_model="m", engine="e"))
     (labels,) = metrics.counters(SUCCESS)
     assert 'finished_reason="abort"' in labels
+
+
+def test_engines_that_are_gone_make_room() -> None:
+    now: list[str] = []
+    metrics = CallMetrics(lambda: now)
+    for generation in range(3):
+        now[:] = [f"e{generation}-{number}" for number in range(150)]
+        for name in now:
+            metrics.ended(record(served_model="m", engine=name, prompt_tokens=1))
+        # A call that has just ended on one that has just left.
+        metrics.ended(record(served_model="m", engine="gone", prompt_tokens=1))
+    labels = metrics.counters(PROMPT_TOKENS)
+    assert all(any(f'"{name}"' in each for each in labels) for name in now)
+    assert len(labels) <= 202
+    assert sum(metrics.counters(TENANT_CALLS).values()) == 3 * 151
