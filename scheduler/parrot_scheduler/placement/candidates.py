@@ -21,6 +21,8 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
 FEW_ROWS = 16
+#: Of a prompt: less is not what its application computed before, but what its calls begin with.
+LEAST_OWN_SHARE = 1 / 3
 
 
 class CandidateColumns(NamedTuple):
@@ -90,6 +92,8 @@ class CheapestRow(NamedTuple):
             last = argmin(np.where(here == most, cost, np.inf), cost)
         if last in (-1, self.row):
             return self
+        if common is None and columns.cached[last] < state.task.prompt_tokens * LEAST_OWN_SHARE:
+            return self
         there = CheapestRow.of(columns, pool, last)
         is_taken = there.cached > self.cached and there.cost <= self.cost * slack
         return there if is_taken else self
@@ -109,7 +113,7 @@ def cheapest_row(
         slack: the engine that caches most of the prompt is taken at up to so many times the least
             cost, if that is more than what any applications share (`Task.common_tokens`). Where
             that is not known: the engine where its application ran last, if it caches more than
-            the cheapest.
+            the cheapest, and `LEAST_OWN_SHARE` of the prompt.
 
     Returns:
         None: there is no candidate.
@@ -212,6 +216,7 @@ def _of_few(
     # The engine that has what is the task's own.
     home, home_cost, home_hit, home_prefill = -1, math.inf, 0.0, 0.0
     common = task.common_tokens
+    least_own = prompt * LEAST_OWN_SHARE
     decode_work = pool.decode_work * output
     count = others
     for row in rows:
@@ -234,7 +239,7 @@ def _of_few(
         prefill = queued + prompt - hit
         cost = (decode_work + prefill) * (batch + 1.0)
         if (
-            row == last
+            row == last and hit >= least_own
             if common is None
             else hit > common and (hit > home_hit or (hit == home_hit and cost < home_cost))
         ):

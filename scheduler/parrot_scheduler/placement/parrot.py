@@ -25,9 +25,13 @@ Rules, each with what it gives in `simulate policies` and on recorded programs (
    own goes to engines that should meet it, if any does.
 5. What is a task's own: the engine that caches most of its prompt, more than what any applications
    share of it (`Task.common_tokens`), may cost three times as much as the cheapest; where that is
-   not known, the engine where its application ran last, if it caches more. The product counts a
-   moment; who leaves what he has there has it computed anew, and takes memory twice. Agents 1.02 to
-   1.07 times as fast, programs of many agents whose calls come over a network 1.19 times.
+   not known, the engine where its application ran last, if it caches a third of the prompt and
+   more than the cheapest. The product counts a moment; a call that leaves what is cached has it
+   computed anew, and takes memory twice. Agents 1.02 to 1.07 times as fast, programs of many agents
+   whose calls come over a network 1.19 times. Where sequences cost more than a prompt, the slack is
+   less, `1 + 2 / decode work` of a token: 1.5 on a CPU, where three times made agents 0.95 and
+   multi-agent programs 0.84 times as fast. Less than a third is what a fan-out shares, which would
+   follow its first call: map-reduce jobs of one document 0.96 times as fast.
 6. `Task.prefers`: the engine that has something of the task already may cost a quarter more.
 """
 
@@ -50,8 +54,9 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: The engine that a task prefers may cost so many times as much as the best one.
 _PREFERRED_SLACK = 1.25
-#: The engine that has what is the task's own may cost so many times as much as the best one.
-_HOME_SLACK = 3.0
+#: The engine that has what is the task's own may cost so many times as much again as the best one,
+#: where a generated token costs a sequence beside it no more than a prompt token would.
+_HOME_SLACK = 2.0
 #: An engine with less of the prompt than this share of what another one has replicates it.
 _REPLICATE_SHARE = 0.5
 
@@ -84,6 +89,7 @@ class Parrot(PlacementPolicy):
         limit = _limit_of(state, now)
         preferred = pool.row_of(state.task.prefers)
         decided_by = ""
+        home_slack = 1.0 + _HOME_SLACK / max(1.0, pool.decode_work)
         if pool.num_step_limits or limit is not None or preferred >= 0:
             columns = candidate_columns(state, application, pool)
             kept = None
@@ -93,13 +99,13 @@ class Parrot(PlacementPolicy):
                 return None
             found = CheapestRow.of(kept, pool)
             last = pool.row_of(application.last_engine)
-            found = found.or_home(kept, state, last, pool, _HOME_SLACK)
+            found = found.or_home(kept, state, last, pool, home_slack)
             if preferred not in (-1, found.row):
                 there = CheapestRow.of(kept, pool, preferred)
                 if there.cost <= found.cost * _PREFERRED_SLACK:
                     found, decided_by = there, "preferred"
         else:
-            cheapest = cheapest_row(state, application, pool, _HOME_SLACK)
+            cheapest = cheapest_row(state, application, pool, home_slack)
             if cheapest is None:
                 return None
             found = cheapest

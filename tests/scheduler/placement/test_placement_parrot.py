@@ -276,6 +276,35 @@ def test_a_session_stays_with_its_context_unless_that_costs_much_more(
     assert placed(engines, turn).row == row
 
 
+@pytest.mark.parametrize(("shared", "row"), [(30, 1), (50, 0)])
+def test_a_fan_out_does_not_follow_its_first_call_for_what_all_begin_with(
+    shared: int, row: int
+) -> None:
+    """The last engine counts where it caches a third of the prompt: 30 or 50 of 125 blocks."""
+    engines = Engines("parrot", 2)
+    engines.fill(engines.put_on(0, engines.state(2000, 50, chain(1, 125), application="maps")))
+    engines.fill(engines.put_on(0, engines.state(160, 50, chain(100, 10))))
+    beginning = chain(1, shared)
+    call = engines.state(2000, 50, (*beginning, *chain(2, 125)[shared:]), application="maps")
+    assert placed(engines, call).row == row
+
+
+@pytest.mark.parametrize(("sequence_s", "row"), [(0.0, 0), (3.6e-4, 1)])
+def test_where_a_sequence_is_dear_a_session_leaves_its_context_sooner(
+    sequence_s: float, row: int
+) -> None:
+    engines = Engines("parrot", 2)
+    learn(engines, sequence_s, sequence_s)
+    first = engines.put_on(0, engines.state(2000, 50, chain(1, 125), application="agent"))
+    engines.fill(first)
+    engines.end(first)
+    engines.pool.prefixes.stored(1, chain(1, 110))
+    for other in range(3):
+        engines.fill(engines.put_on(0, engines.state(160, 50, chain(100 + other, 10))))
+    turn = engines.state(2100, 50, chain(1, 125), application="agent")
+    assert placed(engines, turn).row == row
+
+
 @pytest.mark.parametrize(("common", "row"), [(None, 1), (1600, 0), (1800, 1), (2000, 1)])
 def test_calls_go_where_more_is_cached_than_what_any_applications_share(
     common: int | None, row: int
