@@ -140,6 +140,11 @@ class CallGate:
         self._refuses_drained = False
         self._refusal: asyncio.TimerHandle | None = None
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new calls are wanted: it is shutting down, or drained by its operator."""
+        return self.draining or self.drained
+
     def set_drained(self, drained: bool, refuse_after_s: float | None = None) -> None:
         """Announce that no calls are wanted, or that they are again.
 

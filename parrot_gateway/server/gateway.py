@@ -233,7 +233,7 @@ class Gateway:
         return {
             "version": __version__,
             "uptime_s": round(time.time() - self.started_at, 1),
-            "draining": self.gate.draining or self.gate.drained,
+            "draining": self.gate.is_draining,
             # Without one there are no actions; with one, only those who have it see the page.
             "needs_admin_key_for_actions": admin_key_of(self.settings) is None,
             "calls": {
@@ -289,7 +289,7 @@ class Gateway:
     def is_ready(self) -> bool:
         """Whether calls can be answered: some model is there, and the gateway neither closes nor is
         drained."""
-        if self.gate.draining or self.gate.drained:
+        if self.gate.is_draining:
             return False
         return (
             bool(self.registry.serving)

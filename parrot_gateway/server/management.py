@@ -130,7 +130,7 @@ def knows_path(path: str) -> bool:
 
 
 def _status(gateway: Gateway) -> str:
-    if gateway.gate.draining or gateway.gate.drained:
+    if gateway.gate.is_draining:
         return "draining"
     return "ok" if gateway.is_ready() else "starting"
 

@@ -65,7 +65,7 @@ def _histogram(name: str, labels: str, help: str, buckets: tuple[float, ...]) ->
 
 INFO = _gauge("parrot_gateway_info", "version", "1, with the version of the gateway.")
 READY = _gauge("parrot_gateway_ready", "", "Whether calls can be answered (/health/readiness).")
-DRAINING = _gauge("parrot_gateway_draining", "", "Whether new calls are refused.")
+DRAINING = _gauge("parrot_gateway_draining", "", "Whether the gateway shuts down or is drained.")
 REQUESTS_RUNNING = _gauge("parrot_requests_running", "", "Requests in work over HTTP.")
 REQUESTS_ACCEPTED = _counter(
     "parrot_requests_accepted",

@@ -40,7 +40,10 @@ class RequestCounts(Protocol):
     running: int
     accepted: int
     refused: int
-    draining: bool
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new calls are wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,7 @@ def _read_gateway(parts: Parts, samples: Samples) -> Iterator[None]:
     samples.add(d.INFO, 1, __version__)
     samples.add(d.READY, parts.is_ready())
     requests = parts.requests
-    samples.add(d.DRAINING, requests.draining)
+    samples.add(d.DRAINING, requests.is_draining)
     samples.add(d.REQUESTS_RUNNING, requests.running)
     samples.add(d.REQUESTS_ACCEPTED, requests.accepted)
     samples.add(d.REQUESTS_REFUSED, requests.refused)
@@ -137,7 +140,7 @@ def _read_engines(parts: Parts, samples: Samples) -> Iterator[None]:
 
 def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) -> None:
     add, stats, info = samples.add, engine.stats, engine.info
-    state = "lost" if engine.lost else "draining" if engine.draining else "ready"
+    state = "lost" if engine.lost else "ready" if engine.takes_calls else "draining"
     add(d.ENGINES, 1, model, info.kind, state)
     add(d.NUM_RUNNING, stats.running, model, name)
     add(d.NUM_WAITING, stats.waiting, model, name)

@@ -206,6 +206,7 @@ async def test_a_drained_gateway_is_not_ready_first_and_refuses_later() -> None:
         assert 29 < drained["refuses_in_s"] <= 30
         assert drained["running"] == 1
         assert await gateway.readiness() == (503, "draining")
+        assert "\nparrot_gateway_draining 1\n" in (await gateway.http.get("/metrics")).text
         engine.automatic = True
         engine.step()
         # A load balancer that has not noticed yet still gets answers.
