@@ -400,10 +400,14 @@ class CallRoutes:
             and MARKER.search(body) is None
             and not request.head.may_name_session
         ):
-            if self._linking.is_running:
-                answer = partial(self._answer, exchange, request, _ORDINARY)
-                await self._linked(exchange, body, answer)
-            else:
+            linking = self._linking
+            observed = linking.observe(exchange, body) if linking.is_running else None
+            if observed is None:
+                await self._answer(exchange, request, _ORDINARY)
+                return
+            with observed:
+                if linking.names_sessions:
+                    await linking.name_session(exchange, observed)
                 await self._answer(exchange, request, _ORDINARY)
         else:
             await self._answer_in_session(kind, exchange, request)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
+from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -164,17 +165,18 @@ class LinkingService:
             call: its id where it has one.
 
         Returns:
-            What is to be finished when the call has ended; None for one that is not linked.
+            A context that the call ends with, in which it is answered; None for one that is not
+            linked.
 
         Raises:
             InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
         """
-        if not self.is_linked(exchange):
+        if not self.is_running or not self.is_linked(exchange):
             return None
         if len(body) > self.settings.max_body_bytes:
             self._skipped += 1
             body = b""
-        call = call or call_id_of(exchange)
+        call = call or exchange.record.call_id
         client = exchange.scope.get("client")
         seen = RequestSeen(
             exchange.tenant,
@@ -186,9 +188,7 @@ class LinkingService:
             body,
             f"{client[0]}:{client[1]}" if client else "",
         )
-        if not self._gather(seen):
-            return None
-        return ObservedCall(self, exchange, call)
+        return ObservedCall(self, exchange, call) if self._gather(seen) else None
 
     def is_linked(self, exchange: Exchange) -> bool:
         """Whether its client, and the settings for its tenant, let a call be linked.
@@ -215,36 +215,27 @@ class LinkingService:
         call: str = "",
     ) -> T:
         """Let `answer` answer the exchange, and link the call; arguments otherwise as `observe`."""
-        observed = self.observe(exchange, body, session, call) if self.is_running else None
+        observed = self.observe(exchange, body, session, call)
         if observed is None:
             return await answer()
-        try:
-            if self.settings.headers and not session:
-                await self.add_headers(exchange, observed.id)
-            if self.settings.session_header:
-                await self._name_session(exchange, session)
-            result = await answer()
-        except GatewayError as error:
-            # What has not been answered yet is answered with the error, later.
-            if exchange.responded:
-                observed.finish(error.status)
-            raise
-        except BaseException:
-            observed.finish()
-            raise
-        observed.finish()
-        return result
+        with observed:
+            if self.names_sessions:
+                await self.name_session(exchange, observed, session)
+            return await answer()
 
-    def answered(
-        self, exchange: Exchange, call: str, status: int, body: bytes, process: Process | None
+    @property
+    def names_sessions(self) -> bool:
+        """Whether calls, or their answers, name the sessions that were inferred."""
+        return self.settings.headers or bool(self.settings.session_header)
+
+    async def name_session(
+        self, exchange: Exchange, observed: ObservedCall, session: str = ""
     ) -> None:
-        """Hand the end of a call over.
-
-        Args:
-            process: the one that was told of its beginning; another one knows nothing of it.
-        """
-        if process is self.process:
-            self._gather(AnswerSeen(exchange.tenant, call, status, time.time(), body))
+        """Let a call that is observed, and its answer, name its session as far as that is set."""
+        if self.settings.headers and not session:
+            await self.add_headers(exchange, observed.id)
+        if self.settings.session_header:
+            await self._name_session(exchange, session)
 
     async def ask(
         self, tenant: str, what: str, name: str = "", timeout_s: float | None = None
@@ -340,7 +331,7 @@ class LinkingService:
     def _statistics(self) -> dict[str, Any]:
         return {
             "enabled": self.settings.enabled,
-            "sent": self._sent,
+            "sent": self._sent + len(self._gathered),
             "skipped": self._skipped,
             "restarts": self._restarts,
             "late": self._late,
@@ -350,8 +341,6 @@ class LinkingService:
 
     def _gather(self, message: RequestSeen | AnswerSeen) -> bool:
         """Let a message leave soon, with others; without its text where too much is on its way."""
-        if not self.is_running:
-            return False
         size = _MESSAGE_BYTES + len(message.body)
         if self._gathered_bytes > self._room:
             waiting = self._waiting_bytes()
@@ -365,10 +354,6 @@ class LinkingService:
                 size = _MESSAGE_BYTES
         self._gathered.append(message)
         self._gathered_bytes += size
-        self._sent += 1
-        if self._forecasts_timer is None:
-            loop = asyncio.get_running_loop()
-            self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
         if self._gathered_bytes > _GATHER_BYTES:
             self._flush()
         elif self._flusher is None:
@@ -380,7 +365,6 @@ class LinkingService:
         if not self.is_running:
             return False
         self._gathered.append(message)
-        self._sent += 1
         self._flush()
         return True
 
@@ -401,6 +385,10 @@ class LinkingService:
             self._flusher.cancel()
             self._flusher = None
         messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        self._sent += len(messages)
+        if self._forecasts_timer is None:
+            loop = asyncio.get_running_loop()
+            self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
         process = self.process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
             process.stdin.write(encode(messages))
@@ -476,7 +464,7 @@ class LinkingService:
 
 
 class ObservedCall:
-    """One call whose answer is copied as it is sent.
+    """A call whose answer is copied as it is sent; a context that ends with the call.
 
     Attributes:
         id: of the call.
@@ -490,6 +478,7 @@ class ObservedCall:
         self.id = id
         self._service = service
         self._exchange = exchange
+        #: The one that was told of its beginning; another one knows nothing of it.
         self._process = service.process
         self._pieces: list[bytes] = []
         #: Bytes that it may still get.
@@ -498,28 +487,39 @@ class ObservedCall:
         self._last_event = _LAST_EVENTS.get(exchange.path)
         exchange.copy_answer(self._take)
 
-    def finish(self, status: int = 0) -> None:
-        """The call is over, with or without a complete answer; `status` counts without."""
-        if not self._has_ended:
-            self._end(status)
+    def __enter__(self) -> None:
+        """The call is answered within."""
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._has_ended:
+            return
+        if not isinstance(error, GatewayError):
+            self._end(0)
+        elif self._exchange.responded:
+            # What has not been answered yet is answered with the error, later.
+            self._end(error.status)
 
     def _take(self, data: bytes, is_last: bool) -> None:
-        if self._left >= 0:
-            self._left -= len(data)
-            self._pieces.append(data)
-            if self._left < 0:
-                self._pieces = [b"".join(self._pieces)[:_HEAD_BYTES]]
+        self._pieces.append(data)
+        self._left -= len(data)
+        if self._left < 0:
+            self._pieces = [b"".join(self._pieces)[:_HEAD_BYTES]]
         # With the last event the client knows the whole answer, and may use it in its next call.
         event = self._last_event
         if is_last or (data.endswith(_DONE) if event is None else event.search(data)):
             self._end(self._exchange.record.status)
 
     def _end(self, status: int) -> None:
+        """Hand the end of the call over; `status` counts without a complete answer."""
         self._has_ended = True
+        exchange, service, pieces = self._exchange, self._service, self._pieces
         # What the exchange holds would else wait for the garbage collector.
-        self._exchange.copy_answer(None)
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._service.answered(self._exchange, self.id, status, body, self._process)
+        exchange.copy_answer(None)
+        if self._process is service.process and service.is_running:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            service._gather(AnswerSeen(exchange.tenant, self.id, status, time.time(), body))
 
 
 def _added(counters: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

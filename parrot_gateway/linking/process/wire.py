@@ -17,7 +17,9 @@ from parrot_gateway.linking.profiles.forecast import ForecastsChanged
 PREFIX_BYTES = 4
 
 
-class RequestSeen(msgspec.Struct, tag="request", array_like=True):
+# NOTE: `gc=False` keeps messages, of which there are many, out of the garbage collector; they hold
+# no containers, and so make no cycles.
+class RequestSeen(msgspec.Struct, tag="request", array_like=True, gc=False):
     """A call has begun.
 
     Attributes:
@@ -36,7 +38,7 @@ class RequestSeen(msgspec.Struct, tag="request", array_like=True):
     peer: str = ""
 
 
-class AnswerSeen(msgspec.Struct, tag="answer", array_like=True):
+class AnswerSeen(msgspec.Struct, tag="answer", array_like=True, gc=False):
     """A call has ended.
 
     Attributes:
@@ -52,7 +54,7 @@ class AnswerSeen(msgspec.Struct, tag="answer", array_like=True):
     body: bytes
 
 
-class Query(msgspec.Struct, tag="query", array_like=True):
+class Query(msgspec.Struct, tag="query", array_like=True, gc=False):
     """A question; the answer is a `Reply` of the same number.
 
     Attributes:
