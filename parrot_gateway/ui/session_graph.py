@@ -39,8 +39,8 @@ from parrot_gateway.ui.history import CallHistory
 MAX_CALLS = 1000
 #: Nodes that are made in one turn of the event loop.
 _AT_ONCE = 50
-#: How long the linking process is waited for.
-_ASK_S = 2.0
+#: How long the linking process is waited for at first.
+_FIRST_ASK_S = 2.0
 #: Tokens after which a running call is shown anew.
 _TOKENS_SHIFT = 5
 
@@ -102,8 +102,10 @@ class SessionGraph:
         #: Nodes that may change by themselves.
         self._open: dict[str, None] = {}
         self._linked: dict[str, dict[str, Any]] = {}
-        #: Numbers of calls in an inferred session, in the order of their arrival.
+        #: Numbers of calls without names, in the order of their arrival.
         self._numbers: dict[str, int] = {}
+        #: By the session's own graph, and with what the linking process has found.
+        self._declared_stages: dict[str, int] = {}
         self._stages: dict[str, int] = {}
         self._dirty: dict[str, None] = {}
         #: Calls that turned out to belong elsewhere.
@@ -124,11 +126,13 @@ class SessionGraph:
 
     async def load(self) -> None:
         """Read everything, anew if it was read before."""
+        # What is shown already may wait for the linking process; what is shown first may not.
+        timeout_s = None if self._nodes else _FIRST_ASK_S
         self._clear()
         self.is_outdated = False
         # The calls come as changes before the answer; else later, as they change.
         with suppress(LinkingBehindError):
-            await self._linking.ask(self._tenant, "watched_calls", self.id, _ASK_S)
+            await self._linking.ask(self._tenant, "watched_calls", self.id, timeout_s)
         begins = [call["submitted"] for call in self._linked.values()]
         if self._session is not None:
             begins += [node.submitted for node in self._session.graph]
@@ -147,7 +151,6 @@ class SessionGraph:
         for call in changes.calls:
             if call["session"] == self.id:
                 self._linked[call["id"]] = call
-                self._numbers.setdefault(call["id"], len(self._numbers) + 1)
                 self._dirty[call["id"]] = None
             elif call["id"] in self._nodes:
                 self._moved[call["id"]] = None
@@ -214,8 +217,8 @@ class SessionGraph:
             newest = sorted(session.graph, key=lambda node: node.submitted)[-MAX_CALLS:]
             self._pruned = session.graph.num_pruned + len(session.graph) - len(newest)
             for node in newest:
-                if self._stages.get(node.id) != stages[node.id]:
-                    self._stages[node.id] = stages[node.id]
+                if self._declared_stages.get(node.id) != stages[node.id]:
+                    self._declared_stages[node.id] = stages[node.id]
                     self._dirty[node.id] = None
         elif session is None:
             for call in live:
@@ -245,7 +248,9 @@ class SessionGraph:
         """A call as JSON; None for one that nothing is known of any more."""
         record, linked = self._record(call, live), self._linked.get(call)
         if node is not None:
-            view = view_of(node, self._stages.get(call, 0))
+            view = view_of(node, self._declared_stages.get(call, 0))
+            if not node.name and record is not None:
+                view = replace(view, name=f"{_kind_of(record)} {self._number(call)}")
             if linked is not None:
                 view = replace(view, tools=tuple(linked["tools"]))
             if view.state == "waiting" and record is not None and record.submitted is not None:
@@ -254,16 +259,16 @@ class SessionGraph:
         elif self._session is not None:
             return None
         elif linked is not None:
-            view = view_of_linked(linked, self._numbers[call])
+            view = view_of_linked(linked, self._number(call))
         elif record is not None:
-            view = _view_of_record(record, len(self._numbers) + 1)
+            view = _view_of_record(record, self._number(call))
         else:
             return None
         if node is None and record is not None:
             view = _with_record(view, record, self._is_queued(record))
         if linked is not None:
             view = replace(view, stage=self._linked_stage(view.stage, linked))
-        self._stages.setdefault(call, view.stage)
+        self._stages[call] = view.stage
         explanation = None
         if self._explanations is not None:
             explanation = self._explanations.of(self._tenant, call)
@@ -276,6 +281,9 @@ class SessionGraph:
             self._open[call] = None
         plain = node_to_json(view, self._service.clock(), self._begin)
         return msgspec.json.encode(plain | _of_record(record, self._begin))
+
+    def _number(self, call: str) -> int:
+        return self._numbers.setdefault(call, len(self._numbers) + 1)
 
     def _linked_stage(self, stage: int, linked: Mapping[str, Any]) -> int:
         sources = (self._stages.get(link["from"], -1) + 1 for link in linked["links"])
@@ -360,12 +368,16 @@ class SessionGraph:
         return view_of_variable(session.graph, variable)
 
 
+def _kind_of(record: CallRecord) -> str:
+    """What the linking process calls it too."""
+    return "chat" if record.path.endswith("/chat/completions") else record.path.rpartition("/")[2]
+
+
 def _view_of_record(record: CallRecord, number: int) -> NodeView:
     """A call that nothing else knows yet."""
-    name = record.path.rpartition("/")[2]
     return NodeView(
         id=record.call_id,
-        name=f"{'chat' if record.path.endswith('/chat/completions') else name} {number}",
+        name=f"{_kind_of(record)} {number}",
         kind="call",
         state="running",
         model=record.model or "",

@@ -285,8 +285,8 @@ def _declared(session: Session, linked: SessionSummary | None, busy: int) -> dic
     # An upstream says that a call has begun when it answers.
     running = max(states["running"], busy)
     _, depth, width = graph.shape()
-    if linked is not None:
-        depth, width = max(depth, linked.depth), max(width, linked.width)
+    if linked is not None and linked.depth > depth:
+        depth, width = linked.depth, linked.width
     models = dict.fromkeys(getattr(node, "model", "") for node in graph)
     return {
         "id": session.id,

@@ -84,7 +84,9 @@ class Page:
 
 
 @asynccontextmanager
-async def opened(engine: ScriptedRemoteEngine, *, links: bool = False, **settings: Any) -> Any:
+async def opened(
+    engine: ScriptedRemoteEngine, *, links: bool = False, **settings: Any
+) -> AsyncIterator[Page]:
     """A page of a service; with `links` the linking process runs."""
     async with (
         serving(engine, **settings) as service,
@@ -165,12 +167,12 @@ async def test_sessions_that_turn_out_to_be_one_are_shown_as_one(
     engine: ScriptedRemoteEngine,
 ) -> None:
     engine.script = lambda prompt, sampling: engine.text(
-        f"The secret number of this chapter is {sum(prompt) * 7919}, whoever may be asking for it."
+        " ".join(f"word{len(prompt)}x{number}" for number in range(16))
     )
     async with opened(engine, links=True) as page, page.stream() as stream:
         await stream.next()
         questions = (STORY, "Tell me about the sea, and leave nothing out that matters.")
-        said = [await page.say(text, max_tokens=90) for text in questions]
+        said = [await page.say(text, max_tokens=200) for text in questions]
         listed: dict[str, float] = {}
         while len(listed) < 2:
             views = await stream.until("sessions", lambda data: True)
@@ -213,6 +215,41 @@ async def test_a_declared_session_is_told_with_its_variables_until_it_is_closed(
             assert (await graph.until("closed", lambda data: True)) == {}
         assert await stream.until("sessions", lambda data: "gone" in data) == {"gone": [view["id"]]}
         assert (await page.http.get(f"/ui/api/sessions/{view['id']}/events")).status_code == 404
+
+
+async def test_inferred_links_stand_in_named_sessions_too(engine: ScriptedRemoteEngine) -> None:
+    async with opened(engine, links=True) as page, page.stream() as stream:
+        texts = [STORY]
+        for number in range(3):
+            answer = await page.say(*texts, extra_headers={"x-parrot-session": "named"})
+            texts += [answer.choices[0].message.content, f"And then, for the {number}th time?"]
+        view = await stream.session(lambda view: (view["calls"], view["depth"]) == (3, 3))
+        assert (view["name"], view["inferred"], view["width"]) == ("named", False, 1)
+        async with page.stream(f"/ui/api/sessions/{view['id']}/events") as graph:
+            _, whole = await graph.next()
+            calls = [(call["name"], call["stage"]) for call in whole["calls"]]
+            assert calls == [("chat 1", 0), ("chat 2", 1), ("chat 3", 2)]
+            assert len(whole["links"]) == 2
+
+
+async def test_one_who_reads_nothing_costs_nothing_and_is_told_everything_anew(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with opened(engine) as page:
+        reader, writer = await page.service.connect()
+        writer.write(b"GET /ui/api/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"event: overview")
+        (watcher,) = page.feed._watchers
+        # More than all buffers between the gateway and its client take.
+        while not watcher.is_stale:
+            for _ in range(8):
+                watcher.push(b": " + b"x" * (MAX_WAITING_BYTES // 4) + b"\n\n")
+            await asyncio.sleep(0)
+        assert watcher._events == []
+        async with asyncio.timeout(20):
+            while b"event: overview" not in await reader.readline():
+                pass
+        writer.close()
 
 
 async def test_a_call_that_waits_for_its_upstream_runs(
