@@ -22,6 +22,7 @@ from parrot_gateway.engines.remote import RemoteEngine
 
 WAIT_S = 10.0
 KEY = "the-join-key"
+OWN_KEY = "another-key"
 
 
 class _Server(uvicorn.Server):
@@ -30,9 +31,15 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def join_server(registry: EngineRegistry, heartbeat_s: float = 0.2) -> AsyncIterator[str]:
-    """Serve the join endpoint; the URL to dial."""
-    endpoint = EngineLinkEndpoint(registry, ["another-key", KEY], heartbeat_s)
+async def join_server(
+    registry: EngineRegistry,
+    heartbeat_s: float = 0.2,
+    is_own_name: Callable[[str], bool] = lambda name: False,
+) -> AsyncIterator[str]:
+    """Serve the join endpoint; the URL to dial. `OWN_KEY` is that of the gateway's own engines."""
+    endpoint = EngineLinkEndpoint(
+        registry, [OWN_KEY, KEY], heartbeat_s, own_key=OWN_KEY, is_own_name=is_own_name
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     app = Starlette(routes=[WebSocketRoute(JOIN_PATH, endpoint.__call__)])

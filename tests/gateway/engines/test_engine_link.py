@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness.engine_checks import greedy
 from harness.scripted_engine import ScriptedEngine
-from linked import KEY, WAIT_S, eventually, join_server, joined, scripted_engine
+from linked import KEY, OWN_KEY, WAIT_S, eventually, join_server, joined, scripted_engine
 from parrot_engine.link.client import LinkRefusedError
 from parrot_engine.link.wire import Goodbye, Register, Registered, decode_from_gateway, encode
 from parrot_engine.loading.factory import LoadedEngine
@@ -64,6 +64,17 @@ async def generate(channel: Any, prompt: list[int], count: int) -> list[int]:
             else:
                 assert isinstance(event, Filled)
     return tokens
+
+
+async def test_others_may_not_take_the_name_of_an_engine_of_the_gateways_own(
+    registry: EngineRegistry,
+) -> None:
+    async with join_server(registry, is_own_name="m-0".__eq__) as url:
+        async with scripted_engine(url, name="m-0") as link:
+            with pytest.raises(LinkRefusedError, match="give this one another name"):
+                await link
+        async with scripted_engine(url, name="m-0", key=OWN_KEY):
+            assert (await joined(registry)).name == "m-0"
 
 
 async def test_calls_run_on_a_joined_engine(registry: EngineRegistry) -> None:

@@ -87,8 +87,19 @@ async def test_processes_come_up_and_go_down() -> None:
         assert all(map(is_alive, running))
         described = supervisor.describe()
         assert [item["state"] for item in described] == ["ready", "ready"]
+        assert [item["name"] for item in described] == ["scripted-0", "scripted-1"]
         assert KEY not in str(described)
     assert not any(map(is_alive, running))
+
+
+def test_no_name_is_given_out_twice() -> None:
+    model = ModelSettings(model="scripted")
+    supervisor = EngineSupervisor([model], EngineRegistry(max_engines=8))
+    assert supervisor.owns("scripted-0")
+    supervisor.remove("scripted")
+    supervisor.add(model)
+    assert [process.name for process in supervisor.processes] == ["scripted-1"]
+    assert not supervisor.owns("scripted-0")
 
 
 async def test_a_killed_process_is_started_again() -> None:

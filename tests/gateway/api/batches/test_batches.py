@@ -20,6 +20,7 @@ from serving import Service, linked, serving, until
 from parrot_gateway.batches import runner
 from parrot_gateway.batches.lines import validate
 from parrot_gateway.settings.model import BatchSettings, UpstreamSettings
+from parrot_gateway.telemetry.call_record import CallRecord
 
 CHAT = "/v1/chat/completions"
 
@@ -81,6 +82,8 @@ async def client(kept: Service) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def test_a_batch_of_chats(kept: Service, client: openai.AsyncOpenAI) -> None:
     lines = [line(f"id {n}", temperature=0) for n in range(100)]
+    records: list[CallRecord] = []
+    kept.gateway.call_records.sinks.append(records.append)
     batch = await begin(client, lines, metadata={"run": "7"})
     assert (batch.object, batch.status) == ("batch", "validating")
     assert batch.expires_at == batch.created_at + 86_400
@@ -100,6 +103,10 @@ async def test_a_batch_of_chats(kept: Service, client: openai.AsyncOpenAI) -> No
         assert each["id"].startswith("batch_req_")
         answer = openai.types.chat.ChatCompletion.model_validate(each["response"]["body"])
         assert answer.choices[0].message.content == "Hello world"
+    # Each line is a call like any other.
+    assert {(each.batch, each.path, each.status) for each in records} == {(batch.id, CHAT, 200)}
+    ids = {each["response"]["request_id"] for each in found.values()}
+    assert {each.request_id for each in records} == ids
     output = await client.files.retrieve(str(done.output_file_id))
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert [each.id async for each in await client.batches.list()] == [batch.id]

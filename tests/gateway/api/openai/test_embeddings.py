@@ -29,6 +29,7 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
 
 from parrot_gateway.api.openai import embeddings, pooling_input
+from parrot_gateway.telemetry.call_record import CallRecord
 
 TEXTS = ["the king sleeps", "a fish swims in the sea", "night", "the old queen"]
 
@@ -89,9 +90,13 @@ def vectors(answer: dict[str, Any]) -> np.ndarray:
 
 class TestEmbeddings:
     async def test_texts(self, pooling: Service, expected: np.ndarray) -> None:
+        records: list[CallRecord] = []
+        pooling.gateway.call_records.sinks.append(records.append)
         answer = await embed(pooling, input=TEXTS)
         assert np.abs(vectors(answer) - expected).max() < 1e-5
         tokens = sum(2 + len(text.split()) for text in TEXTS)
+        assert (records[0].path, records[0].prompt_tokens) == ("/v1/embeddings", tokens)
+        assert (records[0].model, records[0].engine, records[0].status) == ("bert", "scripted", 200)
         assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
         assert (answer["object"], answer["model"]) == ("list", "bert")
         assert {item["object"] for item in answer["data"]} == {"embedding"}

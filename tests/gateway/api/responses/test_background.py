@@ -15,6 +15,8 @@ from responding import MESSAGE_EVENTS, ask, events_of, get, prompt_of, strict
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, read_chunk, read_head
 
+from parrot_gateway.telemetry.call_record import CallRecord
+
 
 async def poll(service: Service, response_id: str, *statuses: str) -> dict[str, Any]:
     """Until it has one of these statuses."""
@@ -28,6 +30,8 @@ async def poll(service: Service, response_id: str, *statuses: str) -> dict[str, 
 
 async def test_polling(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.automatic = False
+    records: list[CallRecord] = []
+    service.gateway.call_records.sinks.append(records.append)
     async with strict(service) as client:
         queued = await client.responses.create(model="m", input="Hi", background=True)
         assert (queued.status, queued.background, queued.output) == ("queued", True, [])
@@ -38,7 +42,11 @@ async def test_polling(service: Service, engine: ScriptedRemoteEngine) -> None:
         assert early.value.code == "response_in_progress"
         engine.automatic = True
         engine.step()
+        assert [record.status for record in records] == [400], "that of the second call"
         await poll(service, queued.id, "completed")
+        (record,) = records[1:]
+        assert (record.path, record.deferred, record.status) == ("/v1/responses", True, 200)
+        assert (record.output_tokens, record.finish_reason) == (3, "stop")
         done = await client.responses.retrieve(queued.id)
         assert done.output_text == "Hello world"
         assert done.usage is not None
@@ -85,6 +93,8 @@ async def test_following_and_resuming(service: Service, engine: ScriptedRemoteEn
 
 async def test_cancelling(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.automatic = False
+    records: list[CallRecord] = []
+    service.gateway.call_records.sinks.append(records.append)
     async with strict(service) as client:
         running = await client.responses.create(model="m", input="Hi", background=True)
         await engine.wait_for(lambda: bool(engine.contexts))
@@ -104,6 +114,7 @@ async def test_cancelling(service: Service, engine: ScriptedRemoteEngine) -> Non
         await engine.settle()
         _, rest = await following
         assert json.loads(rest.split(b"data: ")[-1])["response"]["status"] == "cancelled"
+        assert [(record.status, record.error_code) for record in records] == [(499, "cancelled")]
         assert (await client.responses.cancel(running.id)).status == "cancelled"
         assert (await client.responses.retrieve(running.id)).status == "cancelled"
         # Forgetting one that runs ends it.
