@@ -143,6 +143,19 @@ _OWN_ANSWERS |= {
 }
 _OWN_ANSWERS |= {path: {**_JSON_OBJECT, "text/event-stream": {}} for path in STREAMED_PATHS}
 
+#: Headers of our own routes, by method and path.
+_OWN_HEADERS: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("PUT", "/admin/v1/config"): [
+        {
+            "name": "If-Match",
+            "in": "header",
+            "required": True,
+            "description": "The ETag of the settings that these replace; * for any.",
+            "schema": {"type": "string"},
+        }
+    ]
+}
+
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 _ERROR = {
@@ -310,6 +323,7 @@ def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, A
             "5XX": _error("The gateway or an engine failed"),
         },
     }
+    route["parameters"] += _OWN_HEADERS.get((method, pattern), [])
     if method in ("POST", "PUT"):
         content = _OWN_BODIES.get(pattern, _JSON_OBJECT)
         route["requestBody"] = {"required": True, "content": content}

@@ -313,8 +313,9 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         names = [f"(none before an engine joins at {join_url})"]
     first = served[0] if served else "MODEL"
     reference = gateway.settings.server.api_key or "env:PARROT_API_KEY"
-    variable = reference.removeprefix("env:")
-    key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
+    kind, _, place = reference.partition(":")
+    shown = f"${place}" if kind == "env" else f"$(cat {shlex.quote(place)})"
+    key = f' -H "Authorization: Bearer {shown}"' if api_key_of(gateway.settings) else ""
     path, body = _example(first, gateway)
     lost = set(gateway.models.dangling())
     lines = [
@@ -333,7 +334,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         "",
         "try:",
         f"  export OPENAI_BASE_URL={base_url}",
-        *([f'  export OPENAI_API_KEY="${variable}"'] if key else []),
+        *([f'  export OPENAI_API_KEY="{shown}"'] if key else []),
         f"  curl {base_url}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         "",
     ]

@@ -115,6 +115,7 @@ class Upstream:
         if forward is None:
             forward = secret is None and not gateway_has_key
         self.settings = settings
+        self._secret = secret
         #: The operator's name for it.
         self.name, self._base_url = server or next(iter(settings.servers.items()))
         #: Tokens and calls since the start.
@@ -160,6 +161,15 @@ class Upstream:
     def ready(self) -> bool:
         """Whether its models are known. It may still be failing: see `describe`."""
         return self._ready.is_set()
+
+    def has_present_key(self) -> bool:
+        """Whether its key is still the one that its settings refer to.
+
+        Raises:
+            ConfigError: they refer to none any more.
+        """
+        reference = self.settings.key_reference()
+        return self._secret == (None if reference is None else read_secret(reference))
 
     def set_drained(self, name: str, *, drained: bool) -> list[str]:
         """Send no new calls to a server, or calls again; what it has goes on.

@@ -283,6 +283,10 @@ class UpstreamFleet:
 
     # Servers
 
+    def has_present_key(self) -> bool:
+        """See `Upstream.has_present_key`; all servers have the same."""
+        return all(server.upstream.has_present_key() for server in self._servers.values())
+
     def set_drained(self, name: str, *, drained: bool) -> list[str]:
         """As `Upstream.set_drained`, for one server, or for all by the upstream's name.
 

@@ -1,7 +1,8 @@
 """The upstreams by name, and their exchange for others while calls run.
 
-An upstream whose settings are the same stays what it is. One that is replaced or removed still
-answers the calls that have begun with it, and is closed once the last of them must have ended.
+An upstream whose settings and key are the same stays what it is. One that is replaced or removed
+still answers the calls that have begun with it, and is closed once the last of them must have
+ended.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class UpstreamTable(dict[str, AnyUpstream]):
         try:
             for item in settings:
                 old = self.get(item.name)
-                is_same = old is not None and old.settings == item
+                is_same = old is not None and old.settings == item and old.has_present_key()
                 found[item.name] = old if old is not None and is_same else self._make(item)
             new = self._only_in(found)
             for upstream in new:

@@ -22,7 +22,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
-from parrot_gateway.settings.model import Settings, api_key_of
+from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 from parrot_gateway.settings.reload import changed_fields, fields_of, reload_of
 from parrot_gateway.settings.secret_reference import HIDDEN, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
@@ -54,6 +54,8 @@ class SettingsReloader:
         self._read = read
         self._build: Callable[[Settings], Callable[[], None]] = lambda _: lambda: None
         self._lock = asyncio.Lock()
+        #: Hashes of the keys of callers and of the operator.
+        self._keys = _keys_of(gateway.settings)
 
     def routes_by(self, build: Callable[[Settings], Callable[[], None]]) -> None:
         """Have `build` make routes of settings; what it returns puts them into service."""
@@ -132,9 +134,20 @@ class SettingsReloader:
         check_exposure(settings)
         changed = changed_fields(gateway.settings, settings)
         _check_changes(changed, from_file=from_file)
-        if (api_key_of(settings) is None) != (api_key_of(gateway.settings) is None):
+        files = _key_files(settings) - _key_files(gateway.settings)
+        if files and not from_file:
+            raise ForbiddenError(
+                f"{', '.join(sorted(files))}: files are named in the settings file only.",
+                param="api_key",
+                code="file_only",
+            )
+        keys = _keys_of(settings)
+        if (keys["api_key"] is None) != (self._keys["api_key"] is None):
             raise _needs_restart("server.api_key")
         upstreams = await gateway.prepare(settings)
+        if any(upstreams[name] is not gateway.upstreams.get(name) for name in upstreams):
+            changed += [] if "upstreams" in changed else ["upstreams.api_key"]
+        changed += [f"server.{name}" for name in keys if keys[name] != self._keys[name]]
         try:
             put_into_service = self._build(settings)
             gateway.take_settings(settings, upstreams)
@@ -143,9 +156,29 @@ class SettingsReloader:
             raise
         # NOTE: from here on nothing waits and nothing fails.
         put_into_service()
-        self._sources = sources
+        self._sources, self._keys = sources, keys
         set_log_level(settings.server.log_level)
-        return changed
+        return list(dict.fromkeys(changed))
+
+
+def _keys_of(settings: Settings) -> dict[str, bytes | None]:
+    """Hashes of the keys that callers send.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    keys = {"api_key": api_key_of(settings), "admin_key": admin_key_of(settings)}
+    return {
+        name: None if key is None else hashlib.sha256(key.encode()).digest()
+        for name, key in keys.items()
+    }
+
+
+def _key_files(settings: Settings) -> set[str]:
+    """Files that keys are read from."""
+    references = [settings.server.api_key, settings.server.admin_key, settings.engines.join_key]
+    references += [upstream.api_key for upstream in settings.upstreams]
+    return {each for each in references if each is not None and each.startswith("file:")}
 
 
 def _check_changes(changed: list[str], *, from_file: bool) -> None:

@@ -1,4 +1,4 @@
-"""Secrets are never values in settings, but references to environment variables: `env:NAME`.
+"""Secrets are never values in settings, but references: `env:NAME`, a variable, or `file:/PATH`.
 
 Also where commands of ours find the key with which they call a gateway.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
@@ -15,31 +16,48 @@ from parrot_gateway.settings.config_file import ConfigError
 
 
 def _check_secret_reference(value: str) -> str:
-    if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", value):
+    if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\x00-\x1f]+", value):
         raise ValueError(
-            "a secret is given as env:NAME, the name of the environment variable that holds it "
-            "(secrets on command lines and in files are read by others)"
+            "a secret is given as env:NAME, the name of the environment variable that holds it, or "
+            "as file:/PATH (secrets on command lines and in settings files are read by others)"
         )
     return value
 
 
+_FILE = "file:"
+_MAX_FILE_BYTES = 65536
+
 #: Stands for credentials in a URL that is shown.
 HIDDEN = "***@"
 
-#: `env:NAME`: where a secret is found, not the secret.
+#: `env:NAME` or `file:/PATH`: where a secret is found, not the secret.
 SecretReference: TypeAlias = Annotated[str, AfterValidator(_check_secret_reference)]
 
 
 def read_secret(reference: str) -> str:
-    """The value behind `env:NAME`.
+    """The value behind `env:NAME`, or the one line in the file of `file:/PATH`.
 
     Raises:
-        ConfigError: the variable is not set or empty.
+        ConfigError: the variable is not set or empty, or the file cannot be read or is no key.
     """
+    if reference.startswith(_FILE):
+        return _read_file(reference.removeprefix(_FILE))
     name = reference.removeprefix("env:")
     value = os.environ.get(name, "")
     if not value:
         raise ConfigError(f"The environment variable {name} is not set, but {reference} needs it.")
+    return value
+
+
+def _read_file(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            value = file.read(_MAX_FILE_BYTES + 1).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{_FILE}{path} cannot be read: {reason}.") from None
+    if not value or len(value) > _MAX_FILE_BYTES or not value.isprintable():
+        raise ConfigError(f"{_FILE}{path}: expected one line with the key.")
     return value
 
 
@@ -49,13 +67,13 @@ def without_credentials(url: str, sign: str = "") -> str:
 
 
 def key_of_option(reference: str, option: str = "--api-key") -> str:
-    """The key behind `env:NAME`, given as an option of a command.
+    """The key behind `env:NAME` or `file:/PATH`, given as an option of a command.
 
     Raises:
-        ConfigError: the variable is not set, or something else than `env:NAME` was given (which
-            is not repeated: it may be the key).
+        ConfigError: there is no key, or something else than a reference was given (which is not
+            repeated: it may be the key).
     """
-    if not reference.startswith("env:"):
+    if not reference.startswith(("env:", _FILE)):
         raise ConfigError(
             f"{option} takes env:NAME, the name of the environment variable that holds the key "
             "(secrets on command lines are read by others)."

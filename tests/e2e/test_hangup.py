@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,12 +15,16 @@ from harness.scripted_upstream import chat_document as answer_of
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-def test_a_hangup_takes_the_file_over_whole_or_not_at_all(upstream: ScriptedUpstream) -> None:
+def test_a_hangup_takes_the_file_over_whole_or_not_at_all(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
     gate = upstream.gate()
     first, *rest = chat_events(["One", " two"])
     slow = upstream.script(event_stream(first, gate, *rest))
+    key = tmp_path / "key"
+    key.write_text("first-key\n")
     settings: dict[str, Any] = {
-        "upstreams": [upstream_settings("up", upstream.base_url)],
+        "upstreams": [upstream_settings("up", upstream.base_url, api_key=f"file:{key}")],
         "aliases": {"slow": slow},
     }
     with GatewayProcess(config=settings, environment={"PARROT_ADMIN_KEY": "operator"}) as gateway:
@@ -59,5 +64,15 @@ def test_a_hangup_takes_the_file_over_whole_or_not_at_all(upstream: ScriptedUpst
         received += stream
         text = "".join(each.choices[0].delta.content or "" for each in received if each.choices)
         assert text == "One two"
+        # Keys in files are read anew with it.
         reload(json.dumps(base), "settings reloaded: upstreams, aliases")
+        key.write_text("second-key\n")
+        base["aliases"] = {"quick": quick}
+        reload(json.dumps(base), "settings reloaded: aliases, upstreams.api_key")
+        client.chat.completions.create(model="quick", messages=HELLO)
+        headers = upstream.calls(quick)[-1].headers
+        assert headers["authorization"] == "Bearer second-key"
+        key.unlink()
+        reload(json.dumps(base), "cannot be read: No such file or directory")
+        client.chat.completions.create(model="quick", messages=HELLO)
         assert gateway.process.poll() is None

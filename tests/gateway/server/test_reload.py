@@ -200,6 +200,12 @@ async def test_what_cannot_be_taken_over_changes_nothing() -> None:
             ({"aliases": 7}, 400, "invalid_settings", "aliases"),
             ({"server": {"admin_key": "env:NOT_SET_ANYWHERE"}}, 400, "invalid_settings", None),
             (
+                {"upstreams": [gateway.upstream("up", 1, api_key="file:/etc/hostname")]},
+                403,
+                "file_only",
+                "api_key",
+            ),
+            (
                 {"upstreams": [gateway.upstream("up", 1, api_key="env:NOT_SET_ANYWHERE")]},
                 400, "invalid_settings", None,
             ),

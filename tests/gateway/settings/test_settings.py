@@ -103,6 +103,21 @@ def test_secrets_are_references_only(monkeypatch: pytest.MonkeyPatch) -> None:
         read_secret("env:MY_KEY")
 
 
+def test_secrets_in_files(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("from a file\n")
+    assert read_secret(f"file:{key}") == "from a file"
+    for content in (b"", b" \n", b"two\nlines", b"\xff\xfe", b"x" * 70_000):
+        key.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            read_secret(f"file:{key}")
+        assert str(key) in str(caught.value)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_secret(f"file:{tmp_path}/nothing")
+    with pytest.raises(ConfigError, match="file:/PATH"):
+        load_settings({"server": {"api_key": "file:not/absolute"}})
+
+
 def test_upstream_keys_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({"upstreams": [{"name": "my-llm", "url": "http://h/v1/"}]})
     (upstream,) = settings.upstreams
