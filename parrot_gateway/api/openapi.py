@@ -17,6 +17,7 @@ from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
 from parrot_gateway.api.openai.embeddings import EmbeddingBody
 from parrot_gateway.api.openai.rerank import RerankBody, ScoreBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
+from parrot_gateway.api.route_texts import TAGS, describe_operation
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
 from parrot_gateway.batches.batch import WINDOW
 from parrot_gateway.batches.lines import ENDPOINTS
@@ -203,6 +204,7 @@ def describe_routes(app: FastAPI, routes: Mapping[str, Iterable[tuple[str, str, 
             document = _with_hot_routes(own())
             for tag, described in routes.items():
                 _add_routes(document, described, tag)
+            _add_texts(document)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -303,6 +305,17 @@ def _add_routes(document: dict[str, Any], routes: Iterable[tuple[str, str, str]]
     for method, pattern, summary in routes:
         operations = document["paths"].setdefault(pattern, {})
         operations[method.lower()] = _own_route(method, pattern, summary, tag)
+
+
+def _add_texts(document: dict[str, Any]) -> None:
+    """Say what each route does; groups in the order of `TAGS`, others behind them."""
+    used: dict[str, None] = dict.fromkeys(TAGS)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            (tag,) = operation["tags"]
+            used[tag] = None
+            describe_operation(method.upper(), path, tag, operation)
+    document["tags"] = [{"name": tag, "description": TAGS.get(tag, "")} for tag in used]
 
 
 def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, Any]:

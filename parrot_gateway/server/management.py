@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 
 from parrot_gateway import __version__
@@ -24,6 +24,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.settings.model import admin_key_of
 from parrot_gateway.telemetry.metrics.exposition import CONTENT_TYPE
+from parrot_gateway.ui.static_files import REFERENCE, SAFE_HEADERS
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
@@ -35,6 +36,8 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
         title="Parrot Gateway",
         version=__version__,
         description="An OpenAI-compatible gateway that sees the application behind the calls.",
+        # NOTE: FastAPI's own pages load scripts from other hosts.
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -45,6 +48,13 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
             raise HTTPException(404)
         # NOTE: relative, as a proxy may serve the gateway below a path of its own.
         return RedirectResponse("ui/", headers={"vary": "accept"})
+
+    reference = REFERENCE.read_text(encoding="utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        headers = {name.decode(): value.decode() for name, value in SAFE_HEADERS}
+        return HTMLResponse(reference, headers=headers)
 
     @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="List models")

@@ -17,6 +17,8 @@ from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
 
 STATIC = Path(__file__).parent / "static"
+#: The page at `/docs`; its scripts and styles are among the files.
+REFERENCE = Path(__file__).parent / "reference.html"
 
 #: Scripts, styles and data of this server alone; nothing inline, no frame around it.
 _POLICY = (
