@@ -88,8 +88,9 @@ def test_head_has_no_body(demo: GatewayProcess, path: str) -> None:
 
 
 def test_every_get_route_takes_head(demo: GatewayProcess) -> None:
+    # Streams of events that have no end are not among them.
     paths = [path for path, operations in demo.get("/openapi.json")["paths"].items()
-             if "get" in operations]  # fmt: skip
+             if "get" in operations and not path.endswith("/events")]  # fmt: skip
     assert len(paths) > 10
     with connect(demo) as connection:
         for path in (*paths, "/openapi.json", "/docs", "/v1/models/", f"/v1/models/{DEMO_MODEL}"):
