@@ -133,6 +133,36 @@ def test_compose() -> None:
     assert over["build"]["target"] in stages()
 
 
+def test_prometheus_and_grafana_find_what_they_show() -> None:
+    services = compose()["services"]
+    mounts = {
+        target: DEPLOY / source
+        for service in services.values()
+        for source, target in (
+            volume.removesuffix(":ro").split(":") for volume in service["volumes"]
+        )
+        if source.startswith("./")
+    }
+    assert all(folder.is_dir() for folder in mounts.values())
+    scraping = yaml.safe_load((mounts["/etc/prometheus"] / "prometheus.yml").read_text())
+    targets = {
+        target
+        for job in scraping["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    }
+    assert f"gateway:{environment()['PARROT_TELEMETRY_METRICS_PORT']}" in targets
+    for rules in scraping["rule_files"]:
+        assert (mounts["/etc/prometheus"] / rules).is_file()
+    provisioning = mounts["/etc/grafana/provisioning"]
+    (boards,) = yaml.safe_load((provisioning / "dashboards/parrot.yaml").read_text())["providers"]
+    dashboards = mounts[boards["options"]["path"]]
+    assert (dashboards / "parrot-gateway.json").is_file()
+    sources = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+    assert {"gateway", "prometheus"} <= set(services)
+
+
 def test_settings_that_compose_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARROT_API_KEY", "key")
     settings = load_settings({}, DEPLOY / "parrot" / "parrot.yaml")

@@ -153,6 +153,8 @@ class _Converter:
             server["call_timeout_s"] = max(timeouts)
         if self._litellm.pop("set_verbose", None):
             server["log_level"] = "debug"
+        if self._litellm.pop("json_logs", None):
+            self._report.settings["telemetry"] = {"log_format": "json"}
         for section, values in (("router_settings", self._router),
                                 ("litellm_settings", self._litellm),
                                 ("general_settings", self._general)):  # fmt: skip

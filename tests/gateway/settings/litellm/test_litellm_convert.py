@@ -49,7 +49,8 @@ model_list:
     litellm_params: {model: gpt-4o-mini, api_key: os.environ/OPENAI_API_KEY}
   - model_name: openai/o3
     litellm_params: {model: openai/o3}
-general_settings: {master_key: os.environ/LITELLM_MASTER_KEY}
+general_settings: {master_key: os.environ/LITELLM_MASTER_KEY, background_health_checks: false}
+litellm_settings: {json_logs: true, set_verbose: false, cache: false, callbacks: []}
 """
 
 #: Several servers of a model, of other kinds too, with fallbacks.
@@ -104,6 +105,7 @@ model_list:
 def test_one_provider() -> None:
     found = converted(SMALL)
     assert found.settings == {
+        "telemetry": {"log_format": "json"},
         "server": {"api_key": "env:LITELLM_MASTER_KEY"},
         "upstreams": [
             {
