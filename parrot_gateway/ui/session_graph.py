@@ -104,6 +104,7 @@ class SessionGraph:
         self._linked: dict[str, dict[str, Any]] = {}
         #: Numbers of calls without names, in the order of their arrival.
         self._numbers: dict[str, int] = {}
+        self._counted = 0
         #: By the session's own graph, and with what the linking process has found.
         self._declared_stages: dict[str, int] = {}
         self._stages: dict[str, int] = {}
@@ -283,7 +284,11 @@ class SessionGraph:
         return msgspec.json.encode(plain | _of_record(record, self._begin))
 
     def _number(self, call: str) -> int:
-        return self._numbers.setdefault(call, len(self._numbers) + 1)
+        number = self._numbers.get(call)
+        if number is None:
+            self._counted += 1
+            number = self._numbers[call] = self._counted
+        return number
 
     def _linked_stage(self, stage: int, linked: Mapping[str, Any]) -> int:
         sources = (self._stages.get(link["from"], -1) + 1 for link in linked["links"])
@@ -302,12 +307,32 @@ class SessionGraph:
             if session is None:
                 self._pruned += len(dropped)
             gone += dropped
+        if not gone:
+            return gone
         for call in gone:
-            self._nodes.pop(call, None)
-            self._signatures.pop(call, None)
-            self._open.pop(call, None)
-            self._linked.pop(call, None)
+            for kept in (self._nodes, self._signatures, self._open, self._linked, self._numbers,
+                         self._stages, self._declared_stages):  # fmt: skip
+                kept.pop(call, None)
+        nodes = self._nodes
+        self._links = {
+            key: link for key, link in self._links.items() if key[0] in nodes and key[1] in nodes
+        }
+        if session is not None:
+            self._forget_variables(session)
         return gone
+
+    def _forget_variables(self, session: Session) -> None:
+        """Drop those that no call that is shown names, once they are many."""
+        if len(self._variables) <= 2 * MAX_CALLS:
+            return
+        kept: set[str | None] = set()
+        for node in session.graph:
+            kept.update(node.inputs, (each.id for each in node.foreign), (node.output,))
+        for variable_id in self._variables.keys() - kept:
+            self._variables.pop(variable_id)
+            self._variable_signatures.pop(variable_id, None)
+            self._open_variables.pop(variable_id, None)
+            self._foreign.pop(variable_id, None)
 
     def _new_links(self, calls: Iterable[str]) -> list[dict[str, Any]]:
         new = []

@@ -15,7 +15,8 @@ from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
-from parrot_gateway.settings.model import UISettings, UpstreamSettings
+from parrot_gateway.settings.model import SessionSettings, UISettings, UpstreamSettings
+from parrot_gateway.ui import session_graph
 from parrot_gateway.ui.feed import MAX_WAITING_BYTES, Watcher
 
 STORY = "Once upon a time there was a parrot that told long stories to everybody who came by."
@@ -230,6 +231,52 @@ async def test_inferred_links_stand_in_named_sessions_too(engine: ScriptedRemote
             calls = [(call["name"], call["stage"]) for call in whole["calls"]]
             assert calls == [("chat 1", 0), ("chat 2", 1), ("chat 3", 2)]
             assert len(whole["links"]) == 2
+
+
+@pytest.mark.parametrize("names_variables", [False, True])
+async def test_a_watched_graph_stays_bounded(
+    monkeypatch: pytest.MonkeyPatch, engine: ScriptedRemoteEngine, names_variables: bool
+) -> None:
+    monkeypatch.setattr(session_graph, "MAX_CALLS", 5)
+    sessions = SessionSettings(max_finished_calls=8)
+    async with opened(engine, sessions=sessions) as page:
+        seen: dict[str, dict[str, Any]] = {}
+        for number in range(3):
+            await say_in_session(page, number, names_variables)
+        session = page.service.gateway.semantic.sessions.find("default", "long")
+        async with page.stream(f"/ui/api/sessions/{session.id}/events") as graph:
+            _, whole = await graph.next()
+            seen |= {call["id"]: call for call in whole["calls"]}
+            for number in range(3, 12):
+                await say_in_session(page, number, names_variables)
+                is_done = False
+                while not is_done:
+                    changes = await graph.until("change", lambda data: True)
+                    seen |= {node["id"]: node for node in changes["nodes"]}
+                    for call in changes["gone"]:
+                        del seen[call]
+                    is_done = list(seen.values())[-1]["state"] == "done" and len(seen) <= 5
+            names = [f"v{n}" if names_variables else f"chat {n + 1}" for n in range(7, 12)]
+            assert [call["name"] for call in seen.values()] == names
+            assert changes["calls_not_kept"] == 7
+            (watched,) = page.feed._graphs
+            sizes = {
+                name: len(kept)
+                for name, kept in vars(watched.graph).items()
+                if isinstance(kept, dict)
+            }
+            assert max(sizes.values()) <= 12, sizes
+
+
+async def say_in_session(page: Page, number: int, names_variables: bool) -> None:
+    """A call of a session named `long`, each of which may read what the last one wrote."""
+    fields: dict[str, Any] = {"session": "long"}
+    text = STORY
+    if names_variables:
+        fields |= {"output": f"v{number}"}
+        if number:
+            fields, text = {**fields, "inputs": {"last": f"v{number - 1}"}}, "On from {{last}}"
+    await page.say(text, extra_body={"parrot": fields})
 
 
 async def test_one_who_reads_nothing_costs_nothing_and_is_told_everything_anew(
