@@ -165,5 +165,11 @@ def test_prometheus_and_grafana_find_what_they_show() -> None:
 
 def test_settings_that_compose_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARROT_API_KEY", "key")
-    settings = load_settings({}, DEPLOY / "parrot" / "parrot.yaml")
+    path = Path(compose()["services"]["gateway"]["command"][-1])
+    (folder,) = [
+        volume.split(":")[0]
+        for volume in compose()["services"]["gateway"]["volumes"]
+        if volume.split(":")[1] == str(path.parent)
+    ]
+    settings = load_settings({}, DEPLOY / folder / path.name)
     assert settings.models
