@@ -226,7 +226,14 @@ class Gateway:
 
     def _is_queued(self, record: CallRecord) -> bool:
         """Whether a call waits for an engine of our own."""
-        return record.placed is None and record.served_model in self.registry.serving
+        model, registry = record.served_model, self.registry
+        return record.placed is None and (
+            model in registry.serving
+            or model in registry.adapted
+            # It is being loaded, or all its engines were drained.
+            or model in self.supervisor.served
+            or model in registry.drained
+        )
 
     def _overview(self) -> dict[str, Any]:
         """The gateway as a whole, for the live page."""
