@@ -102,8 +102,9 @@ class UpstreamTable(dict[str, AnyUpstream]):
             successor = prepared.get(upstream.name)
             if successor is not None:
                 successor.succeed(upstream)
-            if len(self._retired) >= _MAX_RETIRED:
-                next(iter(self._retired.values())).cancel()
+            waiting = [task for task in self._retired.values() if not task.cancelling()]
+            if len(waiting) >= _MAX_RETIRED:
+                waiting[0].cancel()
             retiring = asyncio.create_task(
                 self._retire(upstream, retire_after_s), name=f"retire-{upstream.name}"
             )
@@ -119,7 +120,8 @@ class UpstreamTable(dict[str, AnyUpstream]):
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        for upstream in list(self.values()):
+        # One whose task had not begun is still among the retired.
+        for upstream in [*self._retired, *self.values()]:
             await upstream.close()
 
     def _only_in(self, prepared: Mapping[str, AnyUpstream]) -> list[AnyUpstream]:

@@ -96,6 +96,9 @@ class SettingsReloader:
                 reason = "; ".join(str(error).splitlines())
                 logger.error("settings not reloaded, nothing has changed: %s", reason)
                 return
+            except Exception:
+                logger.exception("settings not reloaded")
+                return
         logger.info("settings reloaded: %s", ", ".join(changed) or "nothing has changed")
 
     async def put(self, body: bytes, if_match: str) -> list[str]:
@@ -130,7 +133,8 @@ class SettingsReloader:
         return changed
 
     async def _take(self, sources: SettingsSources, *, from_file: bool) -> list[str]:
-        gateway, settings = self._gateway, sources.settings()
+        gateway = self._gateway
+        settings = await asyncio.to_thread(sources.settings)
         check_exposure(settings)
         changed = changed_fields(gateway.settings, settings)
         _check_changes(changed, from_file=from_file)
