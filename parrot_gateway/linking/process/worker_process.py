@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
+import socket
+import stat
 import sys
 from contextlib import suppress
 from typing import TypeAlias
@@ -18,6 +21,8 @@ logger = logging.getLogger(__name__)
 Process: TypeAlias = asyncio.subprocess.Process
 
 _CLOSE_TIMEOUT_S = 2.0
+#: What the system is asked to hold between both processes; it may give less, or twice as much.
+_HELD_BYTES = 1024 * 1024
 # NOTE: the process reads what strangers have written: of the environment it gets what finds Python
 # and its libraries, and none of the gateway's or the operator's keys.
 _VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
@@ -46,7 +51,7 @@ async def spawn(settings: LinkingSettings) -> Process:
     arguments = msgspec.json.encode(
         (limits_of(settings), settings.max_tenants, settings.max_templates, path)
     ).decode()
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "parrot_gateway.linking.process.worker",
@@ -58,6 +63,21 @@ async def spawn(settings: LinkingSettings) -> Process:
         # the gateway's: where Linux groups processes by session, niceness counts within one.
         preexec_fn=os.setpgrp,
     )
+    assert process.stdin is not None
+    _widen(process.stdin.transport)
+    return process
+
+
+def _widen(transport: asyncio.WriteTransport) -> None:
+    """Let the system hold more on its way to the process: one that gets little of a busy processor
+    reads seldom, and no more at a time than that."""
+    held = transport.get_extra_info("socket") or transport.get_extra_info("pipe")
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(held.fileno()).st_mode):
+            with socket.socket(fileno=os.dup(held.fileno())) as copy:
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_BYTES)
+        elif hasattr(fcntl, "F_SETPIPE_SZ"):
+            fcntl.fcntl(held.fileno(), fcntl.F_SETPIPE_SZ, _HELD_BYTES)
 
 
 def _environment() -> dict[str, str]:
