@@ -398,7 +398,9 @@ class CallStore:
             found = table.get(key)
             if found is not None and found[0] <= number:
                 # Those of calls that ended out of order go with the next one.
-                gone = next((i for i, each in enumerate(found) if each > number), len(found))
+                gone = 1
+                while gone < len(found) and found[gone] <= number:
+                    gone += 1
                 del found[:gone]
                 if not found:
                     del table[key]

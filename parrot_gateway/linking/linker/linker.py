@@ -180,7 +180,8 @@ class TenantLinker:
             if prompt.last_answer < 0:
                 self._ends.file(call, prompt, self._counts)
         self._store.add(call)
-        self._store.run(call, passages)
+        if not is_flooded or call.prompt is not None:
+            self._store.run(call, passages)
         return LinkedCall(session, links, merged, is_flooded)
 
     def answer(self, call_id: str, answer: Answer, now: float) -> None:

@@ -18,7 +18,7 @@ from parrot_gateway.linking.linker.conversation import (
     answer_of,
     conversation_of,
 )
-from parrot_gateway.linking.linker.linker import Linker
+from parrot_gateway.linking.linker.linker import Linker, TenantLinker
 from parrot_gateway.linking.linker.links import Link, LinkedSession
 from parrot_gateway.linking.process.wire import (
     AnswerSeen,
@@ -28,7 +28,7 @@ from parrot_gateway.linking.process.wire import (
     session_id_of,
 )
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
-from parrot_gateway.linking.profiles.profiles import Profile, output_tokens
+from parrot_gateway.linking.profiles.profiles import Profile, TenantProfiles, output_tokens
 from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 #: Sessions that one list holds, last used first.
@@ -129,6 +129,8 @@ class LinkJournal:
         self._call = ""
         self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
         self._tenants = Tenants(_Tenant, max_tenants)
+        #: The tenant of the last message, which is mostly the next one's too.
+        self._used: tuple[str, _Tenant, TenantLinker, TenantProfiles] | None = None
         #: None while nobody watches.
         self._changes: _Changes | None = None
         #: The last request and what it says: equal ones come in a row.
@@ -149,8 +151,7 @@ class LinkJournal:
             # A text that the gateway has left out is counted there.
             self._unreadable += bool(seen.body)
             conversation = Conversation(())
-        tenant = self._tenants.use(seen.tenant)
-        linker = self._linker.tenant(seen.tenant)
+        _, tenant, linker, profiles = self._use(seen.tenant)
         self._call = seen.call
         linked = linker.request(seen.call, conversation, seen.now, seen.session or None, seen.peer)
         session = linked.session
@@ -161,15 +162,17 @@ class LinkJournal:
             conversation.model,
             session,
             seen.now,
-            sorted(linked.links, key=lambda each: -each.confidence)[:_MAX_LINKS],
+            linked.links,
         )
-        self.profiles.tenant(seen.tenant).request(
+        profiles.request(
             seen.call, body, linked.links, session, seen.now, is_new=not linked.is_flooded
         )
         self._linked += 1
-        self._edges.update(link.kind for link in record.links)
-        sources = (tenant.calls.get(link.source) for link in record.links)
-        record.depth += max((each.depth for each in sources if each is not None), default=0)
+        if linked.links:
+            record.links = sorted(linked.links, key=lambda each: -each.confidence)[:_MAX_LINKS]
+            self._edges.update(link.kind for link in record.links)
+            sources = (tenant.calls.get(link.source) for link in record.links)
+            record.depth += max((each.depth for each in sources if each is not None), default=0)
         tenant.calls[record.id] = record
         tenant.aliases[record.request_id] = record.id
         tenant.sessions[session.id] = session
@@ -193,7 +196,7 @@ class LinkJournal:
 
         An answer that broke off is taken as far as it came.
         """
-        tenant = self._tenants.use(seen.tenant)
+        _, tenant, linker, profiles = self._use(seen.tenant)
         record = tenant.calls.get(seen.call)
         if record is None:
             record = tenant.calls.get(tenant.aliases.get(seen.call, ""))
@@ -204,8 +207,8 @@ class LinkJournal:
         record.error = seen.status if seen.status >= 400 else 0
         if record.error:
             record.state = "failed"
-            self.profiles.tenant(seen.tenant).drop(record.id)
-            self._linker.tenant(seen.tenant).failed(record.id)
+            profiles.drop(record.id)
+            linker.failed(record.id)
             return
         body = _unpacked(seen.body)
         answer = answer_of(record.path, body)
@@ -229,11 +232,10 @@ class LinkJournal:
             )
             record.state = "failed" if may_have_failed and _FAILED.search(body) else "done"
         if answer is None:
-            self._linker.tenant(seen.tenant).failed(record.id)
+            linker.failed(record.id)
         else:
             record.tools = _tools_of(answer)
-            self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)
-            profiles = self.profiles.tenant(seen.tenant)
+            linker.answer(record.id, answer, seen.now)
             if record.state == "done":
                 profiles.answer(record.id, output_tokens(body, answer), seen.now)
             else:
@@ -354,6 +356,14 @@ class LinkJournal:
             "bytes": self._linker.size_bytes + self.profiles.size_bytes,
             "largest_tenant_bytes": self._linker.largest_bytes,
         }
+
+    def _use(self, name: str) -> tuple[str, _Tenant, TenantLinker, TenantProfiles]:
+        """What is kept for a tenant whose call is taken, behind its name."""
+        used = self._used
+        if used is None or used[0] != name:
+            tenant, linker = self._tenants.use(name), self._linker.tenant(name)
+            used = self._used = name, tenant, linker, self.profiles.tenant(name)
+        return used
 
     def _known(self, name: str) -> _Tenant:
         """A tenant that is asked about; an empty one where it is not known."""
