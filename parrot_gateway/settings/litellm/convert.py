@@ -292,7 +292,7 @@ class _Converter:
         owner, there = split_model(model, str(custom or ""), base is not None)
         provider = PROVIDERS.get(owner)
         if provider is None or not there:
-            self._report.lose(location, reasons.not_passed_on(owner))
+            self._report.lose(location, f"'{name[:80]}': {reasons.not_passed_on(owner)}")
             return None
         url = self._read.url((*inside, "api_base"), base, provider)
         if url is None:

@@ -21,13 +21,13 @@ NOT_PASSED_ON: dict[str, str] = {
 
 
 def not_passed_on(provider: str) -> str:
-    """Why calls cannot be passed on to a provider, and what to do."""
+    """Why calls cannot be passed on to a provider, and where it says what to do."""
     if not provider:
         return "its provider cannot be told: name it, as in openai/MODEL"
     why = NOT_PASSED_ON.get(provider, "no OpenAI-compatible address of it is known here")
     return (
-        f"calls cannot be passed on to {provider}: {why}. A server that speaks OpenAI's API before "
-        "it can be an upstream, as openai/MODEL with its `api_base`"
+        f'calls cannot be passed on to {provider[:40]}: {why} (see "From LiteLLM" in '
+        "docs/operations.md)"
     )
 
 

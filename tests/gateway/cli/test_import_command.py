@@ -33,7 +33,7 @@ def test_settings_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written = tmp_path / "parrot.yaml"
     status, out, report = run(tmp_path, FILE, "--output", str(written))
     assert (status, out) == (0, "")
-    assert "line 7: model_list[1]: calls cannot be passed on to bedrock" in report
+    assert "line 7: model_list[1]: 'claude': calls cannot be passed on to bedrock" in report
     assert "OPENAI_API_KEY  the value of model_list[0].litellm_params.api_key" in report
     assert "sk-secret" not in report + written.read_text()
     monkeypatch.setenv("MASTER", "key of clients")
