@@ -146,18 +146,21 @@ class View:
             title.append("  draining", "yellow")
         if self.trouble:
             title.append(f"  {self.trouble}", "red")
-        figures = [f"{running} calls running"]
-        if len(self._totals) > 1 and self._totals[-1][0] > self._totals[0][0]:
-            (began, calls_then, tokens_then), (now, calls_now, tokens_now) = (
-                self._totals[0],
-                self._totals[-1],
-            )
-            figures.append(f"{(calls_now - calls_then) / (now - began):.1f} calls/s")
-            figures.append(f"{(tokens_now - tokens_then) / (now - began):,.0f} tokens/s")
+        figures = [f"{running} calls running", *self._rates()]
         figures.append(f"{active} of {len(sessions)} sessions active")
         if calls["refused"]:
             figures.append(f"{calls['refused']:,} refused")
         return [title, _plain("  ".join(figures))]
+
+    def _rates(self) -> list[str]:
+        """Calls that end, and tokens as engines write them; of upstreams those of ended calls."""
+        if len(self._totals) < 2 or self._totals[-1][0] <= self._totals[0][0]:
+            return []
+        (began, calls_then, tokens_then), *_, (now, calls, tokens) = self._totals
+        engines = [each["tokens_per_s"] for each in self._parts["engines"]]
+        known = [rate for rate in engines if rate is not None]
+        rate = sum(known) if known else (tokens - tokens_then) / (now - began)
+        return [f"{(calls - calls_then) / (now - began):.1f} calls/s", f"{rate:,.0f} tokens/s"]
 
     def _engines(self, width: int) -> list[Text]:
         rows = [

@@ -94,13 +94,14 @@ def test_everything_at_a_glance() -> None:
 def test_events_change_it_and_give_rates() -> None:
     now = NOW
     view = View(lambda: now)
-    view.apply("overview", overview())
+    view.apply("overview", overview(engines=[engine("up", tokens_per_s=None)]))
     now += 2
     view.apply("tenants", [tenant(calls=30, tokens=500)])
     view.apply("sessions", [session("other"), session("app", state="idle")])
     assert "10.0 calls/s  200 tokens/s  1 of 2 sessions active" in text(view)
     view.apply("sessions", {"gone": ["id-app"]})
-    view.apply("engines", [engine("new", "lost")])
+    view.apply("engines", [engine("new", "lost"), engine("other")])
+    assert "10.0 calls/s  6,912 tokens/s" in text(view)
     assert "1 of 1 sessions" in text(view)
     assert "new" in text(view)
     assert " app" not in text(view)
