@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parrot_gateway.exceptions import LinkingBehindError, SessionNotFoundError
 from parrot_gateway.linking.service import LinkingService
@@ -15,6 +15,7 @@ from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.span_fields import CallFacts, Source
 
 if TYPE_CHECKING:
+    from parrot_gateway.telemetry.step_traces import StepTracer
     from parrot_gateway.telemetry.tracing import CallTracer
 
 
@@ -65,8 +66,15 @@ class CallFactsReader:
         return CallFacts(id_, name, is_inferred, sources, explanation)
 
 
-def create_tracer(settings: TelemetrySettings, facts: CallFactsReader) -> CallTracer | None:
-    """What exports the traces of calls; None where the settings name no receiver.
+class Tracers(NamedTuple):
+    """What exports traces."""
+
+    calls: CallTracer
+    steps: StepTracer
+
+
+def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Tracers | None:
+    """What exports traces of calls and of engines; None where the settings name no receiver.
 
     Raises:
         ConfigError: the libraries for it are not installed.
@@ -76,6 +84,8 @@ def create_tracer(settings: TelemetrySettings, facts: CallFactsReader) -> CallTr
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+        from parrot_gateway.telemetry.span_writer import SpanWriter
+        from parrot_gateway.telemetry.step_traces import StepTracer
         from parrot_gateway.telemetry.tracing import CallTracer
     except ImportError as error:
         raise ConfigError(
@@ -83,4 +93,7 @@ def create_tracer(settings: TelemetrySettings, facts: CallFactsReader) -> CallTr
             "pip install 'parrot-gateway[tracing]'"
         ) from None
     exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
-    return CallTracer(settings, facts.read, exporter)
+    writer = SpanWriter(settings.traces_service_name, exporter)
+    return Tracers(
+        CallTracer(settings, facts.read, writer), StepTracer(writer, settings.traces_sample_ratio)
+    )

@@ -42,7 +42,7 @@ from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.server.call_tracing import CallFactsReader, create_tracer
+from parrot_gateway.server.call_tracing import CallFactsReader, create_tracers
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import (
     SchedulerSettings,
@@ -140,9 +140,11 @@ class Gateway:
             on_call_changed=self.task_updater.changed,
         )
         facts = CallFactsReader(self.semantic, self.linking, self.scheduling.explanations)
-        self.tracer = create_tracer(telemetry, facts)
-        if self.tracer is not None:
-            self.call_records.sinks.append(self.tracer.ended)
+        tracers = create_tracers(telemetry, facts)
+        self.tracer = None if tracers is None else tracers.calls
+        if tracers is not None:
+            self.call_records.sinks.append(tracers.calls.ended)
+            self.registry.observe(tracers.steps)
         self.metrics = Metrics(
             Parts(
                 is_ready=self.is_ready,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from parrot_engine.protocol import EngineInfo, EngineStats
+
 from parrot_gateway.telemetry.call_record import CallRecord
 
 Value: TypeAlias = str | int | float | bool | Sequence[str]
@@ -56,9 +58,7 @@ def unix_ns(record: CallRecord, at: float) -> int:
     return round((record.started_at + at - record.started) * 1e9)
 
 
-def call_attributes(
-    record: CallRecord, session: str | None, facts: CallFacts
-) -> Iterator[tuple[str, Value]]:
+def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -> dict[str, Value]:
     """What is known of a call, by name."""
     first = record.first_token
     found: dict[str, Value | None] = {
@@ -86,7 +86,7 @@ def call_attributes(
         "parrot.client_left": record.client_left or None,
         "parrot.session.inferred": facts.is_inferred if session else None,
     }
-    return ((name, value) for name, value in found.items() if value is not None)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def call_events(
@@ -109,6 +109,26 @@ def call_events(
         yield "parrot.placed", record.placed, told
     if record.first_token is not None:
         yield "parrot.first_token", record.first_token, {}
+
+
+def step_attributes(
+    engine: str, info: EngineInfo, before: EngineStats, now: EngineStats
+) -> dict[str, Value]:
+    """What an engine computed between two heartbeats."""
+    steps = now.steps - before.steps
+    return {
+        "parrot.engine": engine,
+        "gen_ai.response.model": info.model,
+        "parrot.steps.count": steps,
+        "parrot.steps.mean_ms": round((now.busy_s - before.busy_s) * 1000 / steps, 3),
+        "parrot.steps.filled_tokens": now.filled_tokens - before.filled_tokens,
+        "parrot.steps.cached_tokens": now.cached_tokens - before.cached_tokens,
+        "parrot.steps.generated_tokens": now.generated_tokens - before.generated_tokens,
+        "parrot.steps.preemptions": now.preemptions - before.preemptions,
+        "parrot.engine.running": now.running,
+        "parrot.engine.waiting": now.waiting,
+        "parrot.engine.kv_used_blocks": info.num_blocks - now.free_blocks,
+    }
 
 
 def _operation(record: CallRecord) -> str:

@@ -12,37 +12,22 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
-from parrot_gateway import __version__
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.span_fields import (
     CallFacts,
+    Value,
     call_attributes,
     call_events,
     span_name,
     unix_ns,
 )
+from parrot_gateway.telemetry.span_writer import SpanWriter, span_context
 from parrot_gateway.telemetry.trace_context import CallTrace, session_span_id, session_trace_id
 
 logger = logging.getLogger(__name__)
@@ -51,8 +36,6 @@ logger = logging.getLogger(__name__)
 MAX_PENDING = 2048
 #: Calls whose spans later ones can name, and sessions whose span is not written yet.
 MAX_REMEMBERED = 20_000
-#: How long the end waits for what has not been exported.
-_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -70,22 +53,8 @@ class _Session:
     used: float
 
 
-class _GivenIds(IdGenerator):
-    """Gives spans the ids that were chosen for them."""
-
-    def __init__(self) -> None:
-        self.trace_id = 0
-        self.span_id = 0
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-    def generate_span_id(self) -> int:
-        return self.span_id
-
-
 class CallTracer:
-    """Makes spans of calls that have ended, and exports them in a thread of its own.
+    """Makes spans of calls that have ended, and of their sessions.
 
     Attributes:
         dropped: sampled calls that were not exported, as too many had ended at once.
@@ -93,28 +62,18 @@ class CallTracer:
     Args:
         settings: which share of the traces to export.
         facts_of: what else is known of a call; asked for after its end, one call at a time.
-        exporter: takes the spans; tests have their own.
+        writer: takes the spans.
     """
 
     def __init__(
         self,
         settings: TelemetrySettings,
         facts_of: Callable[[CallRecord], Awaitable[CallFacts]],
-        exporter: SpanExporter,
+        writer: SpanWriter,
     ) -> None:
         self._settings = settings
         self._facts_of = facts_of
-        self._ids = _GivenIds()
-        self._processor = BatchSpanProcessor(exporter, export_timeout_millis=10_000)
-        resource = Resource.create(
-            {"service.name": settings.traces_service_name, "service.version": __version__}
-        )
-        # NOTE: sampling is decided here, before there is a span; the SDK exports all it gets.
-        provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
-        )
-        provider.add_span_processor(self._processor)
-        self._tracer = provider.get_tracer("parrot_gateway", __version__)
+        self._writer = writer
         self._pending: deque[tuple[CallRecord, CallTrace]] = deque()
         self._has_pending = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -137,11 +96,7 @@ class CallTracer:
             record, trace = self._pending.popleft()
             self._write_call(record, trace, CallFacts(record.session, record.session))
         self._write_sessions(idle_s=0.0)
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await asyncio.to_thread(self._processor.shutdown)
-        except TimeoutError:
-            logger.warning("some spans were not exported: their receiver does not answer")
+        await self._writer.close()
 
     def ended(self, record: CallRecord) -> None:
         """A sink of `CallRecords`: make the span soon."""
@@ -190,19 +145,18 @@ class CallTracer:
             if (source := self._spans.get((record.tenant, each.call))) is not None
         ]
         if session and not in_session and not trace.parent_id:
-            root = _context(session_trace, session_span_id(session_trace))
+            root = span_context(session_trace, session_span_id(session_trace))
             links.append(Link(root, {"parrot.link.kind": "session"}))
-        span = self._span(
+        span = self._writer.begin(
             span_name(record),
             trace.trace_id,
             trace.span_id,
-            parent_id,
-            begin_ns=unix_ns(record, record.started),
+            unix_ns(record, record.started),
+            parent_id=parent_id,
             kind=SpanKind.SERVER,
             links=links,
+            attributes=call_attributes(record, session, facts),
         )
-        for name, value in call_attributes(record, session, facts):
-            span.set_attribute(name, value)
         for event, at, attributes in call_events(record, facts):
             span.add_event(event, attributes, unix_ns(record, at))
         if record.error_code is not None:
@@ -212,22 +166,6 @@ class CallTracer:
         self._remember(record, span.get_span_context())
         if in_session and not trace.parent_id:
             self._extend_session(session_trace, record, facts, end_ns)
-
-    def _span(
-        self,
-        name: str,
-        trace_id: int,
-        span_id: int,
-        parent_id: int,
-        *,
-        begin_ns: int,
-        kind: SpanKind,
-        links: Sequence[Link] = (),
-    ) -> Span:
-        self._ids.trace_id, self._ids.span_id = trace_id, span_id
-        parent = NonRecordingSpan(_context(trace_id, parent_id)) if parent_id else None
-        context = Context() if parent is None else set_span_in_context(parent, Context())
-        return self._tracer.start_span(name, context, kind=kind, links=links, start_time=begin_ns)
 
     def _remember(self, record: CallRecord, context: SpanContext) -> None:
         self._spans[record.tenant, record.call_id] = context
@@ -261,23 +199,17 @@ class CallTracer:
             if now - session.used < idle_s and len(self._sessions) <= MAX_REMEMBERED:
                 return
             del self._sessions[trace_id]
-            span = self._span(
+            attributes: dict[str, Value] = {
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.conversation.id": session.id,
+                "parrot.tenant": session.tenant,
+                "parrot.session.inferred": session.is_inferred,
+                "parrot.session.calls": session.calls,
+            }
+            self._writer.begin(
                 f"session {session.name}",
                 trace_id,
                 session_span_id(trace_id),
-                0,
-                begin_ns=session.begin_ns,
-                kind=SpanKind.INTERNAL,
-            )
-            span.set_attribute("gen_ai.operation.name", "invoke_workflow")
-            span.set_attribute("gen_ai.conversation.id", session.id)
-            span.set_attribute("parrot.tenant", session.tenant)
-            span.set_attribute("parrot.session.inferred", session.is_inferred)
-            span.set_attribute("parrot.session.calls", session.calls)
-            span.end(session.end_ns)
-
-
-def _context(trace_id: int, span_id: int) -> SpanContext:
-    return SpanContext(
-        trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
-    )
+                session.begin_ns,
+                attributes=attributes,
+            ).end(session.end_ns)

@@ -133,6 +133,7 @@ def seen() -> Iterator[Seen]:
             "models": [{"model": DEMO_MODEL}],
             "upstreams": [{"name": "other", "url": upstream.base_url, "models": [model]}],
             "telemetry": {"traces_endpoint": receiver.url},
+            "engines": {"heartbeat_s": 0.1},
         }
         with GatewayProcess(config=config) as gateway:
             client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
@@ -254,6 +255,16 @@ def test_an_error_is_the_client_s(seen: Seen) -> None:
     assert "top_p" in span.error
     assert span.attributes["error.type"]
     assert span.attributes["http.response.status_code"] == 400
+
+
+def test_steps_of_engines_are_sampled(seen: Seen) -> None:
+    steps = [each for each in seen.receiver.spans if each.name == "steps parrot-demo-0"]
+    assert sum(each.attributes["parrot.steps.generated_tokens"] for each in steps) > 10
+    for each in steps:
+        told = each.attributes
+        assert told["parrot.steps.count"] >= 1
+        assert told["parrot.steps.mean_ms"] * told["parrot.steps.count"] > 0
+        assert each.begin < each.end
 
 
 def test_the_document_lists_what_is_exported(seen: Seen) -> None:
