@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
@@ -32,6 +33,7 @@ from parrot_gateway.bench.servers import (
     start_gateway,
     start_litellm,
 )
+from parrot_gateway.bench.upstream import TRACES_PATH
 
 KIB = 1024
 #: Model names are scripts of the fake upstream; without commas, at which LiteLLM splits names.
@@ -43,7 +45,13 @@ MODELS = (ANSWER, STREAM, PACED)
 STREAM_CHUNKS = 103
 
 
-Peer = Literal["bare", "fleet", "litellm", "unlinked"]
+Peer = Literal["bare", "fleet", "litellm", "observed", "unlinked", "unobserved"]
+#: The gateway itself with other settings, by variables of its environment.
+VARIANTS: dict[Peer, dict[str, str]] = {
+    "unlinked": {"PARROT_LINKING_ENABLED": "false"},
+    "observed": {"PARROT_SERVER_ACCESS_LOG": "true", "PARROT_TELEMETRY_LOG_FORMAT": "json"},
+    "unobserved": {"PARROT_TELEMETRY_METRICS": "false"},
+}
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -166,6 +174,7 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
             Row("memory, idle", "MB", idle_mb, at_most=100),
             Row("memory, at the end", "MB", gateway.rss_mb(), peers=peers_mb, at_most=100),
             Row("start until ready", "s", gateway.start_s, at_most=1.5),
+            *telemetry_rows(measured),
             *_linking_rows(measured, linking, await asyncio.to_thread(gateway.linking)),
         ]
         if options.soak:
@@ -180,11 +189,15 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
 async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server:
     if name == "bare":
         return await start_bare_proxy(upstream_url)
-    if name == "unlinked":
+    if name in VARIANTS:
+        env = VARIANTS[name]
+        if name == "observed" and has_tracing():
+            traces = upstream_url.removesuffix("/v1") + TRACES_PATH
+            env = {**env, "PARROT_TELEMETRY_TRACES_ENDPOINT": traces,
+                   "PARROT_TELEMETRY_TRACES_SAMPLE_RATIO": "0.01"}  # fmt: skip
         return await start_gateway(
-            "--upstream", f"fake={upstream_url}", name="the gateway without linking",
-            env={"PARROT_LINKING_ENABLED": "false"},
-        )  # fmt: skip
+            "--upstream", f"fake={upstream_url}", name=f"the gateway, {name}", env=env
+        )
     if name == "fleet":
         # Two names of one server.
         other = upstream_url.replace("127.0.0.1", "localhost")
@@ -259,7 +272,7 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         return Row(name, unit, figures.pop("gateway"), peers=figures)
 
     def share_rows(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
-        """The gateway's rate in parts of the bare proxy's, and of its own without linking."""
+        """The gateway's rate in parts of the bare proxy's, and of its own with less to do."""
         rate = measured["gateway"].figure(scenario, pick)
         return [
             Row(f"{name}, share of {peer}", "x", rate / measured[peer].figure(scenario, pick),
@@ -298,6 +311,41 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row(f"{paced}, gap p99", "ms", "paced", lambda r: r.gap_ms.p99),
         cpu_row(f"{paced}, CPU per chunk", "us", "paced", lambda r: r.chunks),
     ]  # fmt: skip
+
+
+def telemetry_rows(measured: dict[str, Measured]) -> list[Row]:
+    """What metrics cost, and all of it (metrics, a line of JSON in the log, traces), beside the
+    gateway without; none where that was not measured."""
+    without = measured.get("unobserved")
+    rows: list[Row] = []
+    for name, who in (("metrics", "gateway"), ("metrics, log, traces", "observed")):
+        each = measured.get(who)
+        if each is None or without is None:
+            continue
+        for what, scenario, pick in (
+            ("32 calls", "many", lambda r: r.requests_per_s),
+            ("32 streams", "stream_many", lambda r: r.chunks_per_s),
+        ):
+            share = each.figure(scenario, pick) / without.figure(scenario, pick)
+            rows.append(Row(f"{name}, share of {what}", "x", share, at_least=0.9))
+        cpu_us, cpu_without_us = (
+            1000 * one.cpu_ms_per("many", lambda r: r.requests) for one in (each, without)
+        )
+        rows.append(Row(f"{name}, CPU per call", "us", cpu_us, direct=cpu_without_us))
+        p50, p50_without = (
+            one.figure("one", lambda r: r.latency_ms.p50) for one in (each, without)
+        )
+        rows.append(Row(f"{name}, 1 call p50", "ms", p50, direct=p50_without, at_most=0.1,
+                        aims_at_added=True))  # fmt: skip
+    return rows
+
+
+def has_tracing() -> bool:
+    """Whether traces can be made: OpenTelemetry is an optional extra."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _linking_rows(
@@ -379,8 +427,9 @@ def overhead_command(
         typer.Option(
             metavar="NAME",
             help="Measure another proxy in the same run: bare (the least that Python can do) or "
-            "litellm; unlinked is the gateway itself without linking, fleet before an upstream of "
-            "two servers. May be repeated.",
+            "litellm; unlinked is the gateway itself without linking, unobserved without metrics, "
+            "observed with a line of JSON in the log for each call and 1 % of traces, fleet "
+            "before an upstream of two servers. May be repeated.",
         ),
     ] = None,
     peer_python: Annotated[

@@ -19,6 +19,9 @@ import msgspec
 
 from parrot_gateway.bench.servers import loop_runner
 
+#: Takes traces, and drops them.
+TRACES_PATH = "/v1/traces"
+
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -165,6 +168,9 @@ class _Connection(HttpConnection):
             data = [{"id": name, "object": "model", "created": 1} for name in self._models]
             plain = {"object": "list", "data": data}
             self.transport.write(http_answer(msgspec.json.encode(plain)))
+            return
+        if path == TRACES_PATH:
+            self.transport.write(http_answer(b"{}"))
             return
         call = _call_decoder.decode(body)
         if call.stream:

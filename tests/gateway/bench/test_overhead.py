@@ -15,6 +15,7 @@ from parrot_gateway.bench import overhead
 from parrot_gateway.bench.load import LoadPlan, LoadResult, Spread, drive, run_load
 from parrot_gateway.bench.report import Row, machine, write_json
 from parrot_gateway.bench.servers import BenchmarkError, start_bare_proxy, start_litellm
+from parrot_gateway.settings.sources import load_settings
 
 
 async def measure(model: str, *, stream: bool = False, **plan: float) -> LoadResult:
@@ -93,6 +94,46 @@ def test_verdicts() -> None:
     assert Row("x", "calls/s", 4000.0, at_least=4000.0).met is True
     assert Row("x", "ms", 1.0).met is None
     assert Row("x", "ms", 3.0, direct=2.0).to_dict()["ratio"] == 1.5
+
+
+def measured(p50_ms: float, calls_per_s: float) -> overhead.Measured:
+    """A run in which all figures of a kind are the same."""
+    latency = Spread.of([p50_ms / 1000])
+    result = LoadResult(
+        requests=100, errors=0, seconds=1.0, requests_per_s=calls_per_s, latency_ms=latency,
+        ttft_ms=latency, chunks=1000, chunks_per_s=10 * calls_per_s, gap_ms=latency, stalls=0,
+        stalled_streams=0, bytes=1, cpu_s=0.1,
+    )  # fmt: skip
+    runs = {"one": [result], "many": [result], "stream_many": [result]}
+    return overhead.Measured(runs, {"many": 100 / calls_per_s}, {})
+
+
+def test_telemetry_is_set_beside_the_gateway_without() -> None:
+    runs = {"gateway": measured(0.25, 95.0), "unobserved": measured(0.2, 100.0)}
+    rows = {row.name: row for row in overhead.telemetry_rows(runs)}
+    assert rows["metrics, share of 32 calls"].gateway == pytest.approx(0.95)
+    assert rows["metrics, CPU per call"].added == pytest.approx(1e6 / 95 - 1e6 / 100)
+    assert rows["metrics, 1 call p50"].met is True
+    runs["observed"] = measured(0.5, 80.0)
+    rows = {row.name: row for row in overhead.telemetry_rows(runs)}
+    assert rows["metrics, log, traces, share of 32 streams"].met is False
+    assert rows["metrics, log, traces, 1 call p50"].added == pytest.approx(0.3)
+    assert rows["metrics, log, traces, 1 call p50"].met is False
+    assert overhead.telemetry_rows({"gateway": runs["gateway"]}) == []
+
+
+def test_variants_of_the_gateway_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for name, variables in overhead.VARIANTS.items():
+        with monkeypatch.context() as patch:
+            for variable, value in variables.items():
+                patch.setenv(variable, value)
+            found[name] = load_settings({})
+    assert not found["unlinked"].linking.enabled
+    assert not found["unobserved"].telemetry.metrics
+    observed = found["observed"]
+    assert (observed.server.access_log, observed.telemetry.log_format) == (True, "json")
+    assert observed.telemetry.metrics
 
 
 def test_the_machine_is_described() -> None:
