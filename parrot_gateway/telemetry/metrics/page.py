@@ -66,6 +66,7 @@ class Metrics:
 
     async def _render(self) -> bytes:
         await self._gauges.refresh()
+        self.calls.count()
         return await render(self._pieces())
 
     def _has_rendered(self, _: asyncio.Task[bytes]) -> None:

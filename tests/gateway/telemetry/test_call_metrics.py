@@ -130,6 +130,7 @@ def test_labels_are_bounded() -> None:
     for number in range(300):
         metrics.ended(record(tenant=f"t{number}", served_model=f"m{number}", engine=f"e{number}"))
         metrics.ended(record(status=404, served_model=f"made-up-{number}"))
+    metrics.count()
     assert len(metrics.counters(TENANT_CALLS)) == 51
     # One of the 50 is that of the calls that failed.
     assert metrics.counters(TENANT_CALLS)['{tenant="other"}'] == 251
@@ -141,6 +142,7 @@ def test_labels_are_bounded() -> None:
 def test_a_client_that_left_is_an_abort() -> None:
     metrics = CallMetrics()
     metrics.ended(record(status=499, client_left=True, served_model="m", engine="e"))
+    metrics.count()
     (labels,) = metrics.counters(SUCCESS)
     assert 'finished_reason="abort"' in labels
 
@@ -154,6 +156,7 @@ def test_engines_that_are_gone_make_room() -> None:
             metrics.ended(record(served_model="m", engine=name, prompt_tokens=1))
         # A call that has just ended on one that has just left.
         metrics.ended(record(served_model="m", engine="gone", prompt_tokens=1))
+        metrics.count()
     labels = metrics.counters(PROMPT_TOKENS)
     assert all(any(f'"{name}"' in each for each in labels) for name in now)
     assert len(labels) <= 202
