@@ -171,6 +171,15 @@ ROUTES: dict[tuple[str, str], RouteText] = {
     ("GET", "/v1/semantic_var/{var_id}"): RouteText(
         "Waits until the value is there, `parrot_v3.get_timeout_s` at most."
     ),
+    ("POST", "/v1/transform"): RouteText(
+        "Applies a text function of docs/transforms.md to a variable once it is there.",
+        {
+            "session_id": 1,
+            "session_auth": "…",
+            "transform": "strip | lines | take(3)",
+            "input": "…",
+        },
+    ),
     ("GET", "/health"): RouteText(
         "`status` alone without the key; with it engines, upstreams, breakers and calls in work."
     ),
@@ -198,6 +207,26 @@ ROUTES: dict[tuple[str, str], RouteText] = {
         {"lora_name": "sql", "lora_path": "/adapters/sql"},
     ),
     ("POST", "/v1/unload_lora_adapter"): RouteText("By its name.", {"lora_name": "sql"}),
+    ("GET", "/admin/v1/config"): RouteText(
+        "Settings as they are, where those come from that are not as by default, and which can be "
+        "changed while the gateway runs. `ETag` names this state."
+    ),
+    ("PUT", "/admin/v1/config"): RouteText(
+        "Takes all settings that are not as by default, as JSON or YAML, in the place of file, "
+        "environment and command line. `If-Match` names the state that they are a change of.",
+        {"server": {"log_level": "debug"}, "models": [_MODEL]},
+    ),
+    ("POST", "/admin/v1/engines/{engine}/drain"): RouteText(
+        "By id or name; `UPSTREAM` means all its servers. Calls that wait go to other engines.", {}
+    ),
+    ("POST", "/admin/v1/engines/{engine}/undrain"): RouteText("By id or name.", {}),
+    ("POST", "/admin/v1/undrain"): RouteText("Takes back what `/admin/v1/drain` did.", {}),
+    ("POST", "/v1/responses/{response_id}/cancel"): RouteText(
+        "What was made so far stays in the response.", {}
+    ),
+    ("POST", "/v1/batches/{batch_id}/cancel"): RouteText(
+        "Lines in work are ended; answers that are there stay in the output file.", {}
+    ),
     ("POST", "/admin/v1/drain"): RouteText(
         "Readiness is a 503 at once; after `refuse_after_s` new calls are refused with a 503.",
         {"refuse_after_s": 30},
