@@ -19,6 +19,8 @@ from parrot_gateway.telemetry.metrics.definitions import DEFINITIONS
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "parrot-gateway.json"
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+#: Alerts on made-up series.
+ALERT_TESTS = Path(__file__).parent / "alerts.test.yml"
 #: Of Prometheus itself and of prometheus-client, with the labels that every scrape adds.
 SCRAPED = {"instance", "job"}
 LABELS = {
@@ -144,7 +146,6 @@ def test_prometheus_takes_every_query_and_rule(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert f"{count} rules found" in ran.stdout
     config = ROOT / "deploy" / "prometheus" / "prometheus.yml"
-    ran = subprocess.run(
-        ["promtool", "check", "config", str(config)], capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for command in (["check", "config", str(config)], ["test", "rules", str(ALERT_TESTS)]):
+        ran = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
