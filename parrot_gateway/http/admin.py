@@ -7,12 +7,12 @@ does not open them, nor does a gateway without a key, and callers of its own hos
 from __future__ import annotations
 
 from parrot_gateway.exceptions import AuthenticationError, ForbiddenError
-from parrot_gateway.http.dispatch import Handler, KeyCheck
+from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import RouteTable
 
 
-class AdminRoutes:
+class AdminRoutes(RouteTable):
     """A table of routes, and the check of the operator's key before each.
 
     Args:
@@ -21,25 +21,8 @@ class AdminRoutes:
     """
 
     def __init__(self, key: str | None, *objects: object) -> None:
+        super().__init__(*objects, check=self.check)
         self._keys = KeyCheck(key)
-        self._table = RouteTable(*objects)
-
-    @property
-    def described(self) -> list[tuple[str, str, str]]:
-        """See `RouteTable.described`."""
-        return self._table.described
-
-    def find(self, exchange: Exchange) -> Handler | None:
-        """Who answers, if the path is one of these, a caller without the key included."""
-        handler = self._table.find(exchange)
-        if handler is None:
-            return None
-
-        async def answer(exchange: Exchange) -> None:
-            self.check(exchange)
-            await handler(exchange)
-
-        return answer
 
     def check(self, exchange: Exchange) -> None:
         """Whether the caller has the key, as `Authorization: Bearer …` or `x-api-key`.

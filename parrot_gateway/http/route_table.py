@@ -38,9 +38,13 @@ class RouteTable:
 
     Args:
         objects: those whose methods were marked by `route`.
+        check: raises for a caller who may not use these routes, before a handler is called.
     """
 
-    def __init__(self, *objects: object) -> None:
+    def __init__(
+        self, *objects: object, check: Callable[[Exchange], None] = lambda exchange: None
+    ) -> None:
+        self._check = check
         self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
         #: Method, pattern and summary of each route, for the description of the API.
         self.described: list[tuple[str, str, str]] = []
@@ -73,17 +77,29 @@ class RouteTable:
         for method, pattern, handler in self._routes:
             if _matches(pattern, segments):
                 if method == exchange.method:
-                    return _bound(handler, pattern, segments)
+                    return self._bound(handler, pattern, segments)
                 allowed.append(method)
         if not allowed:
             return None
 
         async def refuse(exchange: Exchange) -> None:
+            self._check(exchange)
             raise MethodNotAllowedError(
                 f"{exchange.path} takes {' or '.join(allowed)}, not {exchange.method}."
             )
 
         return refuse
+
+    def _bound(
+        self, handler: RouteHandler, pattern: Sequence[str | None], segments: Sequence[str]
+    ) -> Handler:
+        given = [text for name, text in zip(pattern, segments, strict=True) if name is None]
+
+        async def answer(exchange: Exchange) -> None:
+            self._check(exchange)
+            await handler(exchange, *given)
+
+        return answer
 
 
 def _matches(pattern: Sequence[str | None], segments: Sequence[str]) -> bool:
@@ -91,17 +107,6 @@ def _matches(pattern: Sequence[str | None], segments: Sequence[str]) -> bool:
         segment is None or segment == given
         for segment, given in zip(pattern, segments, strict=True)
     )
-
-
-def _bound(
-    handler: RouteHandler, pattern: Sequence[str | None], segments: Sequence[str]
-) -> Handler:
-    given = [text for name, text in zip(pattern, segments, strict=True) if name is None]
-
-    async def answer(exchange: Exchange) -> None:
-        await handler(exchange, *given)
-
-    return answer
 
 
 class Query:

@@ -15,7 +15,7 @@ from parrot_gateway.exceptions import (
     LinkingBehindError,
     NotFoundError,
 )
-from parrot_gateway.http.dispatch import Handler, KeyCheck
+from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange, Headers, call_id_of_request
 from parrot_gateway.http.route_table import Query, RouteTable, route
 from parrot_gateway.linking.service import LinkingService
@@ -28,7 +28,7 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 _PRIVATE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
-class LiveRoutes:
+class LiveRoutes(RouteTable):
     """The routes, and the check of the key before each.
 
     Args:
@@ -49,30 +49,13 @@ class LiveRoutes:
         is_admin: bool,
         keep_alive_s: float,
     ) -> None:
+        super().__init__(self, check=self._may_watch)
         self._feed = feed
         self._linking = linking
         self._explanations = explanations
         self._keys = keys
         self._is_admin = is_admin
         self._keep_alive_s = keep_alive_s
-        self._table = RouteTable(self)
-
-    @property
-    def described(self) -> list[tuple[str, str, str]]:
-        """See `RouteTable.described`."""
-        return self._table.described
-
-    def find(self, exchange: Exchange) -> Handler | None:
-        """Who answers, if the path is one of these, a caller without the key included."""
-        handler = self._table.find(exchange)
-        if handler is None:
-            return None
-
-        async def answer(exchange: Exchange) -> None:
-            self._check(exchange)
-            await handler(exchange)
-
-        return answer
 
     @route("GET", "/ui/api/overview")
     async def overview(self, exchange: Exchange) -> None:
@@ -141,7 +124,7 @@ class LiveRoutes:
             await exchange.write(data or _KEEP_ALIVE)
         await exchange.end_stream(event("closed", {}))
 
-    def _check(self, exchange: Exchange) -> None:
+    def _may_watch(self, exchange: Exchange) -> None:
         headers = exchange.headers
         if not self._keys.required:
             # Of what a page of another server loads as an image, say, there is no `Origin`.
