@@ -49,6 +49,7 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from parrot_gateway.bench.report import print_table
@@ -59,7 +60,8 @@ def show(findings: list[Finding]) -> None:
     for heading in ("", "what", "found", "what to do"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
-        table.add_row(marks[finding.state], finding.topic, finding.what, finding.advice)
+        texts = map(escape, (finding.topic, finding.what, finding.advice))
+        table.add_row(marks[finding.state], *texts)
     print_table(table)
 
 

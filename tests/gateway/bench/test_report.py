@@ -52,6 +52,7 @@ def findings() -> None:
             doctor.Finding("python", "ok", "3.12.4"),
             doctor.Finding("gpu", "note", "no NVIDIA driver: engines run on the CPU"),
             doctor.Finding("uvloop", "note", "not installed: half the speed", "pip install uvloop"),
+            doctor.Finding("torch", "missing", "not installed", "pip install 'gateway[engine]'"),
         ]
     )
 

@@ -14,8 +14,8 @@ from parrot_gateway.cli.main import app
     ("state", "status"), [("ok", 0), ("note", 0), ("missing", 0), ("broken", 1)]
 )
 def test_the_exit_status(monkeypatch: pytest.MonkeyPatch, state: State, status: int) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: [Finding("gpu", state, "found", "do this")])
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("gpu", state, "found", "do [this]")])
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == status
     assert state in result.stdout
-    assert "do this" in result.stdout
+    assert "do [this]" in result.stdout
