@@ -156,7 +156,7 @@ def print_table(table: Table, notes: Sequence[str] = ()) -> None:
             console.print()
         Console(width=max(console.width, needed)).print(part)
     for note in notes:
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim", highlight=False, markup=False)
 
 
 def _parts(table: Table, width: int) -> list[tuple[Table, int]]:

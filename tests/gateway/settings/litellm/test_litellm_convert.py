@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+from harness.fake_upstream import FakeUpstream
 from pydantic import TypeAdapter
 
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.scheduling.model_directory import Catalog, UpstreamTarget
+from parrot_gateway.server.app import create_app
+from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.litellm.convert import convert
 from parrot_gateway.settings.litellm.providers import PROVIDERS
 from parrot_gateway.settings.litellm.values import Conversion
@@ -322,3 +327,34 @@ def test_every_known_provider_is_a_valid_upstream() -> None:
 )
 def test_strange_files_are_reported_not_refused(text: str) -> None:
     assert converted(text).lost
+
+
+async def test_calls_reach_the_servers_and_their_fallbacks() -> None:
+    fake = FakeUpstream()
+    await fake.start()
+    found = converted(
+        f"""
+        model_list:
+          - model_name: big
+            litellm_params: {{model: hosted_vllm/gone, api_base: "http://127.0.0.1:1/v1"}}
+          - model_name: big
+            litellm_params: {{model: hosted_vllm/fake, api_base: "{fake.url}", api_key: none}}
+          - model_name: small
+            litellm_params: {{model: xinference/gone, api_base: "http://127.0.0.1:1/v1"}}
+          - {{model_name: "mine/*", litellm_params: {{model: lm_studio/*, api_base: "{fake.url}"}}}}
+        router_settings: {{num_retries: 0, fallbacks: [{{small: [big]}}]}}
+        """
+    )
+    gateway = Gateway(Settings(**found.settings))
+    for each in gateway.upstreams.values():
+        await each.start()
+    transport = httpx.ASGITransport(app=create_app(gateway))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for name, reached in (("big", "fake"), ("small", "fake"), ("mine/fake-2", "fake-2")):
+            body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert json.loads(fake.log[-1].body)["model"] == reached
+    for each in gateway.upstreams.values():
+        await each.close()
+    await fake.close()
