@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, clean_environment
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed (the extra `browser`)"
@@ -24,7 +26,7 @@ playwright = pytest.importorskip(
 CHROMIUM = os.environ.get("PARROT_CHROMIUM") or shutil.which("chromium") or shutil.which("chrome")
 AXE = Path(os.environ.get("PARROT_AXE", "node_modules/axe-core/axe.min.js"))
 SESSION = "page-tale"
-VIEWS = ("sessions", "engines", "scheduler", "tenants")
+VIEWS = ("sessions", "engines", "scheduler", "tenants", "playground", "compare")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (PARROT_CHROMIUM)")
 
@@ -73,7 +75,7 @@ class Page:
         self.page = self.context.new_page()
         self.root = root
         self.faults: list[str] = []
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("pageerror", lambda error: self.faults.append(f"{error}\n{error.stack}"))
         self.page.on("console", self._said)
 
     def _said(self, message: Any) -> None:
@@ -205,6 +207,59 @@ def test_without_the_admin_key_nothing_is_drained(view: Page) -> None:
     assert "server.admin_key" in (drain.get_attribute("title") or "")
 
 
+def test_the_playground_runs_a_graph_both_ways(view: Page) -> None:
+    page = view.open("playground")
+    for way in ("Run call by call", "Run with its graph"):
+        page.locator(".editor-run button:enabled").first.wait_for()
+        page.get_by_role("button", name=way).click()
+    for name in ("hero", "place", "tale"):
+        page.locator(".node.is-done", has=page.get_by_text(name, exact=True)).wait_for()
+    page.locator(".texts dd:not(:has(.muted))").nth(2).wait_for()
+    page.get_by_role("link", name="Compare both runs").click()
+    figures = page.get_by_role("region", name="Figures of both runs")
+    figures.get_by_role("row", name="Calls 3 3 1.00").wait_for()
+
+
+def test_a_graph_that_cannot_run_says_why(view: Page) -> None:
+    page = view.open("playground")
+    page.get_by_label("Prompt of tale").fill("{{hero}} and {{nobody}}")
+    page.get_by_text("Nothing here is called nobody.").wait_for()
+    page.get_by_label("Prompt of hero").fill("{{tale}}")
+    page.get_by_label("Prompt of tale").fill("{{hero}}")
+    page.get_by_text("It would wait for its own text.").first.wait_for()
+    assert page.get_by_role("button", name="Run with its graph").is_disabled()
+
+
+def test_the_playgrounds_programs_run(view: Page, tmp_path: Path) -> None:
+    page = view.open("playground")
+    page.get_by_label("Begin with").select_option("A chain")
+    node(page, "outline").wait_for()
+    running = []
+    for language, command in (
+        ("Python", sys.executable),
+        ("LangChain", sys.executable),
+        ("curl", "sh"),
+    ):
+        page.get_by_role("tab", name=language).click()
+        path = tmp_path / language
+        path.write_text(page.locator("#tab-panel code").inner_text(), "utf-8")
+        assert API_KEY not in path.read_text("utf-8")
+        running.append(_start(command, path))
+    for program in running:
+        output, faults = program.communicate(timeout=60)
+        assert program.returncode == 0, faults
+        assert output.strip()
+
+
+def _start(command: str, path: Path) -> subprocess.Popen[str]:
+    """The program with the key in its environment, where clients look for it."""
+    text = path.read_text("utf-8").replace(', api_key="none"', "")
+    path.write_text(text, "utf-8")
+    environment = clean_environment({"OPENAI_API_KEY": API_KEY})
+    pipe = subprocess.PIPE
+    return subprocess.Popen([command, path], env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
 def test_the_theme_is_kept(view: Page) -> None:
     page = view.open("sessions")
     colour = "getComputedStyle(document.body).backgroundColor"
@@ -243,7 +298,7 @@ def test_every_view_fits_and_is_accessible(
     opened = Page(browser, demo.root, viewport=size, color_scheme=theme)
     for name in VIEWS:
         page = opened.open(name)
-        page.locator("main :is(.row, .card, .panel, .pg)").first.wait_for()
+        page.locator("main :is(.row, .card, .panel, .step, .compare-head)").first.wait_for()
         _check(opened, page, f"{name}-{theme}-{width}")
     page = opened.session(told)
     _check(opened, page, f"session-{theme}-{width}")

@@ -35,8 +35,18 @@ export function ago(at, now = Date.now() / 1000) {
   return `${Math.floor(s / 86_400)} d ago`;
 }
 
+const LONGEST_ENGINE = 11;
+
 /** An engine's name without the random digits at its end, where room is short. */
 export const engineName = (name) => name.replace(/-[0-9a-f]{8}$/, "");
+
+/** The end of an engine's name, which tells it from its like. */
+export function shortEngineName(name) {
+  const full = engineName(name);
+  if (full.length <= LONGEST_ENGINE) return full;
+  const cut = full.slice(2 - LONGEST_ENGINE);
+  return `…${cut.includes("-") ? cut.slice(cut.indexOf("-") + 1) : cut}`;
+}
 
 /** A share of cached tokens, or null where there is nothing to share. */
 export const cachedShare = (of) =>

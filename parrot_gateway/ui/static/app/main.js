@@ -7,7 +7,9 @@ import { Empty } from "./parts/empty.js";
 import { KeyDialog } from "./parts/key_dialog.js";
 import { chooseTheme, chosenTheme } from "./parts/palette.js";
 import { hrefOf, route } from "./route.js";
+import { Compare } from "./views/compare.js";
 import { Engines } from "./views/engines.js";
+import { Playground } from "./views/playground.js";
 import { Scheduler } from "./views/scheduler.js";
 import { Sessions } from "./views/sessions.js";
 import { Tenants } from "./views/tenants.js";
@@ -17,6 +19,8 @@ const VIEWS = [
   { name: "engines", title: "Engines", View: Engines },
   { name: "scheduler", title: "Scheduler", View: Scheduler },
   { name: "tenants", title: "Tenants", View: Tenants },
+  { name: "playground", title: "Playground", View: Playground },
+  { name: "compare", title: "Compare", View: Compare },
 ];
 
 const CONNECTIONS = {

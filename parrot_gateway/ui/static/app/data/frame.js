@@ -5,9 +5,8 @@ let isScheduled = false;
 
 function runAll() {
   isScheduled = false;
-  const due = [...waiting];
-  waiting.clear();
-  for (const work of due) work();
+  // What an earlier one has made `forget` is not done any more.
+  for (const work of [...waiting]) if (waiting.delete(work)) work();
 }
 
 /** Call `work` in the next frame; asking again before that changes nothing. */

@@ -1,7 +1,7 @@
 /**
  * One session's calls, variables and edges, kept current by its stream of events.
  *
- * Times are seconds since the first submission, as in `/v1/sessions/{id}/graph`.
+ * Times are seconds since the first submission that was kept when the stream began.
  */
 
 import { signal } from "../../vendor/preact.js";
@@ -10,6 +10,8 @@ import { forget, onNextFrame } from "./frame.js";
 
 /** @typedef {{key: string, from: string, to: string, label: string, inferred: boolean,
  *   confidence: number, kinds: string[], isImplied?: boolean}} Edge */
+
+const TIMES = ["submitted_s", "placed_s", "started_s", "first_token_s", "finished_s"];
 
 const isUnfinished = (node) => node.state === "running" || node.state === "waiting";
 
@@ -33,15 +35,18 @@ export class SessionGraph {
   variables = new Map();
   links = new Map();
   #now = 0;
+  /** The first submission on the stream's own scale, once there is one. */
+  #origin = null;
   #receivedAt = performance.now();
   #boxes = null;
   #edges = null;
-  #close;
-  #bump = () => (this.revision.value += 1);
+  #close = () => {};
+  #bump = () => (this.revision.value = this.revision.peek() + 1);
 
-  /** @param {string} key as of `keyOf` a session */
+  /** @param {string | null} key as of `keyOf` a session; null: nothing is followed, see `show` */
   constructor(key) {
     this.id = key;
+    if (key === null) return;
     this.#close = followStream(`/ui/api/sessions/${encodeURIComponent(key)}/events`, {
       endsClosed: true,
       onEvent: (name, data) => this.#apply(name, data),
@@ -50,6 +55,11 @@ export class SessionGraph {
         this.error.value = error ?? null;
       },
     });
+  }
+
+  /** Take a graph that comes from elsewhere, in the form of an event `graph`. */
+  show(data) {
+    this.#apply("graph", data);
   }
 
   close() {
@@ -147,6 +157,8 @@ export class SessionGraph {
     this.isInferred = data.inferred;
     this.isClosed = Boolean(data.closed);
     this.notKept = data.calls_not_kept ?? 0;
+    this.#origin = null;
+    this.#place(data.calls);
     this.nodes = new Map(data.calls.map((node) => [node.id, node]));
     this.variables = new Map(data.variables.map((variable) => [variable.id, variable]));
     this.links = new Map(data.links.map((link) => [linkKey(link), link]));
@@ -157,6 +169,7 @@ export class SessionGraph {
   #change(data) {
     let isNew = Boolean(data.gone?.length);
     for (const id of data.gone ?? []) this.#drop(id);
+    this.#place(data.nodes ?? []);
     for (const node of data.nodes ?? []) {
       const known = this.nodes.get(node.id);
       isNew ||= !known || known.inputs.length !== node.inputs.length;
@@ -191,15 +204,25 @@ export class SessionGraph {
     this.notKept += 1;
   }
 
+  /** Shift times of new nodes to the page's scale. */
+  #place(nodes) {
+    if (this.#origin === null && nodes.length) {
+      this.#origin = nodes.reduce((least, node) => Math.min(least, node.submitted_s), Infinity);
+    }
+    for (const node of nodes) {
+      for (const name of TIMES) if (node[name] != null) node[name] -= this.#origin;
+    }
+  }
+
   #setNow(seconds) {
-    this.#now = seconds;
+    this.#now = seconds - (this.#origin ?? 0);
     this.#receivedAt = performance.now();
   }
 
   #restructure() {
     this.#boxes = null;
     this.#edges = null;
-    this.structure.value += 1;
+    this.structure.value = this.structure.peek() + 1;
   }
 }
 

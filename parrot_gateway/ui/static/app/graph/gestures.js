@@ -1,6 +1,6 @@
 /** Drag to move, wheel or pinch to scale, click to choose. */
 
-import { useEffect } from "../../vendor/preact.js";
+import { useLayoutEffect } from "../../vendor/preact.js";
 
 /** Pixels that a pointer may move within a click. */
 const CLICK_SLACK = 4;
@@ -13,7 +13,7 @@ const CLICK_SLACK = 4;
  * @param {(x: number, y: number) => string | null} on.hit the box under a point of the pane
  */
 export function useGestures(pane, camera, { onPick, hit }) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element = pane.current;
     const pointers = new Map();
     let moved = 0;

@@ -1,6 +1,6 @@
 /** The living graph of a session: nodes as elements, edges and frames on a canvas behind them. */
 
-import { effect, html, useEffect, useMemo, useRef, useSignal } from "../../vendor/preact.js";
+import { effect, html, useLayoutEffect, useMemo, useRef, useSignal } from "../../vendor/preact.js";
 import { forget, onNextFrame } from "../data/frame.js";
 import { stateAt } from "../data/session_graph.js";
 import { plural } from "../format.js";
@@ -49,7 +49,8 @@ export function GraphView({ graph, at, selected, showsPath }) {
     camera.fit(placed.value?.width ?? 0, placed.value?.height ?? 0);
   };
 
-  useEffect(() => {
+  // Ends before the canvas is gone; other effects end after the next frame.
+  useLayoutEffect(() => {
     const layout = new Layout((result) => {
       placed.value = result;
       if (camera.isFree) fit();

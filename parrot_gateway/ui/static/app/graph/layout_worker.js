@@ -67,8 +67,31 @@ function run(boxes, edges, runsDown, hasClusters) {
     const points = graph.edge(from, to)?.points ?? [];
     bends.set(key, points);
   }
+  orderAlikes(boxes, edges, at, bends, runsDown);
   const size = graph.graph();
   return { at, bends, runsDown, width: size.width ?? 0, height: size.height ?? 0 };
+}
+
+/** Boxes with the same neighbours stand in the order in which they were submitted. */
+function orderAlikes(boxes, edges, at, bends, runsDown) {
+  const around = new Map(boxes.map(({ id }) => [id, []]));
+  for (const { key, from, to } of edges) {
+    // An edge that passes layers has bends of its own.
+    const isBent = bends.get(key).length > 3;
+    around.get(from).push(isBent ? key : `> ${to}`);
+    around.get(to).push(isBent ? key : `< ${from}`);
+  }
+  const alike = new Map();
+  for (const { id, width, height } of boxes) {
+    const { x, y } = at.get(id);
+    const key = [...around.get(id).sort(), runsDown ? y : x, width, height].join("|");
+    if (!alike.has(key)) alike.set(key, []);
+    alike.get(key).push(id);
+  }
+  for (const ids of alike.values()) {
+    const places = ids.map((id) => at.get(id)).sort((a, b) => (runsDown ? a.x - b.x : a.y - b.y));
+    ids.forEach((id, index) => at.set(id, places[index]));
+  }
 }
 
 /** No box stands within the frame of a group that it is not in. */

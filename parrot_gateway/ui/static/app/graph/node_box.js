@@ -1,7 +1,7 @@
 /** One call, transform or variable in the graph. */
 
 import { html } from "../../vendor/preact.js";
-import { cachedShare, count, duration, engineName, percent } from "../format.js";
+import { cachedShare, count, duration, shortEngineName, percent } from "../format.js";
 import { tick } from "../parts/clock.js";
 import { memo } from "../parts/memo.js";
 import { StateMark } from "../parts/state_mark.js";
@@ -23,6 +23,7 @@ function Elapsed({ node, state, at, graph }) {
 
 function Facts({ node, state, at, graph }) {
   if (state === "absent") return html`<span class="node-facts">not yet submitted</span>`;
+  if (node.maxTokens) return html`<span class="node-facts">up to ${count(node.maxTokens)} tokens</span>`;
   if (node.kind === "transform") return html`<span class="node-facts">${node.transform}</span>`;
   if (state === "failed") {
     return html`<span class="node-facts is-bad">${node.failure ?? "failed"}</span>`;
@@ -31,7 +32,7 @@ function Facts({ node, state, at, graph }) {
   const tokens = state === "done" ? (node.output_tokens ?? node.tokens) : 0;
   return html`<span class="node-facts">
     <b>${word}<${Elapsed} ...${{ node, state, at, graph }} /></b>
-    ${graph.hasSeveralEngines && node.engine && state !== "waiting" && html`<span class="node-where">${engineName(node.engine)}</span>`}
+    ${graph.hasSeveralEngines && node.engine && state !== "waiting" && html`<span class="node-where">${shortEngineName(node.engine)}</span>`}
     ${tokens > 0 && html`<span>${count(tokens)} tok</span>`}
   </span>`;
 }

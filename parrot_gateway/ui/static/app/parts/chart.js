@@ -1,6 +1,6 @@
 /** A small live chart of the last minutes. */
 
-import { effect, html, useEffect, useRef } from "../../vendor/preact.js";
+import { effect, html, useLayoutEffect, useRef } from "../../vendor/preact.js";
 import uPlot from "../../vendor/uplot.js";
 import { forget, onNextFrame } from "../data/frame.js";
 import { historyChanged } from "../data/overview.js";
@@ -19,7 +19,7 @@ const HEIGHT = 92;
  */
 export function Chart({ title, series, history, most, label }) {
   const pane = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     let plot = null;
     const data = () => [
       history.at,

@@ -71,6 +71,7 @@ function Head({ graph }) {
       <span class=${`badge is-${state}`}><${StateMark} state=${state} />${state}</span>
       ${graph.isInferred && html`<span class="badge" title="Nobody named this session: it was inferred from what its calls say">inferred</span>`}
       ${view && view.tenant && html`<span class="badge is-quiet" title="Tenant">${view.tenant}</span>`}
+      <a class="compare-link" href=${hrefOf("compare", null, { a: graph.id })}>Compare</a>
       ${graph.connection.value === "lost" && html`<span class="badge is-lost">connection lost, trying again</span>`}
     </div>
     <div class="facts-pane" tabindex="0" role="region" aria-label="Figures of the session"><dl class="facts">

@@ -1,6 +1,6 @@
 /** A session's calls over time, a lane for each engine, and the scrubber that replays them. */
 
-import { effect, html, useEffect, useRef, useSignal } from "../../vendor/preact.js";
+import { effect, html, useEffect, useLayoutEffect, useRef, useSignal } from "../../vendor/preact.js";
 import { forget, onNextFrame } from "../data/frame.js";
 import { duration, engineName } from "../format.js";
 import { criticalPath } from "../graph/critical_path.js";
@@ -11,19 +11,25 @@ import { barUnder, LABEL_WIDTH, measure, paintTimeline, RIGHT_PAD } from "./time
 
 const NO_PATH = { nodes: new Set() };
 
-/** As of GraphView. */
-export function Timeline({ graph, at, selected, showsPath }) {
+/**
+ * As of GraphView, and:
+ *
+ * @param [props.span] signal: seconds that the width stands for, at least
+ * @param {boolean} [props.hasScrubber]
+ */
+export function Timeline({ graph, at, selected, showsPath, span, hasScrubber = true }) {
   const pane = useRef(null);
   const canvas = useRef(null);
   const hovered = useSignal(null);
   const bars = useRef([]);
 
-  useEffect(() => {
+  // Ends before the canvas is gone; other effects end after the next frame.
+  useLayoutEffect(() => {
     const draw = () => {
       const { clientWidth: width, clientHeight: height } = pane.current;
       const now = graph.now;
       const plan = lanesOf(graph, now);
-      const drawing = { graph, plan, width, height, span: Math.max(now, 1e-3), now };
+      const drawing = { graph, plan, width, height, span: Math.max(now, span?.value ?? 0, 1e-3), now };
       canvas.current.style.height = `${Math.max(height, measure(plan, height).total)}px`;
       bars.current = paintTimeline(canvas.current, {
         ...drawing,
@@ -37,7 +43,7 @@ export function Timeline({ graph, at, selected, showsPath }) {
     observer.observe(pane.current);
     const ends = [
       effect(() => {
-        graph.revision.value, at.value, selected.value, hovered.value, showsPath.value;
+        graph.revision.value, at.value, selected.value, hovered.value, showsPath.value, span?.value;
         onNextFrame(draw);
       }),
       effect(() => {
@@ -78,7 +84,7 @@ export function Timeline({ graph, at, selected, showsPath }) {
       <canvas ref=${canvas} class="timeline-canvas" aria-hidden="true"></canvas>
       <${Hover} hovered=${hovered} pane=${pane} />
     </div>
-    <${Scrubber} ...${{ graph, at }} />
+    ${hasScrubber && html`<${Scrubber} ...${{ graph, at }} />`}
   </div>`;
 }
 
