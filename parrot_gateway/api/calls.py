@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -96,6 +96,7 @@ class CallRoutes:
         server: bounds and deadlines.
         linking: infers edges and sessions.
         inferred: what the scheduler gets to know of calls by that.
+        identity: what names the sessions of calls.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class CallRoutes:
         server: ServerSettings,
         linking: LinkingService,
         inferred: InferredMetadata,
+        identity: Sequence[str],
     ) -> None:
         self._models = models
         self._linking = linking
@@ -116,10 +118,10 @@ class CallRoutes:
         #: Names of headers seen so far that neither are ours nor may name a session.
         self._ordinary_headers: set[bytes] = set()
         self._turns = PreparationTurns()
-        self._identity = identity = SessionIdentity(service.limits.identity)
-        self._recordings = Recordings(identity, service)
+        self._identity = SessionIdentity(identity)
+        self._recordings = Recordings(self._identity, service)
         self._semantic = SemanticCalls(
-            service, models, identity, linking, keep_alive_s=server.keep_alive_s,
+            service, models, self._identity, linking, keep_alive_s=server.keep_alive_s,
             answer_call=self._answer,
         )  # fmt: skip
         self._responses = ResponseRoutes(

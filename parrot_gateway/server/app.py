@@ -159,6 +159,7 @@ class _RoutesMaker:
             server,
             gateway.linking,
             gateway.inferred,
+            settings.sessions.identity,
         )
         own = RouteTable(
             VariableRoutes(semantic, server),

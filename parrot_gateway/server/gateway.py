@@ -204,7 +204,9 @@ class Gateway:
         longest_s = max(server.call_timeout_s, self.settings.server.call_timeout_s)
         self.settings = settings
         self.gate.set_limit(server.max_running_calls)
-        self.semantic.set_call_timeout(server.call_timeout_s)
+        self.semantic.take_settings(settings.sessions, server.call_timeout_s)
+        self.responses.take_limits(settings.responses)
+        self.background.set_limit(settings.responses.max_background)
         self.upstreams.exchange(upstreams, longest_s)
         self.models.set_aliases(settings.aliases)
         self.adapters.configure(_adapter_bases(settings))

@@ -32,7 +32,8 @@ RELOADS: Mapping[str, Reload] = {
     "engines.model_folders": "file",
     "engines.hub_models": "file",
     "scheduler": "restart",
-    "sessions": "restart",
+    "sessions": "live",
+    "sessions.fill_ahead_tokens": "restart",
     "linking": "restart",
     "linking.headers": "live",
     "linking.use": "live",
@@ -43,7 +44,7 @@ RELOADS: Mapping[str, Reload] = {
     "telemetry": "restart",
     "ui": "restart",
     "parrot_v3": "live",
-    "responses": "restart",
+    "responses": "live",
     "batches": "restart",
 }
 

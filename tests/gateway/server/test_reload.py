@@ -267,6 +267,32 @@ async def test_upstreams_of_several_servers_are_exchanged() -> None:
         assert (await gateway.ask("b"))[0].startswith("fleet-")
 
 
+async def test_limits_of_sessions_and_responses() -> None:
+    async with configured() as gateway:
+
+        async def session_of(headers: dict[str, str]) -> str | None:
+            raw = await gateway.client.completions.with_raw_response.create(
+                model="m", prompt="Say", extra_headers=headers
+            )
+            return raw.headers.get("x-parrot-session")
+
+        old, _ = await gateway.get()
+        assert await session_of({"x-my-run": "7"}) is None
+        changed = await gateway.change(
+            sessions={**old["sessions"], "max_sessions": 1, "identity": ["header:x-my-run"]},
+            responses={**old["responses"], "max_stored": 1},
+        )
+        assert changed == ["sessions.identity", "sessions.max_sessions", "responses.max_stored"]
+        first = await session_of({"x-my-run": "7"})
+        assert first is not None
+        assert await session_of({"x-my-run": "8"}) != first
+        sessions = (await gateway.http.get("/v1/sessions")).json()["data"]
+        assert [each["name"] for each in sessions if not each.get("inferred")] == ["x-my-run:8"]
+        for _ in range(2):
+            await gateway.client.responses.create(model="m", input="Say")
+        assert (await gateway.http.get("/health")).json()["responses"]["entries"] == 1
+
+
 async def test_switches_and_the_log_level(caplog: pytest.LogCaptureFixture) -> None:
     async with configured() as gateway:
         linking = (await gateway.get())[0]["linking"]
