@@ -10,7 +10,7 @@ import pytest
 from parrot_scheduler.config import PRESETS
 from parrot_simulator.experiments import applications
 from parrot_simulator.experiments.applications import APPLICATIONS, Loads
-from parrot_simulator.experiments.policies import POLICIES, PolicyFigure, behind
+from parrot_simulator.experiments.policies import POLICIES, PolicyFigure, arms_of, behind, run
 from parrot_simulator.profiles import DEFAULT_PROFILE, PROFILES
 from parrot_simulator.reports.policies import policies_table
 from typer.testing import CliRunner
@@ -47,6 +47,20 @@ def test_behind_is_behind_in_both_figures() -> None:
     assert "behind the best other policy in both figures at 1 of 3 loads: c at 1." in text
     assert "nowhere behind" in policies_table(level)
     assert policies_table([]) == ""
+
+
+def test_on_cpu_engines_staying_with_a_context_costs_no_more_than_leaving_it() -> None:
+    """Where each sequence slows all others, agents of one text do not crowd on one engine."""
+    few = applications.select(["agents", "multi-agent"])
+    arms = arms_of(("parrot", "lmetric"))
+    means = {
+        found.application: found.ratio
+        for found in run(few, profile=applications.CPU, arms=arms, loads=(0,))
+        if found.figure.startswith("mean")
+    }
+    assert means["agents"] >= 1.05
+    # 0.79 with as much slack as on a GPU.
+    assert means["multi-agent"] >= 0.9
 
 
 @pytest.fixture
