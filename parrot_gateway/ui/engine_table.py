@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 
+#: Engines whose views are made in one turn of the event loop.
+_AT_ONCE = 32
 #: Shortest time over which rates are taken.
 _LEAST_S = 0.5
 
@@ -53,20 +56,28 @@ class EngineTable:
         self._upstreams = upstreams
         self._scheduling = scheduling
         self._rates: dict[str, _Rates] = {}
+        #: Engines that have joined, models that are being loaded, and upstreams; see `refresh`.
+        self.engines: list[dict[str, Any]] = []
 
     def close(self) -> None:
         """Nobody watches any more."""
         self._rates.clear()
+        self.engines = []
 
-    def engines(self) -> list[dict[str, Any]]:
-        """Engines that have joined, models that are being loaded, and upstreams."""
-        now = time.monotonic()
-        joined = self._registry.joined
+    async def refresh(self) -> None:
+        """Make `engines` anew, some in each turn of the event loop."""
+        prefixes: dict[str, list[tuple[int, int]]] = {}
+        for number, (engine_id, shared) in enumerate(self._scheduling.shared_prefixes(), 1):
+            prefixes[engine_id] = shared
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        now, joined = time.monotonic(), self._registry.joined
         self._rates = {name: self._rates[name] for name in self._rates.keys() & joined.keys()}
-        prefixes = dict(self._scheduling.shared_prefixes())
-        views = [
-            self._engine(engine, now, prefixes.get(engine.id, [])) for engine in joined.values()
-        ]
+        views = []
+        for number, engine in enumerate(list(joined.values()), 1):
+            views.append(self._engine(engine, now, prefixes.get(engine.id, [])))
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
         served = {engine.info.model for engine in joined.values()}
         views += [
             {**_NOTHING, "id": model, "name": model, "model": model, "kind": "engine",
@@ -79,7 +90,7 @@ class EngineTable:
             views += [
                 _upstream(each, upstream.name) for each in described.get("servers", [described])
             ]
-        return views
+        self.engines = views
 
     def scheduler(self) -> dict[str, Any]:
         """Queues, and the applications that wait for admission."""

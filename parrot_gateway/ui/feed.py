@@ -199,7 +199,7 @@ class LiveFeed:
             {
                 "at": time.time(),
                 **self._describe(),
-                "engines": self._engines.engines(),
+                "engines": self._engines.engines,
                 "scheduler": self._scheduler(),
                 "tenants": self.calls.tenants(),
                 "sessions": self._sessions.views(),
@@ -232,6 +232,7 @@ class LiveFeed:
         try:
             async with self._opening:
                 if self._task is None or self._task.done():
+                    await self._engines.refresh()
                     await self._sessions.open(self._links_changed)
                     self._task = asyncio.create_task(self._run(), name="live-feed")
             yield Watcher()
@@ -293,6 +294,7 @@ class LiveFeed:
                     self._tell(live)
                     await asyncio.sleep(0)
                 if self._watchers and turn % _SYSTEM_EVERY == 0:
+                    await self._engines.refresh()
                     self._tell_system()
         except Exception:
             logger.exception("the live page's feed failed; its streams end")
@@ -331,7 +333,7 @@ class LiveFeed:
 
     def _tell_system(self) -> None:
         for name, view in (
-            ("engines", self._engines.engines()),
+            ("engines", self._engines.engines),
             ("scheduler", self._scheduler()),
             ("tenants", self.calls.tenants()),
         ):

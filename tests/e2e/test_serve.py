@@ -162,6 +162,10 @@ class Draining:
         self.call = RawConnection(self.gateway.port)
         self.idle = RawConnection(self.gateway.port)
         assert self.idle.ask("GET", "/version").status == 200
+        #: A page that follows everything: a stream without an end of its own.
+        self.page = RawConnection(self.gateway.port)
+        self.page.send(self.page.request("GET", "/ui/api/events"))
+        self.page.read_until(b"event: overview")
         self.call.send(
             self.call.request(
                 "POST", "/v1/chat/completions", CHAT | {"model": model, "stream": stream}
@@ -178,6 +182,7 @@ class Draining:
         self.gate.open()
         self.call.close()
         self.idle.close()
+        self.page.close()
         self.gateway.close()
 
 
@@ -206,6 +211,7 @@ def test_a_signal_drains(draining: Draining, number: int) -> None:
     response = draining.call.read_response()
     assert response.status == 200
     assert response.body.endswith(b"data: [DONE]\n\n") or b"Done." in response.body
+    draining.page.read_until(b"event: closed")
     assert gateway.wait() == 0
 
 

@@ -32,7 +32,8 @@ async def test_rates_are_those_between_heartbeats(monkeypatch: pytest.MonkeyPatc
             cached_tokens=50, generated_tokens=1000, waiting=3,
         )
     )  # fmt: skip
-    (view,) = table.engines()
+    await table.refresh()
+    (view,) = table.engines
     assert (view["kv_used"], view["kv_cached"], view["kv_total"]) == (40, 20, 100)
     assert (view["prefix_hit_rate"], view["step_ms"], view["waiting"]) == (0.5, 10.0, 3)
     assert view["tokens_per_s"] is None
@@ -43,12 +44,15 @@ async def test_rates_are_those_between_heartbeats(monkeypatch: pytest.MonkeyPatc
             generated_tokens=1500,
         )
     )  # fmt: skip
-    (view,) = table.engines()
+    await table.refresh()
+    (view,) = table.engines
     assert (view["prefix_hit_rate"], view["step_ms"], view["tokens_per_s"]) == (0.75, 5.0, 250.0)
     gateway.registry.drain(engine.id)
-    assert table.engines()[0]["state"] == "draining"
+    await table.refresh()
+    assert table.engines[0]["state"] == "draining"
     gateway.registry.remove(engine.id, "gone")
-    assert table.engines() == []
+    await table.refresh()
+    assert table.engines == []
     # What has never been seen is forgotten too.
     assert table._rates == {}
 
@@ -59,7 +63,9 @@ async def test_upstreams_have_the_same_fields_unknown_ones_null() -> None:
         UpstreamSettings(name="farm", urls=["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"]),
     ]
     gateway = Gateway(Settings(upstreams=upstreams))
-    views = table_of(gateway).engines()
+    table = table_of(gateway)
+    await table.refresh()
+    views = table.engines
     assert [view["upstream"] for view in views] == ["cloud", "farm", "farm"]
     assert len({view["id"] for view in views}) == 3
     for view in views:
