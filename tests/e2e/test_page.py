@@ -309,6 +309,20 @@ def test_every_view_fits_and_is_accessible(
     assert opened.faults == []
 
 
+def test_the_page_of_the_routes(view: Page) -> None:
+    page = view.page
+    page.goto(f"{view.root}/docs#get-v1-sessions-id-graph")
+    page.locator("#get-v1-sessions-id-graph[open] table").first.wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("chat completion")
+    assert page.locator("details.route:visible").count() < 5
+    page.locator("#post-v1-chat-completions > summary").click()
+    command = page.locator("#post-v1-chat-completions pre").inner_text()
+    assert f"{view.root}/v1/chat/completions" in command
+    page.get_by_role("searchbox").fill("")
+    _check(view, page, "docs")
+
+
 def _check(opened: Page, page: Any, name: str) -> None:
     """Nothing stands out to the right; axe finds nothing; the picture is kept if that is asked."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
