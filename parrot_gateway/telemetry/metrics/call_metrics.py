@@ -7,7 +7,7 @@ lines take four times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from parrot_gateway.telemetry.call_record import CallRecord
@@ -57,6 +57,9 @@ class _ByModel(NamedTuple):
     token_mean: Distribution
     e2e: Distribution
     queue: Distribution
+    prefill: Distribution
+    decode: Distribution
+    inference: Distribution
     prompt: Distribution
     output: Distribution
     input_usage: Distribution
@@ -162,6 +165,10 @@ class CallMetrics:
             model.output_usage.observe(output)
         if series.has_first and record.first_token is not None:
             model.ttft.observe(record.first_token - began)
+            model.decode.observe(record.ended - record.first_token)
+            if record.placed is not None:
+                model.prefill.observe(record.first_token - record.placed)
+                model.inference.observe(record.ended - record.placed)
             if output is not None and output > 1:
                 gap = (record.ended - record.first_token) / (output - 1)
                 model.token_mean.observe(gap)
@@ -249,7 +256,9 @@ class CallMetrics:
         found = self._by_model.get((operation, model))
         if found is None:
             found = self._by_model[operation, model] = _ByModel(
-                *map(Distribution, (*_BY_MODEL, d.GEN_AI_USAGE, d.GEN_AI_USAGE))
+                **{field: Distribution(definition) for definition, field in _BY_MODEL.items()},
+                input_usage=Distribution(d.GEN_AI_USAGE),
+                output_usage=Distribution(d.GEN_AI_USAGE),
             )
         return found
 
@@ -275,28 +284,39 @@ class CallMetrics:
             for labels, each in list(self._durations.items()):
                 yield from each.lines(definition, label_text(names, labels))
         elif definition in _BY_MODEL:
-            index = _BY_MODEL.index(definition)
-            for model, each in self._summed_up(index, definition).items():
+            for model, each in self._summed_up(_BY_MODEL[definition], definition).items():
                 yield from each.lines(definition, label_text(names, (model,)))
         else:
             for (operation, model), group in list(self._by_model.items()):
-                for index, *rest in _GEN_AI.get(definition, ()):
+                for field, *rest in _GEN_AI.get(definition, ()):
                     labels = (operation, _PROVIDER, model, *rest)
-                    yield from group[index].lines(definition, label_text(names, labels))
+                    each = getattr(group, field)
+                    yield from each.lines(definition, label_text(names, labels))
 
-    def _summed_up(self, index: int, definition: Definition) -> dict[str, Distribution]:
-        """One of `_ByModel` by model, over all operations."""
+    def _summed_up(self, field: str, definition: Definition) -> dict[str, Distribution]:
+        """A field of `_ByModel` by model, over all operations."""
         summed: dict[str, Distribution] = {}
         for (_, model), group in self._by_model.items():
-            summed.setdefault(model, Distribution(definition)).add(group[index])
+            summed.setdefault(model, Distribution(definition)).add(getattr(group, field))
         return summed
 
 
-#: The metrics of `_ByModel`'s fields.
-_BY_MODEL = (d.TTFT, d.TOKEN_GAPS, d.TOKEN_MEAN, d.E2E, d.QUEUE, d.PROMPT_LENGTH, d.OUTPUT_LENGTH)
-#: By metric, fields of `_ByModel` by number, and the last label where they have one more.
-_GEN_AI: Mapping[Definition, tuple[tuple[int, *tuple[str, ...]], ...]] = {
-    d.GEN_AI_TTFT: ((0,),),
-    d.GEN_AI_TOKEN_MEAN: ((2,),),
-    d.GEN_AI_USAGE: ((7, "input"), (8, "output")),
+#: The metrics of `_ByModel`'s fields, by model.
+_BY_MODEL = {
+    d.TTFT: "ttft",
+    d.TOKEN_GAPS: "token_gaps",
+    d.TOKEN_MEAN: "token_mean",
+    d.E2E: "e2e",
+    d.QUEUE: "queue",
+    d.PREFILL: "prefill",
+    d.DECODE: "decode",
+    d.INFERENCE: "inference",
+    d.PROMPT_LENGTH: "prompt",
+    d.OUTPUT_LENGTH: "output",
+}
+#: Those by operation too: fields, and the last label of each where the metric has one more.
+_GEN_AI: Mapping[Definition, Sequence[tuple[str, *tuple[str, ...]]]] = {
+    d.GEN_AI_TTFT: [("ttft",)],
+    d.GEN_AI_TOKEN_MEAN: [("token_mean",)],
+    d.GEN_AI_USAGE: [("input_usage", "input"), ("output_usage", "output")],
 }

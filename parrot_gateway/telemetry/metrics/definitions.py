@@ -116,6 +116,16 @@ E2E = _histogram(
 QUEUE = _histogram(
     "vllm:request_queue_time_seconds", _MODEL, "How long a call waited for an engine.", _SECONDS
 )
+PREFILL = _histogram(
+    "vllm:request_prefill_time_seconds",
+    _MODEL,
+    "From a call's place on an engine to its first token.",
+    _SECONDS,
+)
+DECODE = _histogram(
+    "vllm:request_decode_time_seconds", _MODEL, "From a call's first token to its end.", _SECONDS
+)
+INFERENCE = _histogram("vllm:request_inference_time_seconds", _MODEL, "Both together.", _SECONDS)
 PROMPT_LENGTH = _histogram(
     "vllm:request_prompt_tokens", _MODEL, "Prompt tokens of a call.", _TOKENS
 )

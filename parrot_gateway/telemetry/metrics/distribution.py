@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cache
 
 from parrot_gateway.telemetry.metrics.definitions import Definition
 from parrot_gateway.telemetry.metrics.exposition import number
-from parrot_gateway.telemetry.metrics.labels import with_bound
 
 
 class Distribution:
@@ -38,9 +38,17 @@ class Distribution:
             labels: as of `label_text`.
         """
         name, total, counts = definition.name, 0, list(self._counts)
-        for bound, count in zip(definition.buckets, counts, strict=False):
+        others = labels[1:-1] + "," if labels else ""
+        bucket = f'{name}_bucket{{{others}le="'
+        for bound, count in zip(_written_bounds(definition), counts, strict=False):
             total += count
-            yield f"{name}_bucket{with_bound(labels, number(bound))} {total}\n"
-        yield f"{name}_bucket{with_bound(labels, '+Inf')} {sum(counts)}\n"
-        yield f"{name}_count{labels} {sum(counts)}\n"
+            yield f'{bucket}{bound}"}} {total}\n'
+        total = sum(counts)
+        yield f'{bucket}+Inf"}} {total}\n'
+        yield f"{name}_count{labels} {total}\n"
         yield f"{name}_sum{labels} {number(self._sum)}\n"
+
+
+@cache
+def _written_bounds(definition: Definition) -> tuple[str, ...]:
+    return tuple(map(number, definition.buckets))

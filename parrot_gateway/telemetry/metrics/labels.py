@@ -64,12 +64,6 @@ def label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     return "{" + ",".join(map(_pair, names, values)) + "}"
 
 
-def with_bound(labels: str, bound: str) -> str:
-    """Labels, and that of a histogram's bucket."""
-    inner = labels[1:-1]
-    return f'{{{inner},le="{bound}"}}' if inner else f'{{le="{bound}"}}'
-
-
 def _pair(name: str, value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     return f'{name}="{escaped}"'

@@ -80,6 +80,13 @@ async def test_times_add_up(http: Http) -> None:
     assert whole == pytest.approx(values["vllm:e2e_request_latency_seconds_sum", "m"])
     decode = values["vllm:inter_token_latency_seconds_sum", "m"]
     assert decode == pytest.approx(values["parrot_call_stage_seconds_sum", "generate"])
+    parts = {
+        part: values[f"vllm:request_{part}_time_seconds_sum", "m"]
+        for part in ("prefill", "decode", "inference")
+    }
+    assert parts["decode"] == pytest.approx(decode)
+    assert parts["prefill"] == pytest.approx(values["parrot_call_stage_seconds_sum", "first_token"])
+    assert parts["inference"] == pytest.approx(parts["prefill"] + parts["decode"])
 
 
 async def test_errors_are_counted_by_code_and_make_no_labels(
