@@ -88,15 +88,17 @@ class CallRecord:
     #: Its client was answered with a reference, or with a response that is still to be made.
     deferred: bool = False
     client_left: bool = False
-    #: Where traces are exported.
+    #: Its client's, or the one chosen for it; None before that.
     trace: CallTrace | None = None
     _records: CallRecords | None = field(default=None, repr=False)
 
     def outgoing_headers(self, headers: Headers) -> Headers:
         """Headers of the call's request to an upstream, which name its trace."""
         if self.trace is None:
-            return headers
-        self.trace.decide(self.tenant, self.session)
+            ratio = None if self._records is None else self._records.trace_ratio
+            if ratio is None:
+                return headers
+            self.trace = CallTrace.choose(self.tenant, self.session, ratio)
         return self.trace.headers(headers)
 
     def fail(self, error: GatewayError) -> None:
@@ -177,7 +179,7 @@ class CallRecords:
     """
 
     def __init__(self, trace_ratio: float | None = None) -> None:
-        self._trace_ratio = trace_ratio
+        self.trace_ratio = trace_ratio
         self.sinks: list[Sink] = []
         self._live: dict[CallRecord, None] = {}
 
@@ -193,8 +195,8 @@ class CallRecords:
         """
         record.path = path
         record.started_at = time.time()
-        if self._trace_ratio is not None:
-            record.trace = CallTrace.begin(self._trace_ratio, headers.get(TRACEPARENT))
+        if self.trace_ratio is not None and (client := headers.get(TRACEPARENT)) is not None:
+            record.trace = CallTrace.of_client(client)
         if len(self._live) < MAX_LIVE:
             record._records = self
             self._live[record] = None

@@ -43,43 +43,34 @@ class CallTrace:
     """The place of one call in a trace.
 
     Attributes:
-        ratio: share of the traces that are exported; a client's choice is kept.
-        span_id: of the call's span.
-        trace_id: 0 until it is decided.
+        trace_id, span_id: of the call's span; 0 where nobody is told of it.
         parent_id: id of the client's span; 0 without one.
-        sampled: whether the span is exported; nothing before the trace is decided.
+        sampled: whether the span is exported.
         sent_on: an upstream has been told these ids.
     """
 
-    ratio: float
+    trace_id: int
     span_id: int
-    trace_id: int = 0
     parent_id: int = 0
-    sampled: bool = False
+    sampled: bool = True
     sent_on: bool = False
 
     @classmethod
-    def begin(cls, ratio: float, traceparent: bytes | None = None) -> CallTrace:
-        """Of a call whose client sent this header; one that is malformed counts as none."""
-        trace = cls(ratio, random.getrandbits(64) or 1)
-        found = None if traceparent is None else _FORMAT.fullmatch(traceparent.strip())
+    def of_client(cls, traceparent: bytes) -> CallTrace | None:
+        """That of a call whose client sent this header; None where it is malformed."""
+        found = _FORMAT.fullmatch(traceparent.strip())
         if found is None or found[1] == b"ff" or (found[1] == b"00" and found[5]):
-            return trace
+            return None
         trace_id, parent_id = int(found[2], 16), int(found[3], 16)
-        if trace_id and parent_id:
-            trace.trace_id, trace.parent_id = trace_id, parent_id
-            trace.sampled = bool(int(found[4], 16) & _SAMPLED)
-        return trace
+        if not (trace_id and parent_id):
+            return None
+        return cls(trace_id, _new_span_id(), parent_id, bool(int(found[4], 16) & _SAMPLED))
 
-    def decide(self, tenant: str, session: str | None) -> None:
-        """Choose the trace, unless that has been done: the session's, or one of its own."""
-        if self.trace_id:
-            return
-        if session:
-            self.trace_id = session_trace_id(tenant, session)
-        else:
-            self.trace_id = random.getrandbits(128) or 1
-        self.sampled = is_sampled(self.trace_id, self.ratio)
+    @classmethod
+    def choose(cls, tenant: str, session: str | None, ratio: float) -> CallTrace:
+        """One of ours: the session's, or one for the call alone, of which a share is exported."""
+        trace_id = session_trace_id(tenant, session) if session else random.getrandbits(128) or 1
+        return cls(trace_id, _new_span_id()) if is_sampled(trace_id, ratio) else _UNSAMPLED
 
     def move(self, trace_id: int) -> None:
         """Join a trace that is known only now; not once an upstream has been told another."""
@@ -98,3 +89,10 @@ class CallTrace:
         return [(name, value) for name, value in headers if name != TRACEPARENT] + [
             (TRACEPARENT, own)
         ]
+
+
+_UNSAMPLED = CallTrace(0, 0, sampled=False)
+
+
+def _new_span_id() -> int:
+    return random.getrandbits(64) or 1

@@ -102,8 +102,8 @@ class CallTracer:
         """A sink of `CallRecords`: make the span soon."""
         trace = record.trace
         if trace is None:
-            return
-        trace.decide(record.tenant, record.session)
+            ratio = self._settings.traces_sample_ratio
+            trace = CallTrace.choose(record.tenant, record.session, ratio)
         if not trace.sampled:
             return
         if len(self._pending) >= MAX_PENDING:
