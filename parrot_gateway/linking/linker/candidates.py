@@ -177,7 +177,6 @@ def _sharing(
     counts = bounds[1:] - starts
     numbers = owners.take(starts)
     sessions, sizes = store.sessions_and_sizes(numbers)
-    writers = sessions.repeat(counts)
     is_possible = _are_possible(store, text, numbers, sessions, equal, reader)
     is_whole = _are_among(numbers, equal)
     most = len(equal) + _MAX_CANDIDATES
@@ -191,8 +190,8 @@ def _sharing(
             is_telling[rows[are_good.repeat(counts)]] = True
             is_kept &= is_telling.take(rows)
         counts = np.add.reduceat(is_kept, starts, dtype=np.int64)
-        rows, writers = rows[is_kept], writers[is_kept]
-    is_own_row = _own_rows(rows, writers, is_common)
+        rows = rows[is_kept]
+    is_own_row = _own_rows(rows, sessions.repeat(counts), is_common)
     chosen = counts.nonzero()[0]
     if len(chosen) > most:
         # Of those that share as much the newest ones.
