@@ -5,6 +5,7 @@ Notifies listeners of changes. Lives in the event loop's thread; no I/O.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -56,6 +57,10 @@ class EngineRegistry:
         #: Models whose engines are all drained by the operator.
         self.drained: Mapping[str, Sequence[RemoteEngine]] = {}
         self._max_engines = max_engines
+        #: Ids are short enough for tables: those of one run differ by their numbers, those of
+        #: several runs by these digits.
+        self._run = secrets.token_hex(2)
+        self._numbers = itertools.count(1)
         #: Names of engines that the operator has drained, for those that come back; the oldest is
         #: forgotten first.
         self._drained_names: dict[str, None] = {}
@@ -99,7 +104,7 @@ class EngineRegistry:
         """
         self.check(registration)
         engine = RemoteEngine(
-            "eng_" + secrets.token_hex(8),
+            f"eng_{self._run}{next(self._numbers)}",
             registration,
             tokenizer=tokenizer,
             observers=self._observers,

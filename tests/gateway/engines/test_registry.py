@@ -71,6 +71,7 @@ def test_models_and_engines(registry: EngineRegistry) -> None:
     assert list(registry.joined.values()) == [first, second, third]
     assert registry.joined.get(second.id) is second
     assert len({engine.id for engine in registry.joined.values()}) == 3
+    assert all(len(engine.id) < 12 for engine in registry.joined.values()), "short, for tables"
     registry.remove(first.id, "gone")
     registry.remove(first.id, "gone")
     assert registry.joined.get(first.id) is None
