@@ -181,9 +181,7 @@ def serve(
 
         with _quick_imports():
             from parrot_gateway.server.serve import run_server
-            from parrot_gateway.telemetry.logs import configure_logging
 
-        configure_logging(settings.server.log_level, settings.telemetry.log_format)
         status = run_server(
             settings, announce=_announce, report=_complain, sources=sources, read=read
         )

@@ -26,7 +26,7 @@ from parrot_gateway.server.reload import SettingsReloader
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings
 from parrot_gateway.settings.sources import SettingsSources
-from parrot_gateway.telemetry.logs import CallLog
+from parrot_gateway.telemetry.logs import CallLog, configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ def run_server(
         ConfigError: the address cannot be bound.
     """
     started = time.perf_counter()
+    log = configure_logging(settings.server.log_level, settings.telemetry.log_format)
     _raise_descriptor_limit()
     listeners = [bind(settings.server.host, settings.server.port, "--port")]
     listener, metrics_port, telemetry = listeners[0], None, settings.telemetry
@@ -134,7 +135,7 @@ def run_server(
     gateway = Gateway(settings)
     sources = sources or SettingsSources(ConfigFile.empty())
     reloader = SettingsReloader(gateway, sources, read)
-    gateway.call_records.sinks.append(CallLog(lambda: gateway.settings.server.access_log))
+    gateway.call_records.sinks.append(CallLog(log, lambda: gateway.settings.server.access_log))
     app = create_app(
         gateway,
         reloader=reloader,

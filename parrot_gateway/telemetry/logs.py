@@ -6,17 +6,19 @@ as text for people or as JSON for programs. No prompt, no answer and no key is e
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Literal, TextIO, TypeAlias
+from typing import Final, Literal, TextIO, TypeAlias
 
 import msgspec
 import structlog
 from structlog.stdlib import ProcessorFormatter
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from parrot_gateway.telemetry.call_record import CallRecord
 
@@ -25,18 +27,16 @@ LogFormat: TypeAlias = Literal["text", "json"]
 #: Name of the logger of calls.
 CALLS: Final = "parrot_gateway.calls"
 
-#: Fields of a call's line, in order. Those that are unknown, empty or false are left out.
-CALL_FIELDS: Final = (
-    "path", "status", "duration_ms", "model", "served_model", "engine", "reason", "prompt_tokens",
-    "cached_tokens", "output_tokens", "waited_ms", "prepared_ms", "queued_ms", "first_token_ms",
-    "finish_reason", "streamed", "deferred", "client_left", "error_code", "error_message", "tenant",
-    "session", "batch", "call_id", "request_id",
-)  # fmt: skip
+_encoder = msgspec.json.Encoder()
+
 #: Fields of every line in JSON.
 COMMON_FIELDS: Final = ("timestamp", "level", "logger", "event", "exception")
 
 #: Loggers that report every connection at info: never below warning.
 _NOISY = ("uvicorn", "websockets")
+#: Longest wait of a call's line, in seconds, and characters that wait at most.
+_HELD_S = 0.05
+_MAX_HELD = 64 * 1024
 #: Characters of a name that a client chose which are shown.
 _MAX_NAME = 200
 #: What looks like a key, in a message that an upstream wrote.
@@ -45,27 +45,62 @@ _KEY = re.compile(r"\b(sk-|[Bb]earer )[\w.~+/=-]{8,}")
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 
 
-def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
+class CallLine(msgspec.Struct, omit_defaults=True):
+    """The line of one call. Fields that are unknown, empty or false are left out."""
+
+    timestamp: str
+    level: str
+    logger: str
+    event: str
+    path: str
+    status: int = -1
+    duration_ms: float | None = None
+    model: str | None = None
+    served_model: str | None = None
+    engine: str | None = None
+    reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    waited_ms: float | None = None
+    prepared_ms: float | None = None
+    queued_ms: float | None = None
+    first_token_ms: float | None = None
+    finish_reason: str | None = None
+    streamed: bool = False
+    deferred: bool = False
+    client_left: bool = False
+    error_code: str | None = None
+    error_message: str | None = None
+    tenant: str = ""
+    session: str | None = None
+    batch: str | None = None
+    call_id: str = ""
+    request_id: str = ""
+
+
+#: Fields of a call's line besides `COMMON_FIELDS`, in order.
+CALL_FIELDS: Final = CallLine.__struct_fields__[4:]
+
+
+def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> Log:
     """Write the log of this process to `stream` from now on.
 
     Args:
         level: debug, info, warning or error.
         stream: standard error where none is given.
     """
-    stream = sys.stderr if stream is None else stream
-    renderer: Processor = _as_json if log_format == "json" else _as_text
-    stamp = _JsonTime() if log_format == "json" else _TextTime()
-    shared: list[Processor] = [structlog.stdlib.add_log_level, stamp]
-    end: list[Processor] = [_without_keys, renderer]
+    log = Log(sys.stderr if stream is None else stream, log_format)
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        log.stamp,
+        structlog.processors.format_exc_info,
+    ]
     formatter = ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.stdlib.add_logger_name,
-            *shared,
-            structlog.processors.format_exc_info,
-        ],
-        processors=[ProcessorFormatter.remove_processors_meta, *end],
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+        processors=[ProcessorFormatter.remove_processors_meta, _without_keys, log.render],
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(log)
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], force=True)
     set_log_level(level)
@@ -75,13 +110,7 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "returned without completing handshake" not in record.getMessage()
     )
-    # NOTE: not by way of the standard library's loggers, which take three times as long a line.
-    structlog.configure(
-        processors=[*shared, *end],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
-        logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=False,
-    )
+    return log
 
 
 def set_log_level(level: str) -> None:
@@ -91,64 +120,114 @@ def set_log_level(level: str) -> None:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
 
 
+class Log:
+    """Lines of all loggers on their way to a stream, in order and in one format.
+
+    Those of calls are written together, after a moment: a system call for each would take longer
+    than all that is in its line. The standard library's handler writes to it as to a stream.
+    """
+
+    def __init__(self, stream: TextIO, log_format: LogFormat) -> None:
+        self._stream = stream
+        self._is_json = log_format == "json"
+        self.stamp = _JsonTime() if self._is_json else _TextTime()
+        #: Renders the fields of a line.
+        self.render = _as_json if self._is_json else _as_text
+        # NOTE: threads of libraries log, too; a deque can be filled and emptied at once.
+        self._held: deque[str] = deque()
+        self._size = 0
+
+    def call(self, line: CallLine) -> None:
+        """Write the line of a call within `_HELD_S`, or at once outside of the event loop."""
+        if self._is_json:
+            text = _encoder.encode(line).decode()
+        else:
+            text = self.render(None, "", msgspec.to_builtins(line))
+        self.write(f"{text}\n")
+        if self._size >= _MAX_HELD:
+            self.flush()
+        elif len(self._held) == 1:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                self.flush()
+            else:
+                loop.call_later(_HELD_S, self.flush)
+
+    def write(self, text: str) -> None:
+        """Take text, which leaves with `flush`."""
+        self._held.append(text)
+        self._size += len(text)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        self._size = 0
+        texts = []
+        while self._held:
+            texts.append(self._held.popleft())
+        if texts:
+            self._stream.write("".join(texts))
+            self._stream.flush()
+
+
 class CallLog:
     """Logs a line for each call that has ended; a sink of `CallRecords`.
 
     Calls that failed by no fault of the caller are logged as warnings.
 
     Args:
+        log: where to.
         logs_all: whether to log the others too, at info; settings may change.
     """
 
-    def __init__(self, logs_all: Callable[[], bool]) -> None:
+    def __init__(self, log: Log, logs_all: Callable[[], bool]) -> None:
+        self._log = log
         self._logs_all = logs_all
         self._levels = logging.getLogger(CALLS)
-        self._logger: FilteringBoundLogger = structlog.get_logger().bind(logger=CALLS)
 
     def __call__(self, record: CallRecord) -> None:
         if record.status >= 500 or (record.error_code is not None and record.status < 400):
             if self._levels.isEnabledFor(logging.WARNING):
-                self._logger.warning("call failed", **fields_of(record))
+                self._log.call(_line_of(record, self._log.stamp.now(), "warning", "call failed"))
         elif self._logs_all() and self._levels.isEnabledFor(logging.INFO):
-            self._logger.info("call", **fields_of(record))
+            self._log.call(_line_of(record, self._log.stamp.now(), "info", "call"))
 
 
-def fields_of(record: CallRecord) -> dict[str, Any]:
-    """The fields of a call's line."""
+def _line_of(record: CallRecord, timestamp: str, level: str, event: str) -> CallLine:
     started, ready = record.started, record.ready
     begun = started if ready is None else ready
-    values = (
+    model, served_model = record.model, record.served_model
+    return CallLine(
+        timestamp,
+        level,
+        CALLS,
+        event,
         record.path,
-        record.status,
-        _ms(started, record.ended),
-        _short(record.model),
-        None if record.served_model == record.model else _short(record.served_model),
-        record.engine,
-        record.reason,
-        record.prompt_tokens,
-        record.cached_tokens,
-        record.output_tokens,
-        _ms(started, ready),
-        _ms(begun, record.submitted),
-        None if record.queued_s is None else round(record.queued_s * 1000, 3),
-        _ms(begun, record.first_token),
-        record.finish_reason,
-        record.streamed,
-        record.deferred,
-        record.client_left,
-        record.error_code,
-        record.error_message,
-        record.tenant,
-        record.session,
-        record.batch,
-        record.call_id,
-        record.request_id,
+        status=record.status,
+        duration_ms=_ms(started, record.ended),
+        model=_short(model),
+        served_model=None if served_model == model else _short(served_model),
+        engine=record.engine,
+        reason=record.reason,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        output_tokens=record.output_tokens,
+        waited_ms=_ms(started, ready),
+        prepared_ms=_ms(begun, record.submitted),
+        queued_ms=None if record.queued_s is None else round(record.queued_s * 1000, 3),
+        first_token_ms=_ms(begun, record.first_token),
+        finish_reason=record.finish_reason,
+        streamed=record.streamed,
+        deferred=record.deferred,
+        client_left=record.client_left,
+        error_code=record.error_code,
+        error_message=None if record.error_message is None else _cut_keys(record.error_message),
+        tenant=record.tenant,
+        session=record.session,
+        batch=record.batch,
+        call_id=record.call_id,
+        request_id=record.request_id,
     )
-    return {
-        name: value
-        for name, value in zip(CALL_FIELDS, values, strict=True)
-        if value is not None and value is not False and value != ""
-    }
 
 
 def _ms(since: float, until: float | None) -> float | None:
@@ -166,12 +245,16 @@ class _TextTime:
         self._second, self._text = 0, ""
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event["timestamp"] = self.now()
+        return event
+
+    def now(self) -> str:
+        """The time, written."""
         now = time.time()
         second = int(now)
         if second != self._second:
             self._second, self._text = second, self._written(second)
-        event["timestamp"] = self._with_ms(self._text, int((now - second) * 1000))
-        return event
+        return self._with_ms(self._text, int((now - second) * 1000))
 
     def _written(self, second: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
@@ -191,11 +274,14 @@ class _JsonTime(_TextTime):
 
 
 def _without_keys(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    for name in ("event", "error_message", "exception"):
-        text = event.get(name)
-        if isinstance(text, str) and ("sk-" in text or "earer " in text):
-            event[name] = _KEY.sub(r"\1…", text)
+    for name in ("event", "exception"):
+        if isinstance(text := event.get(name), str):
+            event[name] = _cut_keys(text)
     return event
+
+
+def _cut_keys(text: str) -> str:
+    return _KEY.sub(r"\1…", text) if "sk-" in text or "earer " in text else text
 
 
 def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
