@@ -336,6 +336,6 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         f"  curl {base_url}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         "",
     ]
-    for line in lines:
-        typer.echo(line)
+    # In one piece: no other line comes between.
+    typer.echo("\n".join(lines))
     sys.stdout.flush()
