@@ -59,6 +59,19 @@ def test_the_page_names_only_files_that_are_there() -> None:
             assert (STATIC / name).is_file(), name
 
 
+def test_the_page_asks_for_all_its_modules_at_once() -> None:
+    page = (STATIC / "index.html").read_text("utf-8")
+    listed = {STATIC / name for name in re.findall(r'"modulepreload" href="([^"]+)"', page)}
+    needed, waiting = set(), [STATIC / "app" / "main.js"]
+    while waiting:
+        script = waiting.pop()
+        for name in re.findall(r'from "([^"]+)"', script.read_text("utf-8")):
+            if (target := (script.parent / name).resolve()) not in needed:
+                needed.add(target)
+                waiting.append(target)
+    assert listed == needed
+
+
 @pytest.mark.parametrize("path", [STATIC / "index.html", *SCRIPTS], ids=lambda path: path.name)
 def test_nothing_is_asked_of_other_servers(path: Path) -> None:
     text = path.read_text("utf-8")

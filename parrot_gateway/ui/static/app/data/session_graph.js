@@ -4,7 +4,7 @@
  * Times are seconds since the first submission that was kept when the stream began.
  */
 
-import { signal } from "../../vendor/preact.js";
+import { batch, signal } from "../../vendor/preact.js";
 import { followStream } from "./event_stream.js";
 import { forget, onNextFrame } from "./frame.js";
 
@@ -12,6 +12,10 @@ import { forget, onNextFrame } from "./frame.js";
  *   confidence: number, kinds: string[], isImplied?: boolean}} Edge */
 
 const TIMES = ["submitted_s", "placed_s", "started_s", "first_token_s", "finished_s"];
+
+/** Calls from which on changes are collected, and for how long. */
+const LARGE = 200;
+const LARGE_PAUSE_MS = 250;
 
 const isUnfinished = (node) => node.state === "running" || node.state === "waiting";
 
@@ -41,7 +45,16 @@ export class SessionGraph {
   #boxes = null;
   #edges = null;
   #close = () => {};
-  #bump = () => (this.revision.value = this.revision.peek() + 1);
+  #timer = 0;
+  #isRestructured = false;
+  #bump = () => {
+    this.#timer = 0;
+    batch(() => {
+      if (this.#isRestructured) this.structure.value = this.structure.peek() + 1;
+      this.#isRestructured = false;
+      this.revision.value = this.revision.peek() + 1;
+    });
+  };
 
   /** @param {string | null} key as of `keyOf` a session; null: nothing is followed, see `show` */
   constructor(key) {
@@ -65,6 +78,7 @@ export class SessionGraph {
   close() {
     this.#close();
     forget(this.#bump);
+    clearTimeout(this.#timer);
   }
 
   /** Seconds since the begin; goes on while something runs. */
@@ -149,7 +163,13 @@ export class SessionGraph {
     if (name === "closed") this.isClosed = true;
     this.hasSeveralEngines = countOf(this.nodes.values(), "engine") > 1;
     if (name === "graph" || name === "closed") this.#bump();
-    else onNextFrame(this.#bump);
+    else this.#bumpSoon();
+  }
+
+  /** In the next frame; of a large graph, which takes longer to draw, with what comes meanwhile. */
+  #bumpSoon() {
+    if (this.nodes.size <= LARGE) onNextFrame(this.#bump);
+    else this.#timer ||= setTimeout(this.#bump, LARGE_PAUSE_MS);
   }
 
   #replace(data) {
@@ -222,7 +242,7 @@ export class SessionGraph {
   #restructure() {
     this.#boxes = null;
     this.#edges = null;
-    this.structure.value = this.structure.peek() + 1;
+    this.#isRestructured = true;
   }
 }
 

@@ -7,6 +7,18 @@
  * @returns {{nodes: Set<string>, edges: Set<string>}} ids of boxes, keys of edges
  */
 export function criticalPath(graph) {
+  const revision = graph.revision.peek();
+  const known = found.get(graph);
+  if (known?.revision === revision) return known.path;
+  const path = walkBack(graph);
+  found.set(graph, { revision, path });
+  return path;
+}
+
+/** Several views ask for the same. */
+const found = new WeakMap();
+
+function walkBack(graph) {
   const arriving = new Map();
   for (const edge of graph.edges) {
     if (!arriving.has(edge.to)) arriving.set(edge.to, []);

@@ -5,6 +5,7 @@ import { forget, onNextFrame } from "../data/frame.js";
 import { stateAt } from "../data/session_graph.js";
 import { plural } from "../format.js";
 import { onThemeChange } from "../parts/palette.js";
+import { Bitmap } from "./bitmap.js";
 import { Camera } from "./camera.js";
 import { criticalPath } from "./critical_path.js";
 import { useGestures } from "./gestures.js";
@@ -55,6 +56,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
       placed.value = result;
       if (camera.isFree) fit();
     });
+    const bitmap = new Bitmap();
     const draw = () => {
       const { x, y, scale } = camera.view.value;
       if (world.current) {
@@ -62,7 +64,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
         world.current.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
       }
       keep(elements, inView(graph, placed.value, camera, [cursor.value, selected.value]));
-      paint(canvas.current, {
+      const picture = {
         graph,
         camera,
         placed: placed.value,
@@ -70,7 +72,8 @@ export function GraphView({ graph, at, selected, showsPath }) {
         selected: selected.value,
         near: selected.value,
         critical: critical.value,
-      });
+      };
+      bitmap.show(canvas.current, camera.view.value, () => paint(canvas.current, picture), draw);
     };
     const mark = () => (critical.value = showsPath.value ? criticalPath(graph) : NOTHING);
     const observer = new ResizeObserver(([{ contentRect }]) => {
@@ -102,6 +105,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
       forget(mark);
       observer.disconnect();
       layout.close();
+      bitmap.close();
     };
   }, [graph]);
 

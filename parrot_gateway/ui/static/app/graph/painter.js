@@ -9,7 +9,8 @@ import { sizeOf } from "./sizes.js";
 
 /** Below this scale nodes are marks without text, drawn here. */
 export const TEXT_SCALE = 0.42;
-/** From this scale on edges have their names. */
+/** From this scale on edges have heads, and names. */
+const HEAD_SCALE = 0.25;
 const LABEL_SCALE = 0.72;
 const MAX_LABELLED_EDGES = 60;
 /** So many edges are a texture, and stand back behind the nodes. */
@@ -77,30 +78,51 @@ function paintGroups({ context, graph, placed, scale, colours }) {
   }
 }
 
+/** Ordinary edges of one look are one path; those that stand out are drawn above them. */
 function paintEdges(drawing) {
   const { context, graph, placed, scale, shown, colours, at, critical, near } = drawing;
   const labelled = [];
-  const isFocused = near !== null;
+  const looks = new Map();
+  const above = [];
+  const widthOf = (width) => (scale < TEXT_SCALE ? Math.max(width, 0.7 / scale) : width);
   for (const edge of graph.edges) {
     const line = lineOf(edge, graph, placed);
     if (!line || !isShown(line, shown)) continue;
     const target = graph.nodes.get(edge.to);
     if (target && stateAt(target, at) === "absent") continue;
-    const isNear = isFocused && (edge.from === near || edge.to === near);
-    const isCritical = critical.edges.has(edge.key);
-    context.globalAlpha = isNear || isCritical ? 1 : isFocused ? 0.25 : faintness(edge, graph);
-    context.strokeStyle = isNear ? colours.accent : isCritical ? colours.critical : colours.edge;
-    const width = isNear || isCritical ? 2 : 1.3;
-    context.lineWidth = scale < TEXT_SCALE ? Math.max(width, 0.7 / scale) : width;
-    context.setLineDash(edge.inferred ? [5, 4] : []);
-    trace(context, line);
-    context.stroke();
-    context.setLineDash([]);
-    if (scale >= 0.25) arrowHead(context, line, context.strokeStyle);
+    const isNear = near !== null && (edge.from === near || edge.to === near);
+    if (isNear || critical.edges.has(edge.key)) above.push([line, edge.inferred, isNear]);
+    else {
+      const alpha = near !== null ? 0.25 : faintness(edge, graph);
+      const key = `${alpha} ${edge.inferred}`;
+      if (!looks.has(key)) {
+        looks.set(key, { alpha, isDashed: edge.inferred, lines: new Path2D(), heads: new Path2D() });
+      }
+      const look = looks.get(key);
+      trace(look.lines, line);
+      if (scale >= HEAD_SCALE) arrowHead(look.heads, line);
+    }
     if (scale >= LABEL_SCALE && edge.label) {
       if (isNear || graph.edges.length <= MAX_LABELLED_EDGES) labelled.push([edge, line, isNear]);
     }
   }
+  for (const [line, isDashed, isNear] of above.sort((a, b) => a[2] - b[2])) {
+    const look = { alpha: 1, isDashed, lines: new Path2D(), heads: new Path2D(), isNear, isAbove: true };
+    trace(look.lines, line);
+    arrowHead(look.heads, line);
+    looks.set(look, look);
+  }
+  for (const { alpha, isDashed, lines, heads, isNear, isAbove } of looks.values()) {
+    context.globalAlpha = alpha;
+    const colour = isNear ? colours.accent : isAbove ? colours.critical : colours.edge;
+    context.strokeStyle = colour;
+    context.fillStyle = colour;
+    context.lineWidth = widthOf(isAbove ? 2 : 1.3);
+    context.setLineDash(isDashed ? [5, 4] : []);
+    context.stroke(lines);
+    if (scale >= HEAD_SCALE) context.fill(heads);
+  }
+  context.setLineDash([]);
   context.globalAlpha = 1;
   labels(drawing, labelled);
 }
@@ -109,7 +131,8 @@ function paintEdges(drawing) {
 function faintness(edge, graph) {
   if (edge.isImplied) return 0.28;
   if (graph.edges.length > MANY_EDGES) return 0.4;
-  return edge.inferred ? 0.4 + edge.confidence / 2 : 0.9;
+  // In few steps, so that edges share their looks.
+  return edge.inferred ? 0.4 + Math.round(edge.confidence * 4) / 8 : 0.9;
 }
 
 /** The points of an edge, from the side of one box to the side of the other. */
@@ -148,32 +171,23 @@ function isShown({ points }, shown) {
 }
 
 /** Curves that leave and reach every point along the direction of the picture. */
-function trace(context, { points, runsDown }) {
-  context.beginPath();
-  context.moveTo(points[0].x, points[0].y);
+function trace(path, { points, runsDown }) {
+  path.moveTo(points[0].x, points[0].y);
   for (let i = 1; i < points.length; i += 1) {
     const [a, b] = [points[i - 1], points[i]];
     const along = runsDown ? b.y - a.y : b.x - a.x;
     const reach = along > 0 ? along / 2 : Math.min(140, 40 - along / 2);
-    if (runsDown) context.bezierCurveTo(a.x, a.y + reach, b.x, b.y - reach, b.x, b.y);
-    else context.bezierCurveTo(a.x + reach, a.y, b.x - reach, b.y, b.x, b.y);
+    if (runsDown) path.bezierCurveTo(a.x, a.y + reach, b.x, b.y - reach, b.x, b.y);
+    else path.bezierCurveTo(a.x + reach, a.y, b.x - reach, b.y, b.x, b.y);
   }
 }
 
-function arrowHead(context, { points, runsDown }, colour) {
-  const tip = points.at(-1);
-  const angle = runsDown ? Math.PI / 2 : 0;
-  context.save();
-  context.translate(tip.x, tip.y);
-  context.rotate(angle);
-  context.beginPath();
-  context.moveTo(0, 0);
-  context.lineTo(-7, -3.6);
-  context.lineTo(-7, 3.6);
-  context.closePath();
-  context.fillStyle = colour;
-  context.fill();
-  context.restore();
+function arrowHead(path, { points, runsDown }) {
+  const { x, y } = points.at(-1);
+  path.moveTo(x, y);
+  path.lineTo(...(runsDown ? [x - 3.6, y - 7] : [x - 7, y - 3.6]));
+  // Filling closes it.
+  path.lineTo(...(runsDown ? [x + 3.6, y - 7] : [x - 7, y + 3.6]));
 }
 
 /** Names of edges, near their middle, where they cover no other name. */

@@ -163,6 +163,15 @@ function paintSpan(context, colours, each, top, row, xOf, drawing) {
 }
 
 function queueBar(context, colours, x, y, width, height) {
+  if (height < 4) {
+    // Too thin for hatching.
+    const alpha = context.globalAlpha;
+    context.globalAlpha = alpha * 0.5;
+    context.fillStyle = colours.queue;
+    context.fillRect(x, y, width, height);
+    context.globalAlpha = alpha;
+    return;
+  }
   context.save();
   context.beginPath();
   context.rect(x, y, width, height);

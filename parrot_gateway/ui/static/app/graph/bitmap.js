@@ -1,0 +1,53 @@
+/**
+ * A canvas that may be slower to paint than frames come: between two paintings what was painted is
+ * moved and scaled with the camera.
+ */
+
+import { onNextFrame } from "../data/frame.js";
+
+/** A painting that takes no longer is done in every frame, in milliseconds. */
+const CHEAP_MS = 6;
+/** Of the time at most every so-manieth part goes into painting. */
+const SHARE = 4;
+const LONGEST_PAUSE_MS = 400;
+
+export class Bitmap {
+  #view = null;
+  #paintedAt = 0;
+  #pause = 0;
+  #timer = 0;
+
+  /**
+   * Paint, or show what there is until it is time to.
+   *
+   * @param {HTMLCanvasElement} canvas
+   * @param {{x: number, y: number, scale: number}} view of the camera
+   * @param {() => void} paint
+   * @param {() => void} again called in a later frame where it was not painted
+   */
+  show(canvas, view, paint, again) {
+    const begun = performance.now();
+    const wait = this.#paintedAt + this.#pause - begun;
+    if (wait > 0) {
+      const { x, y, scale } = this.#view;
+      const grown = view.scale / scale;
+      const moved = `translate(${view.x - x * grown}px, ${view.y - y * grown}px)`;
+      canvas.style.transform = `${moved} scale(${grown})`;
+      this.#timer ||= setTimeout(() => {
+        this.#timer = 0;
+        onNextFrame(again);
+      }, wait);
+      return;
+    }
+    paint();
+    canvas.style.transform = "";
+    this.#view = view;
+    this.#paintedAt = performance.now();
+    const took = this.#paintedAt - begun;
+    this.#pause = took <= CHEAP_MS ? 0 : Math.min(LONGEST_PAUSE_MS, took * SHARE);
+  }
+
+  close() {
+    clearTimeout(this.#timer);
+  }
+}
