@@ -25,6 +25,7 @@ DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 #: Files that take longest, the longest first; the order of all others does not matter.
 LONG = (
     "test_openai_3.py",
+    "test_page.py",
     "test_examples_run.py",
     "test_python_blocks.py",
     "test_serve.py",

@@ -77,6 +77,8 @@ function App() {
   useEffect(followGateway, []);
   useEffect(() => {
     document.title = `${found?.title ?? "Not found"} · Parrot Gateway`;
+    // On a phone not all views fit into the head.
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   }, [view]);
   return html`
     <${Head} current=${view} />
