@@ -94,7 +94,7 @@ async def configured(
         service = await stack.enter_async_context(
             serving(engine or ScriptedRemoteEngine(), upstreams=[upstream, hidden])
         )
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root, timeout=30))
         await service.gateway.upstreams.start()
         stack.push_async_callback(service.gateway.upstreams.close)
         yield Configured(service, http, fakes)
