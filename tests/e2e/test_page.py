@@ -147,14 +147,14 @@ def test_the_keyboard_goes_from_call_to_call(view: Page, told: str) -> None:
     node(page, "tale").wait_for()
     page.locator(".node[tabindex='0']").focus()
     page.keyboard.press("Home")
-    page.wait_for_function("document.activeElement.dataset.id")
-    name = "document.activeElement.querySelector?.('.node-name')?.textContent"
+    focused = page.locator(".node:focus")
+    focused.wait_for()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(f"{name} === 'tale'")
+    focused.filter(has=page.get_by_text("tale", exact=True)).wait_for()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="tale", exact=True).wait_for()
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function(f"{name} !== 'tale'")
+    focused.filter(has_not=page.get_by_text("tale", exact=True)).wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("complementary", name="Details").wait_for(state="detached")
 
