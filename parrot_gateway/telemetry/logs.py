@@ -13,12 +13,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal, TextIO, TypeAlias
+from typing import Any, Final, Literal, TextIO, TypeAlias
 
 import msgspec
-import structlog
-from structlog.stdlib import ProcessorFormatter
-from structlog.typing import EventDict, Processor, WrappedLogger
 
 from parrot_gateway.telemetry.call_record import CallRecord
 
@@ -91,17 +88,8 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
         stream: standard error where none is given.
     """
     log = Log(sys.stderr if stream is None else stream, log_format)
-    shared: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        log.stamp,
-        structlog.processors.format_exc_info,
-    ]
-    formatter = ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-        processors=[ProcessorFormatter.remove_processors_meta, _without_keys, log.render],
-    )
     handler = logging.StreamHandler(log)
-    handler.setFormatter(formatter)
+    handler.setFormatter(_LineFormatter(log))
     logging.basicConfig(handlers=[handler], force=True)
     set_log_level(level)
     logging.captureWarnings(True)
@@ -142,7 +130,7 @@ class Log:
         if self._is_json:
             text = _encoder.encode(line).decode()
         else:
-            text = self.render(None, "", msgspec.to_builtins(line))
+            text = self.render(msgspec.to_builtins(line))
         self.write(f"{text}\n")
         if self._size >= _MAX_HELD:
             self.flush()
@@ -168,6 +156,25 @@ class Log:
         if texts:
             self._stream.write("".join(texts))
             self._stream.flush()
+
+
+class _LineFormatter(logging.Formatter):
+    """Gives lines of the standard library's loggers the fields and the format of the log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "timestamp": self._log.stamp.now(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _cut_keys(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["exception"] = _cut_keys(self.formatException(record.exc_info))
+        return self._log.render(fields)
 
 
 class CallLog:
@@ -239,14 +246,10 @@ def _short(name: str | None) -> str | None:
 
 
 class _TextTime:
-    """Adds the local time to the millisecond."""
+    """The local time to the millisecond."""
 
     def __init__(self) -> None:
         self._second, self._text = 0, ""
-
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        event["timestamp"] = self.now()
-        return event
 
     def now(self) -> str:
         """The time, written."""
@@ -264,7 +267,7 @@ class _TextTime:
 
 
 class _JsonTime(_TextTime):
-    """Adds UTC in ISO 8601."""
+    """UTC in ISO 8601."""
 
     def _written(self, second: int) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
@@ -273,29 +276,19 @@ class _JsonTime(_TextTime):
         return f"{text}.{ms:03}Z"
 
 
-def _without_keys(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    for name in ("event", "exception"):
-        if isinstance(text := event.get(name), str):
-            event[name] = _cut_keys(text)
-    return event
-
-
 def _cut_keys(text: str) -> str:
     return _KEY.sub(r"\1…", text) if "sk-" in text or "earer " in text else text
 
 
-def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    first = {name: event.pop(name) for name in COMMON_FIELDS if name in event}
-    return msgspec.json.encode({**first, **event}, enc_hook=str).decode()
+def _as_json(fields: dict[str, Any]) -> str:
+    return _encoder.encode(fields).decode()
 
 
-def _as_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    head = [event.pop(name, "") for name in ("timestamp", "level", "logger", "event")]
-    timestamp, level, name, text = head
-    trace = event.pop("exception", None)
+def _as_text(fields: dict[str, Any]) -> str:
+    timestamp, level, name, text = (fields.pop(each) for each in COMMON_FIELDS[:4])
+    trace = fields.pop("exception", None)
     line = f"{timestamp} {level.upper():7} {name}: {text}"
-    if event:
-        line += "".join(f" {name}={_shown(value)}" for name, value in event.items())
+    line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
     return line if trace is None else f"{line}\n{trace}"
 
 
