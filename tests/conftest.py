@@ -5,8 +5,10 @@ Standard library and pytest only: the client's tests run in an environment witho
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import ssl
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -81,6 +83,9 @@ PROGRAMS = (
     "test_python_blocks.py",
 )
 
+# Each HTTP client reads the system's certificates, 30 ms of work. No test speaks TLS, and most make
+# a client: all clients of a process share what the first one read.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 with suppress(ImportError):
     # The client's environment has no Hypothesis.
