@@ -28,6 +28,7 @@ from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import (
     BatchSettings,
+    LinkingSettings,
     ModelSettings,
     SchedulerSettings,
     ServerSettings,
@@ -166,6 +167,9 @@ async def serving(
             call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s, **(server or {})
         ),
         batches=batches or BatchSettings(),
+        # With batches the lifespan runs, whose linking process takes three times what the rest of
+        # a gateway does. Tests that link start it by themselves.
+        linking=LinkingSettings(enabled=batches is None),
         upstreams=list(upstreams),
         models=list(models),
         ui=ui or UISettings(),
