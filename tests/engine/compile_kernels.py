@@ -1,7 +1,8 @@
 """Compiles every kernel for GPUs that need not be there; a program, run by its test.
 
-Prints a line of JSON for each variant: its name, the target, the shared memory it takes and
-whether it uses Hopper's matrix instructions. Must not run in the interpreter's process.
+Prints a line of JSON for each variant of the sets that its arguments name: the set, its name, the
+target, the shared memory it takes and whether it uses Hopper's matrix instructions. Must not run in
+the interpreter's process.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -517,34 +519,32 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
 _QUANTIZED = [(AttentionShape(32, 8, 128, 16), 89), (AttentionShape(32, 8, 128, 64), 90)]
 
 
-def compile_quantized() -> None:
-    """What reads and writes a cache of float8."""
+def quantized_cache_variants() -> Iterator[tuple[Variant, int]]:
+    """What reads and writes a cache of float8, and the targets."""
     for shape, capability in _QUANTIZED:
         for variant in itertools.chain(
             attention_variants(shape, torch.bfloat16, capability, has_window=False, quantized=True),
             write_variants(shape, torch.bfloat16, quantized=True),
         ):
-            print(json.dumps(compile_variant(variant, capability)), flush=True)
+            yield variant, capability
 
 
-def main() -> None:
-    """All variants of the default set, or with `all` also rarer head sizes; or those named."""
-    if sys.argv[1:] == ["fp8"]:
-        compile_quantized()
-        return
-    if sys.argv[1:] == ["packed"]:
-        for capability in (80, 89, 90):
-            for variant in packed_variants(torch.bfloat16, capability):
-                print(json.dumps(compile_variant(variant, capability)), flush=True)
-        for variant, capability in packed_expert_variants(torch.bfloat16):
-            print(json.dumps(compile_variant(variant, capability)), flush=True)
-        return
-    every = (80, 89, 90)
+def packed_weight_variants() -> Iterator[tuple[Variant, int]]:
+    """What multiplies packed weights, and the targets."""
+    for capability in SHARED_KIB:
+        for variant in packed_variants(torch.bfloat16, capability):
+            yield variant, capability
+    yield from packed_expert_variants(torch.bfloat16)
+
+
+def dense_variants(*, rare: bool) -> Iterator[tuple[Variant, int]]:
+    """All other kernels, `rare` head sizes and dtypes or none, and the targets."""
+    every = tuple(SHARED_KIB)
     shapes = [
         (AttentionShape(32, 8, 128, 16), torch.bfloat16, every),
         (AttentionShape(32, 8, 128, 64), torch.bfloat16, (90,)),
     ]
-    if sys.argv[1:] == ["all"]:
+    if rare:
         shapes += [(AttentionShape(28, 4, dim, 64), torch.bfloat16, every) for dim in (64, 96, 256)]
         shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
         shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
@@ -552,7 +552,7 @@ def main() -> None:
     for variant in attention_variants(
         gemma, torch.bfloat16, 89, has_window=True, softcap=50.0, has_sinks=True
     ):
-        print(json.dumps(compile_variant(variant, 89)), flush=True)
+        yield variant, 89
     for capability in every:
         for variant in itertools.chain(
             product_variants(torch.bfloat16, capability),
@@ -561,16 +561,33 @@ def main() -> None:
             largest_variants(128_256),
             draw_variants(151_936),
         ):
-            print(json.dumps(compile_variant(variant, capability)), flush=True)
+            yield variant, capability
     for shape, dtype, capabilities in shapes:
         for capability in capabilities:
             for has_window in (False, True):
                 for variant in attention_variants(shape, dtype, capability, has_window=has_window):
-                    print(json.dumps(compile_variant(variant, capability)), flush=True)
+                    yield variant, capability
             for variant in itertools.chain(
                 write_variants(shape, dtype), other_variants(shape, dtype)
             ):
-                print(json.dumps(compile_variant(variant, capability)), flush=True)
+                yield variant, capability
+
+
+#: What can be asked for by name.
+SETS: dict[str, Callable[[], Iterator[tuple[Variant, int]]]] = {
+    "common": partial(dense_variants, rare=False),
+    "all": partial(dense_variants, rare=True),
+    "fp8": quantized_cache_variants,
+    "packed": packed_weight_variants,
+}
+
+
+def main() -> None:
+    """All variants of the sets that are named."""
+    for name in sys.argv[1:]:
+        for variant, capability in SETS[name]():
+            entry = {"set": name, **compile_variant(variant, capability)}
+            print(json.dumps(entry), flush=True)
 
 
 if __name__ == "__main__":
