@@ -39,7 +39,7 @@ def _check(case: QuantizedCase, tuning: Tuning) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 16])
 def test_tiles(kind: str, num_tokens: int) -> None:
     for fused in FUSIONS:
-        _check(QuantizedCase(kind, num_tokens, 48, 192, fused), TILE)
+        _check(QuantizedCase(kind, num_tokens, 48, 96, fused), TILE)
 
 
 @pytest.mark.parametrize("kind", ["fp8-rows", "fp8-blocks", "int8"])
@@ -58,7 +58,7 @@ def test_vectors_of_words(kind: str) -> None:
 def test_rows_in_two_numbers_of_8_bits(kind: str) -> None:
     for fused in FUSIONS:
         for num_tokens in (2, 18):
-            case = QuantizedCase(kind, num_tokens, 48, 192, fused)
+            case = QuantizedCase(kind, num_tokens, 48, 96, fused)
             _check(case, TILE._replace(kind="split", descriptors=num_tokens > 2))
 
 
@@ -83,18 +83,18 @@ def test_columns_in_parts_and_edges(kind: str) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_more_tokens_than_a_program_takes(kind: str) -> None:
     for fused in ("br", "g"):
-        _check(QuantizedCase(kind, 18, 40, 128, fused), TILE)
+        _check(QuantizedCase(kind, 18, 40, 64, fused), TILE)
 
 
 @pytest.mark.parametrize("kind", ["fp8-blocks", "int4"])
 def test_what_the_copy_engine_fetches(kind: str) -> None:
     for fused in ("br", "ng"):
-        _check(QuantizedCase(kind, 3, 48, 192, fused), TILE._replace(descriptors=True))
+        _check(QuantizedCase(kind, 3, 48, 96, fused), TILE._replace(descriptors=True))
 
 
 def test_float16() -> None:
     for kind in KINDS:
-        _check(QuantizedCase(kind, 5, 40, 128, "br", torch.float16), TILE)
+        _check(QuantizedCase(kind, 5, 40, 64, "br", torch.float16), TILE)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
