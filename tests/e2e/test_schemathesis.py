@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 ADMIN_KEY = "test-key-of-the-operator"
 #: Requests of each kind for each operation.
-MAX_EXAMPLES = 6
+MAX_EXAMPLES = 4
 #: A call that waits for a value that never comes ends after this.
 CALL_TIMEOUT_S = 1.0
 #: Routes that take this key, and those whose answers do not end.
