@@ -7,7 +7,6 @@ import { ago, compact, count } from "../format.js";
 import { slowTick } from "../parts/clock.js";
 import { CopyBlock } from "../parts/copy.js";
 import { Empty } from "../parts/empty.js";
-import { memo } from "../parts/memo.js";
 import { StateMark } from "../parts/state_mark.js";
 import { hrefOf } from "../route.js";
 import { SessionPage } from "../session/session_page.js";
@@ -95,7 +94,9 @@ function List({ current }) {
   const shown = all.slice(first, first + Math.ceil(height.value / ROW) + 2 * AROUND);
   const reachable = shown.some((session) => keyOf(session) === current) ? current : keyOf(shown[0] ?? {});
 
+  // Not `all`: a handler outlives the list that it was made with.
   const onKeyDown = (event) => {
+    const all = listed.peek();
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -all.length, End: all.length }[event.key];
     if (!step) return;
     event.preventDefault();
@@ -129,7 +130,7 @@ function List({ current }) {
   </div>`;
 }
 
-const Row = memo(({ session, place, total, isCurrent, isReachable, since }) => {
+const Row = (({ session, place, total, isCurrent, isReachable, since }) => {
   const { name, id, state, calls, running, failed, tenant, inferred } = session;
   return html`<li style=${{ transform: `translateY(${place * ROW}px)` }} aria-setsize=${total} aria-posinset=${place + 1}>
     <a
