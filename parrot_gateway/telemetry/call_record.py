@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
@@ -29,8 +30,9 @@ _NO_HEADERS: Mapping[bytes, bytes] = {}
 MAX_MESSAGE = 2000
 
 
-@dataclass(slots=True, eq=False)
-class CallRecord:
+# NOTE: a struct, which is made in a third of a dataclass's time, and untracked by the garbage
+# collector: there may be thousands a second, and the live page keeps the latest.
+class CallRecord(msgspec.Struct, eq=False, gc=False):
     """One call. What is unknown is None; times without a note are `time.perf_counter()`.
 
     A deferred call has one record, that of the request which submitted it: it ends with the call,
@@ -90,7 +92,7 @@ class CallRecord:
     client_left: bool = False
     #: Its client's, or the one chosen for it; None before that.
     trace: CallTrace | None = None
-    _records: CallRecords | None = field(default=None, repr=False)
+    _records: CallRecords | None = None
 
     def outgoing_headers(self, headers: Headers) -> Headers:
         """Headers of the call's request to an upstream, which name its trace."""

@@ -220,7 +220,8 @@ class _Relay:
         self._call = call
         self._exchange = call.exchange
         self._upstream = call.upstream
-        self._observers = Observers([CallObserver(call.exchange.record), *call.observers])
+        record = CallObserver(call.exchange.record)
+        self._observers = Observers([record, *call.observers]) if call.observers else record
         self._on_first = on_first
         self._accounted = call.exchange.path.endswith(_ACCOUNTED)
         self._events: EventTail | None = None
