@@ -13,7 +13,7 @@ from typing import Any
 from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 
 #: Ended calls that are remembered; the oldest is forgotten first.
-MAX_ENDED = 8192
+MAX_ENDED = 4096
 #: Tenants whose sums are kept; further ones are summed up together.
 _MAX_TENANTS = 1000
 _OTHERS = "(others)"
