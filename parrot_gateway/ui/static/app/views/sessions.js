@@ -42,17 +42,29 @@ const listed = computed(() => {
   return found.sort((a, b) => b.started - a.started || (keyOf(a) < keyOf(b) ? -1 : 1));
 });
 
+/** Where the list and a session stand side by side. */
+const isWide = matchMedia("(min-width: 821px)");
+/** Key of the session that is shown until one is chosen: the newest there was, while it is there. */
+let followed = null;
+
+function followedKey() {
+  const [newest] = listed.value;
+  if (!sessions.has(followed)) followed = newest ? keyOf(newest) : null;
+  return isWide.matches ? followed : null;
+}
+
 export function Sessions({ id }) {
+  const shown = id || followedKey();
   const isEmpty = connection.value === "live" && sessionsChanged.value > 0 && sessions.size === 0;
   return html`<div class=${`sessions${id ? " has-session" : ""}`}>
-    ${!id && html`<h1 class="unseen">Sessions</h1>`}
+    ${!shown && html`<h1 class="unseen">Sessions</h1>`}
     <section class="session-list" aria-label="Sessions">
       <${Filter} />
-      <${List} current=${id} />
+      <${List} current=${shown} />
     </section>
     <div class="session-pane">
-      ${id && html`<${SessionPage} key=${id} id=${id} />`}
-      ${!id && (isEmpty ? html`<${FirstSteps} />` : html`<${Empty} title="Choose a session">
+      ${shown && html`<${SessionPage} key=${shown} id=${shown} />`}
+      ${!shown && (isEmpty ? html`<${FirstSteps} />` : html`<${Empty} title="Choose a session">
         <p>Its calls are drawn as they run: what feeds what, where each was placed, and why.</p>
       <//>`)}
     </div>
