@@ -56,9 +56,6 @@ class _Session:
 class CallTracer:
     """Makes spans of calls that have ended, and of their sessions.
 
-    Attributes:
-        dropped: sampled calls that were not exported, as too many had ended at once.
-
     Args:
         settings: which share of the traces to export.
         facts_of: what else is known of a call; asked for after its end, one call at a time.
@@ -80,7 +77,8 @@ class CallTracer:
         self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
         #: By trace id; used last stands last.
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        self.dropped = 0
+        #: Sampled calls that were not exported.
+        self._dropped = 0
 
     def start(self) -> None:
         """Begin to export."""
@@ -96,6 +94,10 @@ class CallTracer:
             record, trace = self._pending.popleft()
             self._write_call(record, trace, CallFacts(record.session, record.session))
         self._write_sessions(idle_s=0.0)
+        if self._dropped:
+            logger.warning(
+                "%d sampled calls were not exported: too many had ended at once", self._dropped
+            )
         await self._writer.close()
 
     def ended(self, record: CallRecord) -> None:
@@ -107,7 +109,7 @@ class CallTracer:
         if not trace.sampled:
             return
         if len(self._pending) >= MAX_PENDING:
-            self.dropped += 1
+            self._dropped += 1
             return
         self._pending.append((record, trace))
         self._has_pending.set()
