@@ -73,6 +73,19 @@ class _Answer(msgspec.Struct):
     usage: Any = None
 
 
+class _Event(msgspec.Struct):
+    """What may be an error: of chats and messages, and the two kinds of responses."""
+
+    type: Any = None
+    error: Any = None
+    response: _Event | None = None
+    message: Any = None
+    code: Any = None
+
+
+#: The quotes of JSON inside a text are escaped, so generated text cannot match.
+_ERROR_MARK = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"error"')
+_event_decoder = msgspec.json.Decoder(_Event)
 _answer_decoder = msgspec.json.Decoder(_Answer)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -205,6 +218,30 @@ def refusal_of(body: bytes, status: int) -> AnswerError:
     return refusal
 
 
+def reported_error(text: bytes) -> AnswerError | None:
+    """The error that an answer with a status of success reports all the same.
+
+    Args:
+        text: of a whole answer, or of the last events of a stream, in any API's shape.
+    """
+    # NOTE: the first takes a twentieth of the time of the second.
+    if b'"error"' not in text or _ERROR_MARK.search(text) is None:
+        return None
+    for part in reversed(text.replace(b"\r", b"\n").split(b"\n")):
+        if _ERROR_MARK.search(part) is None:
+            continue
+        try:
+            event = _event_decoder.decode(part.removeprefix(b"data:"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        error = event.error or (event.response or _Event()).error
+        if error is None and event.type == "error":
+            error = {"message": event.message, "code": event.code}
+        if error:
+            return _error_of(error, 200)
+    return None
+
+
 def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
     calls = part.tool_calls if isinstance(part.tool_calls, list) else [part.function_call]
     for number, call in enumerate(calls):
@@ -225,10 +262,12 @@ def _error_of(error: Any, status: int) -> AnswerError:
         return AnswerError(error[:_MAX_MESSAGE])
     if not isinstance(error, dict):
         return AnswerError(f"the model's server answered with status {status}")
-    message, code = error.get("message"), error.get("code") or error.get("type")
+    message = error.get("message")
+    # NOTE: vLLM's code is the status, a number; its type is the word.
+    words = (each for each in (error.get("code"), error.get("type")) if isinstance(each, str))
     return AnswerError(
         message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
-        code=code[:_MAX_CODE] if isinstance(code, str) else None,
+        code=next((word[:_MAX_CODE] for word in words if word), None),
     )
 
 

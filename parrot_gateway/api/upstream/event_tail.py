@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from parrot_gateway.engines.usage import TAIL_BYTES, Usage, usage_of_tail
-from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.exceptions import AnswerError, GatewayError
+from parrot_gateway.generation.upstream_call import reported_error
 
 #: How a route's stream ends and reports errors; `other` streams may end at any point.
 Dialect: TypeAlias = Literal["chat", "responses", "messages", "other"]
@@ -118,6 +119,10 @@ class EventTail:
     def usage(self) -> Usage | None:
         """The usage that the stream reported last, if it did."""
         return usage_of_tail(bytes(self._seen))
+
+    def error(self) -> AnswerError | None:
+        """The error that the upstream reported in the stream, if it did."""
+        return reported_error(bytes(self._seen))
 
     def _remember(self, chunk: bytes) -> None:
         seen = self._seen

@@ -37,6 +37,7 @@ from parrot_gateway.generation.upstream_call import (
     UpstreamAnswerReader,
     incomplete,
     refusal_of,
+    reported_error,
     rewrite,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
@@ -332,6 +333,8 @@ class _Relay:
             if succeeded and self._accounted:
                 usage = None if response.encoded else usage_of_body(response.first)
                 response.succeeded(usage)
+                if not response.encoded:
+                    self._note_error(reported_error(response.first))
             if not succeeded:
                 self._note_refusal(b"" if response.encoded else response.first)
             self._end_following(usage)
@@ -376,6 +379,7 @@ class _Relay:
             broken = incomplete(response.server)
             last, usage = events.end(broken), events.usage()
             if events.is_complete:
+                self._note_error(events.error())
                 self._end_following(usage)
             else:
                 exchange.record.fail(broken)
@@ -429,14 +433,20 @@ class _Relay:
 
     def _note_refusal(self, body: bytes) -> None:
         """The client gets the upstream's error."""
-        self._refusal = refusal_of(body, self._status)
-        self._exchange.record.fail(self._refusal)
+        self._note_error(refusal_of(body, self._status))
+
+    def _note_error(self, error: AnswerError | None) -> None:
+        if error is not None:
+            self._refusal = error
+            self._exchange.record.fail(error)
 
     def _end_following(self, usage: Usage | None) -> None:
         if self._reader is None:
-            if not self._observers.reads_text and self._status < 400:
+            if self._observers.reads_text:
+                return
+            if self._status < 400 and self._refusal is None:
                 self._observers.ended(usage)
-            elif not self._observers.reads_text:
+            else:
                 self._observers.failed(self._refusal or refusal_of(b"", self._status))
             return
         try:
