@@ -81,7 +81,8 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     #: HTTP status: of the answer; of a call that answers later, what it would have been; 499 where
     #: the client left before an answer began. 0 until then.
     status: int = 0
-    #: As the client got them, also within a stream that had begun.
+    #: As the client got them, also within a stream that had begun; of an error without a code its
+    #: type.
     error_code: str | None = None
     error_message: str | None = None
     #: Of the last candidate; of own engines, and of upstreams whose answer is parsed anyway.
@@ -105,7 +106,9 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
 
     def fail(self, error: GatewayError) -> None:
         """The client gets this error."""
-        self.error_code, self.error_message = error.code, error.message[:MAX_MESSAGE]
+        # NOTE: never None, which is what tells a call that failed from one that did not.
+        self.error_code = error.code or error.type
+        self.error_message = error.message[:MAX_MESSAGE]
 
     def leave(self) -> None:
         """The client left before the answer was complete."""

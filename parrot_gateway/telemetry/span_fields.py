@@ -12,18 +12,9 @@ from typing import NamedTuple, TypeAlias
 from parrot_engine.protocol import EngineInfo, EngineStats
 
 from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.operations import PROVIDER, operation_of
 
 Value: TypeAlias = str | int | float | bool | Sequence[str]
-
-_OPERATIONS = {
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-    "/rerank": "rerank",
-    "/v1/score": "score",
-    "/score": "score",
-}
 
 
 class Source(NamedTuple):
@@ -49,7 +40,7 @@ class CallFacts(NamedTuple):
 
 def span_name(record: CallRecord) -> str:
     """The operation and the model."""
-    operation = _operation(record)
+    operation = operation_of(record.path)
     return operation if record.model is None else f"{operation} {record.model}"
 
 
@@ -62,8 +53,8 @@ def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -
     """What is known of a call, by name."""
     first = record.first_token
     found: dict[str, Value | None] = {
-        "gen_ai.operation.name": _operation(record),
-        "gen_ai.provider.name": "parrot_gateway",
+        "gen_ai.operation.name": operation_of(record.path),
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.conversation.id": session,
         "gen_ai.request.model": record.model,
         "gen_ai.response.model": record.served_model,
@@ -129,7 +120,3 @@ def step_attributes(
         "parrot.engine.waiting": now.waiting,
         "parrot.engine.kv_used_blocks": info.num_blocks - now.free_blocks,
     }
-
-
-def _operation(record: CallRecord) -> str:
-    return _OPERATIONS.get(record.path, "chat")

@@ -23,6 +23,7 @@ from parrot_gateway.telemetry.metrics.labels import (
     BoundedValues,
     label_text,
 )
+from parrot_gateway.telemetry.operations import PROVIDER, operation_of
 
 #: What is not known of a call.
 UNKNOWN = "unknown"
@@ -30,16 +31,6 @@ UNKNOWN = "unknown"
 _MAX_REMEMBERED = 4096
 #: Calls that have ended and are not counted yet, at most.
 _MAX_PENDING = 64
-_PROVIDER = "parrot"
-#: OpenTelemetry's names of what routes do.
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/semantic_call": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
 #: vLLM's words for ends of generations.
 _FINISHED = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length"}
 
@@ -86,15 +77,19 @@ class CallMetrics:
     Args:
         engines: names of those that have joined.
         upstreams: names of the servers of upstreams.
+        is_served: whether an engine or an upstream has a model of that name; others take a label
+            with their first success.
     """
 
     def __init__(
         self,
         engines: Callable[[], Collection[str]] = tuple,
         upstreams: Callable[[], Collection[str]] = tuple,
+        is_served: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._engines_now = engines
         self._upstreams_now = upstreams
+        self._is_served = is_served
         self._models = BoundedValues(MAX_MODELS)
         self._engines = BoundedValues(MAX_ENGINES)
         self._tenants = BoundedValues(MAX_TENANTS)
@@ -194,20 +189,23 @@ class CallMetrics:
         if self._engines.is_full:
             self._forget_engines({*upstreams, *self._engines_now(), UNKNOWN})
         # What clients make up, and nothing serves, takes no place among the labels.
-        model = self._models.of(record.served_model or UNKNOWN, is_real=not failed)
+        name, known = record.served_model or UNKNOWN, len(self._models.shown)
+        model = self._models.of(name, is_real=not failed or self._is_served(name))
+        if len(self._models.shown) > known:
+            # Its calls that failed before it was known are remembered under `other`.
+            self._remembered.clear()
         engine = self._engines.of(record.engine or UNKNOWN)
         tenant = self._tenants.of(record.tenant)
         code = self._codes.of(str(record.status))
-        operation = _OPERATIONS.get(record.path, "other")
+        operation = operation_of(record.path)
         calls = [self._cell(d.CALLS, record.path, code), self._cell(d.TENANT_CALLS, tenant)]
         if record.client_left:
             calls.append(self._left)
         error = ""
         by_model = None
         if failed and not record.client_left:
-            error = code
-            word = self._errors.of(record.error_code or UNKNOWN)
-            calls.append(self._cell(d.CALL_ERRORS, model, word))
+            error = self._errors.of(record.error_code or UNKNOWN)
+            calls.append(self._cell(d.CALL_ERRORS, model, error))
             calls.append(self._cell(d.TENANT_ERRORS, tenant))
         else:
             reason = _FINISHED.get(record.finish_reason or "", UNKNOWN)
@@ -263,7 +261,7 @@ class CallMetrics:
         return found
 
     def _duration(self, operation: str, model: str, error: str) -> Distribution:
-        labels = (operation, _PROVIDER, model, error)
+        labels = (operation, PROVIDER, model, error)
         found = self._durations.get(labels)
         if found is None:
             found = self._durations[labels] = Distribution(d.GEN_AI_DURATION)
@@ -289,7 +287,7 @@ class CallMetrics:
         else:
             for (operation, model), group in list(self._by_model.items()):
                 for field, *rest in _GEN_AI.get(definition, ()):
-                    labels = (operation, _PROVIDER, model, *rest)
+                    labels = (operation, PROVIDER, model, *rest)
                     each = getattr(group, field)
                     yield from each.lines(definition, label_text(names, labels))
 

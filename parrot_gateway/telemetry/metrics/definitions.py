@@ -150,7 +150,7 @@ _GEN_AI = "gen_ai_operation_name gen_ai_provider_name gen_ai_request_model"
 GEN_AI_DURATION = _histogram(
     "gen_ai_server_request_duration_seconds",
     f"{_GEN_AI} error_type",
-    "gen_ai.server.request.duration: from arrival to end; error_type is the status of an error.",
+    "gen_ai.server.request.duration: from arrival to end; error_type is the code of an error.",
     (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
 )
 GEN_AI_TTFT = _histogram(

@@ -64,6 +64,14 @@ class Parts:
     #: Counters of linking; may wait for another process.
     linking: Callable[[], Awaitable[Mapping[str, Any]]]
 
+    def serves(self, model: str) -> bool:
+        """Whether an engine, an engine process or an upstream has a model of that name."""
+        return (
+            model in self.registry.serving
+            or model in self.supervisor.served
+            or any(model in upstream.models() for upstream in self.upstreams.values())
+        )
+
 
 class Samples:
     """Values by metric and labels."""

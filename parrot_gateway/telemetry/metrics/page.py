@@ -34,6 +34,7 @@ class Metrics:
         self.calls = CallMetrics(
             lambda: {engine.name for engine in parts.registry.joined.values()},
             lambda: {name for each in parts.upstreams.values() for name in each.settings.servers},
+            parts.serves,
         )
         self._gauges = Gauges(parts)
         self._graphs = {

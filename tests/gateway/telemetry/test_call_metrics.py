@@ -22,7 +22,13 @@ from serving import serving
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
-from parrot_gateway.telemetry.metrics.definitions import CALLS, PROMPT_TOKENS, SUCCESS, TENANT_CALLS
+from parrot_gateway.telemetry.metrics.definitions import (
+    CALL_ERRORS,
+    CALLS,
+    PROMPT_TOKENS,
+    SUCCESS,
+    TENANT_CALLS,
+)
 
 
 async def values_of(http: Http) -> dict[tuple[str, ...], float]:
@@ -61,11 +67,14 @@ async def test_a_call_is_counted_once_in_each_metric(
     for stage in ("prepare", "queue", "first_token", "generate"):
         assert values["parrot_call_stage_seconds_count", stage] == 2
     for operation in ("chat", "text_completion"):
-        of = (operation, "parrot", "m")
+        of = (operation, "parrot_gateway", "m")
         assert values["gen_ai_server_time_to_first_token_seconds_count", *of] == 1
         assert values["gen_ai_server_request_duration_seconds_count", *of, ""] == 1
         assert values["gen_ai_client_token_usage_count", *of, "input"] == 1
-    assert values["gen_ai_client_token_usage_sum", "chat", "parrot", "m", "output"] == output - 2
+    assert (
+        values["gen_ai_client_token_usage_sum", "chat", "parrot_gateway", "m", "output"]
+        == output - 2
+    )
     assert values["parrot_calls_total", CHAT, "200"] == 1
     assert values["parrot_calls_total", COMPLETIONS, "200"] == 1
     assert values["parrot_tenant_calls_total", "default"] == 2
@@ -99,7 +108,7 @@ async def test_errors_are_counted_by_code_and_make_no_labels(
     values = await values_of(http)
     assert values["parrot_calls_total", CHAT, "400"] == 1
     errors = {key[1:] for key in values if key[0] == "parrot_call_errors_total"}
-    assert errors == {("other", each.json()["error"]["code"]) for each in (wrong, failed)}
+    assert errors == {("m", each.json()["error"]["code"]) for each in (wrong, failed)}
     assert values["parrot_tenant_errors_total", "default"] == 2
     assert not [key for key in values if key[0].startswith("vllm:request_success")]
     assert not [key for key in values if key[0].startswith("vllm:e2e")]
@@ -144,6 +153,20 @@ def test_labels_are_bounded() -> None:
     assert len(metrics.counters(SUCCESS)) == 201
     assert "made-up" not in "".join(metrics.counters(SUCCESS))
     assert sum(metrics.counters(CALLS).values()) == 600
+
+
+def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -> None:
+    metrics = CallMetrics(is_served=lambda name: name == "mine")
+    for error in ("e", None, "e"):
+        status = 502 if error else 200
+        metrics.ended(record(status=status, served_model="theirs", error_code=error))
+    metrics.ended(record(status=502, served_model="mine", error_code="e"))
+    metrics.count()
+    assert metrics.counters(CALL_ERRORS) == {
+        '{model_name="other",error="e"}': 1,
+        '{model_name="theirs",error="e"}': 1,
+        '{model_name="mine",error="e"}': 1,
+    }
 
 
 def test_a_client_that_left_is_an_abort() -> None:
