@@ -303,6 +303,7 @@ class CallMetrics:
 _BY_MODEL = {
     d.TTFT: "ttft",
     d.TOKEN_GAPS: "token_gaps",
+    d.TOKEN_GAPS_EARLIER: "token_gaps",
     d.TOKEN_MEAN: "token_mean",
     d.E2E: "e2e",
     d.QUEUE: "queue",

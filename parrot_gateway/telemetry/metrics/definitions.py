@@ -19,6 +19,7 @@ class Definition:
     Attributes:
         name: of the family; a counter's samples have `_total` behind it.
         buckets: upper bounds of a histogram, without infinity.
+        same_as: the counter or gauge whose values it has, under a name that dashboards also use.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Definition:
     labels: tuple[str, ...]
     help: str
     buckets: tuple[float, ...] = ()
+    same_as: Definition | None = None
 
     @property
     def sample_names(self) -> tuple[str, ...]:
@@ -61,6 +63,10 @@ def _histogram(name: str, labels: str, help: str, buckets: tuple[float, ...]) ->
     return _define("histogram", name, labels, help, buckets)
 
 
+def _alias(same_as: Definition, name: str, help: str) -> None:
+    DEFINITIONS.append(Definition(name, same_as.kind, same_as.labels, help, same_as=same_as))
+
+
 # The gateway
 
 INFO = _gauge("parrot_gateway_info", "version", "1, with the version of the gateway.")
@@ -79,11 +85,14 @@ REQUESTS_REFUSED = _counter(
 # Calls
 
 _MODEL = "model_name"
-_SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+# NOTE: vLLM's bounds, and smaller ones where a small model or a fast device would be below all.
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2,
+            0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
             120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
 _FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
                   5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
-_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005,
+                  0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
                   7.5, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
 _STAGE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                   0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # fmt: skip
@@ -99,6 +108,12 @@ TOKEN_GAPS = _histogram(
     "vllm:inter_token_latency_seconds",
     _MODEL,
     "Time between tokens; each gap of a call counts as the mean of them.",
+    _TOKEN_SECONDS,
+)
+TOKEN_GAPS_EARLIER = _histogram(
+    "vllm:time_per_output_token_seconds",
+    _MODEL,
+    "The same, by an earlier name of vLLM's.",
     _TOKEN_SECONDS,
 )
 TOKEN_MEAN = _histogram(
@@ -141,6 +156,7 @@ CACHED_TOKENS = _counter(
     "model_name engine",
     "Prompt tokens of calls that were found in a prefix cache, as engines and upstreams report.",
 )
+_alias(CACHED_TOKENS, "vllm:prompt_tokens_cached", "The same, by vLLM's name.")
 SUCCESS = _counter(
     "vllm:request_success",
     "model_name engine finished_reason",
@@ -163,7 +179,7 @@ GEN_AI_TOKEN_MEAN = _histogram(
     "gen_ai_server_time_per_output_token_seconds",
     _GEN_AI,
     "gen_ai.server.time_per_output_token: as vllm:request_time_per_output_token_seconds.",
-    _TOKEN_SECONDS[:13],
+    _TOKEN_SECONDS[:16],
 )
 GEN_AI_USAGE = _histogram(
     "gen_ai_client_token_usage",
@@ -204,10 +220,18 @@ NUM_WAITING = _gauge(
 KV_USAGE = _gauge(
     "vllm:kv_cache_usage_perc", _ENGINE, "Share of KV blocks in use, 1 for all of them."
 )
+_alias(KV_USAGE, "vllm:gpu_cache_usage_perc", "The same, by an earlier name of vLLM's.")
+CACHE_CONFIG = _gauge(
+    "vllm:cache_config_info",
+    f"{_ENGINE} block_size num_gpu_blocks",
+    "1, with the tokens of a KV block and the number of blocks.",
+)
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )
 PREFIX_HITS = _counter("vllm:prefix_cache_hits", _ENGINE, "Those of them that were found.")
+_alias(PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries", "Queries, by an earlier name of vLLM's.")
+_alias(PREFIX_HITS, "vllm:gpu_prefix_cache_hits", "Hits, by an earlier name of vLLM's.")
 PREEMPTIONS = _counter(
     "vllm:num_preemptions", _ENGINE, "Contexts preempted because KV blocks ran out."
 )

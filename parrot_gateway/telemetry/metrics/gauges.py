@@ -178,6 +178,7 @@ def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) 
         # A share and an age mean nothing as the sum of several engines.
         if name != OTHER:
             add(d.KV_USAGE, used / info.num_blocks, model, name)
+            add(d.CACHE_CONFIG, 1, model, name, str(info.block_size), str(info.num_blocks))
     if name != OTHER:
         add(d.ENGINE_HEARTBEAT_AGE, engine.stats_age_s, model, name)
 

@@ -84,6 +84,7 @@ class Metrics:
             elif definition.kind == "histogram":
                 yield from with_head(definition, self.calls.histogram(definition))
             else:
-                values = {**samples.of(definition), **self.calls.counters(definition)}
+                source = definition.same_as or definition
+                values = {**samples.of(source), **self.calls.counters(source)}
                 yield from family(definition, values)
         yield generate_latest(self._process).decode()
