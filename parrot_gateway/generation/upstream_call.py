@@ -7,7 +7,7 @@ pass on to the client if there is one. Who the client is, is not known here.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.observer import GenerationObserver, Observers, TextObserver
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import ChoiceDelta
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
+from parrot_gateway.generation.requests.call import PATHS, CallKind, CallRequest
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
     CallBegin,
@@ -44,7 +44,6 @@ _MAX_MESSAGE = 2000
 _MAX_CODE = 200
 #: The field of a body that is meant for the gateway.
 _OURS = re.compile(rb'"parrot"')
-_ROUTES: Mapping[CallKind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 class _Delta(msgspec.Struct):
@@ -369,7 +368,7 @@ async def run_on_upstream(
     observers = Observers([observer, record])
     observers.submitted()
     try:
-        response = await upstream.request("POST", _ROUTES[kind], b"", headers, body)
+        response = await upstream.request("POST", PATHS[kind], b"", headers, body)
     except (UpstreamError, OverloadedError):
         if may_fall_back:
             return False

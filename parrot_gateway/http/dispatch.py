@@ -337,7 +337,7 @@ class Dispatcher:
         handler = self._hot.get(path)
         if handler is not None:
             if exchange.method == "POST" and path in CALL_ROUTES:
-                self._calls.begin(exchange.record, path, exchange.headers)
+                exchange.begin_call(self._calls, path)
             shape = self._shapes.get(path)
             if shape is not None:
                 shape(exchange)
@@ -365,9 +365,9 @@ class Dispatcher:
         ):
             if exchange.method == "POST":
                 if path in CALL_ROUTES:
-                    self._calls.begin(exchange.record, path, exchange.headers)
+                    exchange.begin_call(self._calls, path)
                 elif not path.startswith(_KEPT):
-                    self._calls.begin(exchange.record, OTHER_ROUTE, exchange.headers)
+                    exchange.begin_call(self._calls, OTHER_ROUTE)
             return self._call(exchange, self._passthrough, post_only=False, json_only=False)
         return self._ask_quiet(exchange, scope, receive, send)
 

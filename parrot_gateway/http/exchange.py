@@ -17,13 +17,14 @@ import msgspec
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.http.content_encoding import body_too_large, decompress, is_gzip
-from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+Copy: TypeAlias = Callable[[bytes, bool], None]
 
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 EVENT_STREAM: Headers = [
@@ -74,7 +75,7 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_copy", "_end_with", "_error_body", "_notifier", "_receive",
+    __slots__ = ("_add_headers", "_copies", "_end_with", "_error_body", "_notifier", "_receive",
                  "_send", "_watched", "_watcher", "completed", "disconnected", "headers",
                  "metadata", "method", "path", "record", "request_id", "responded", "scope",
                  "started")  # fmt: skip
@@ -98,7 +99,7 @@ class Exchange:
         self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
         self._error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._add_headers: Callable[[Headers], None] | None = None
-        self._copy: Callable[[bytes, bool], None] | None = None
+        self._copies: tuple[Copy, ...] = ()
         extensions = scope.get("extensions")
         self._notifier: DisconnectNotifier | None = (
             extensions.get(DISCONNECT_EXTENSION) if extensions else None
@@ -123,15 +124,16 @@ class Exchange:
             ClientDisconnected: the client left before it was complete.
         """
         encoding = self.headers.get(b"content-encoding")
-        if encoding is None:
-            return await self._raw_body(limit)
-        compressed = is_gzip(encoding)
+        compressed = encoding is not None and is_gzip(encoding)
         body = await self._raw_body(limit)
-        if compressed and body:
-            body = await asyncio.to_thread(decompress, body, limit)
-        self.scope["headers"] = [
-            item for item in self.scope["headers"] if item[0] != b"content-encoding"
-        ]
+        if encoding is not None:
+            if compressed and body:
+                body = await asyncio.to_thread(decompress, body, limit)
+            self.scope["headers"] = [
+                item for item in self.scope["headers"] if item[0] != b"content-encoding"
+            ]
+        if self.record.content is not None:
+            self.record.content.asked(self.path, body)
         return body
 
     async def _raw_body(self, limit: int) -> bytes:
@@ -210,10 +212,24 @@ class Exchange:
 
         self._add_headers = add_all
 
-    def copy_answer(self, take: Callable[[bytes, bool], None] | None) -> None:
+    def begin_call(self, calls: CallRecords, path: str) -> None:
+        """The request is a call, whose record is begun; see `CallRecords.begin`."""
+        calls.begin(self.record, path, self.headers)
+        if self.record.content is not None:
+            self.copy_answer(self.record.take_answer)
+
+    def copy_answer(self, take: Copy) -> None:
         """Let `take` have the bytes of the answer, each piece before it is sent; the second
-        argument marks the last one, which never comes when the answer breaks off. None ends it."""
-        self._copy = take
+        argument marks the last one, which never comes when the answer breaks off."""
+        self._copies += (take,)
+
+    def stop_copying(self, take: Copy) -> None:
+        """Let `take` have no more of the answer."""
+        self._copies = tuple(each for each in self._copies if each != take)
+
+    def _copy(self, data: bytes, is_last: bool) -> None:
+        for take in self._copies:
+            take(data, is_last)
 
     def on_error(self, write: Callable[[GatewayError], bytes]) -> None:
         """Let `write` make the body of an error, for a route with a form of its own."""
@@ -246,7 +262,7 @@ class Exchange:
         headers += self.standard_headers()
         self.responded = True
         self.record.status = status
-        if self._copy is not None:
+        if self._copies:
             self._copy(body, True)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -287,13 +303,13 @@ class Exchange:
 
     def write(self, data: bytes) -> Awaitable[None]:
         """The sending of further bytes of a stream, to be awaited: the client may read slowly."""
-        if self._copy is not None:
+        if self._copies:
             self._copy(data, False)
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last bytes of a stream."""
-        if self._copy is not None:
+        if self._copies:
             self._copy(data, True)
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.completed = True

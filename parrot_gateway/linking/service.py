@@ -516,7 +516,7 @@ class ObservedCall:
         self._has_ended = True
         exchange, service, pieces = self._exchange, self._service, self._pieces
         # What the exchange holds would else wait for the garbage collector.
-        exchange.copy_answer(None)
+        exchange.stop_copying(self._take)
         if self._process is service.process and service.is_running:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             service._gather(AnswerSeen(exchange.tenant, self.id, status, time.time(), body))

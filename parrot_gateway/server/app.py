@@ -36,6 +36,7 @@ from parrot_gateway.server.reload import SettingsReloader
 from parrot_gateway.settings.config_file import ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 from parrot_gateway.settings.sources import SettingsSources
+from parrot_gateway.ui.call_text import CallTexts
 from parrot_gateway.ui.routes import LiveRoutes
 from parrot_gateway.ui.static_files import PageFiles
 
@@ -188,6 +189,9 @@ class _RoutesMaker:
             gateway.feed,
             gateway.linking,
             gateway.scheduling.explanations,
+            CallTexts(
+                settings.telemetry, gateway.kept_content, gateway.semantic, gateway.responses
+            ),
             self._keys if admin_key is None else KeyCheck(admin_key),
             is_admin=admin_key is not None,
             keep_alive_s=server.keep_alive_s,

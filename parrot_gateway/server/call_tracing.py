@@ -93,7 +93,9 @@ def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Trace
             "pip install 'parrot-gateway[tracing]'"
         ) from None
     exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
-    writer = SpanWriter(settings.traces_service_name, exporter)
+    # A character is two bytes, about, where it has to be escaped.
+    span_bytes = 2 * settings.max_content_characters if settings.traces_content else 1024
+    writer = SpanWriter(settings.traces_service_name, exporter, span_bytes)
     return Tracers(
         CallTracer(settings, facts.read, writer), StepTracer(writer, settings.traces_sample_ratio)
     )

@@ -52,7 +52,8 @@ from parrot_gateway.settings.model import (
     api_key_of,
 )
 from parrot_gateway.settings.secret_reference import read_secret
-from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords, WantedContents
+from parrot_gateway.telemetry.kept_content import KeptContent
 from parrot_gateway.telemetry.metrics.gauges import Parts
 from parrot_gateway.telemetry.metrics.page import Metrics
 from parrot_gateway.ui.engine_table import EngineTable
@@ -82,9 +83,16 @@ class Gateway:
         )
         self._has_key = api_key_of(settings) is not None
         telemetry = settings.telemetry
+        has_traces = telemetry.traces_endpoint is not None
+        wanted = None
+        if telemetry.keep_content or (has_traces and telemetry.traces_content):
+            wanted = WantedContents(telemetry.keep_content, telemetry.content_exclude_tenants)
         self.call_records = CallRecords(
-            None if telemetry.traces_endpoint is None else telemetry.traces_sample_ratio
+            telemetry.traces_sample_ratio if has_traces else None, wanted
         )
+        self.kept_content = KeptContent(telemetry) if telemetry.keep_content else None
+        if self.kept_content is not None:
+            self.call_records.sinks.append(self.kept_content.ended)
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
@@ -270,6 +278,8 @@ class Gateway:
         """
         self.semantic.start()
         await self.linking.start()
+        if self.kept_content is not None:
+            self.kept_content.start()
         if self.tracer is not None:
             self.tracer.start()
         await self.upstreams.start()
@@ -321,6 +331,8 @@ class Gateway:
         await self.background.close()
         await self.batches.close()
         await self.semantic.close()
+        if self.kept_content is not None:
+            await self.kept_content.close()
         if self.tracer is not None:
             await self.tracer.close()
         await self.linking.close()

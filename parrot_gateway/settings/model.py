@@ -523,6 +523,17 @@ class TelemetrySettings(_Section):
     traces_service_name: str = Field(default="parrot-gateway", min_length=1, max_length=256)
     #: A session without a call for so long gets its span.
     traces_session_idle_s: Seconds = 60.0
+    #: Whether spans of calls have their prompts and answers.
+    traces_content: bool = False
+    #: Whether prompts and answers of the latest calls are kept in memory, for the live page, and
+    #: what they may come to, in bytes.
+    keep_content: bool = False
+    max_content_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    #: Characters of the prompt and the answer of one call, on its span or kept; what is cut says
+    #: so.
+    max_content_characters: int = Field(default=65_536, gt=0, le=1_048_576)
+    #: Tenants of whose calls neither is done, nor is any text shown on the live page.
+    content_exclude_tenants: tuple[str, ...] = ()
     #: How the log is written: text for people, or a line of JSON each.
     log_format: Literal["text", "json"] = "text"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,7 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import DEFAULT_TENANT
+from parrot_gateway.telemetry.content.content import TEXT_ROUTES, CallContent
 from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, Headers
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     session: str | None = None
     #: Id of the batch that it is a line of.
     batch: str | None = None
+    #: Id of the response that it makes, which may be stored.
+    response_id: str | None = None
     #: As the request names it, and as its engines or upstream know it.
     model: str | None = None
     served_model: str | None = None
@@ -93,16 +96,41 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     client_left: bool = False
     #: Its client's, or the one chosen for it; None before that.
     trace: CallTrace | None = None
+    #: What it says, until it has ended; None where nobody may want that.
+    content: CallContent | None = None
     _records: CallRecords | None = None
 
     def outgoing_headers(self, headers: Headers) -> Headers:
         """Headers of the call's request to an upstream, which name its trace."""
-        if self.trace is None:
-            ratio = None if self._records is None else self._records.trace_ratio
-            if ratio is None:
-                return headers
-            self.trace = CallTrace.choose(self.tenant, self.session, ratio)
-        return self.trace.headers(headers)
+        trace = self._choose_trace()
+        return headers if trace is None else trace.headers(headers)
+
+    def _choose_trace(self) -> CallTrace | None:
+        """The trace, chosen now if it was not before; None where none are exported."""
+        if self.trace is None and self._records is not None:
+            ratio = self._records.trace_ratio
+            if ratio is not None:
+                self.trace = CallTrace.choose(self.tenant, self.session, ratio)
+        return self.trace
+
+    def wanted_content(self) -> CallContent | None:
+        """What takes prompt and answer, if anybody wants them of this call.
+
+        Asked for when there is something to take: tenant, session and trace are known then.
+        """
+        content = self.content
+        if content is None or content.is_wanted:
+            return content
+        if content.is_wanted is None and self._records is not None:
+            content.is_wanted = self._records.wants_content(self)
+        if not content.is_wanted:
+            self.content = None
+        return self.content
+
+    def take_answer(self, data: bytes, is_last: bool) -> None:
+        """Bytes of the answer to the request; see `Exchange.copy_answer`."""
+        if not self.deferred and (content := self.wanted_content()) is not None:
+            content.answered(data)
 
     def fail(self, error: GatewayError) -> None:
         """The client gets this error."""
@@ -117,7 +145,7 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
 
     def end(self) -> None:
         """The call has ended: hand the record to the sinks. Safe to call twice."""
-        records, self._records = self._records, None
+        records = self._records
         if records is not None:
             records._end(self)
 
@@ -167,8 +195,17 @@ class CallObserver(GenerationObserver):
             record.output_tokens = usage.completion_tokens
 
 
+class WantedContents(NamedTuple):
+    """Whose prompts and answers are taken, besides those of exported traces."""
+
+    #: Those of all calls.
+    are_kept: bool
+    #: Never of these.
+    exclude_tenants: Collection[str]
+
+
 #: Takes the record of a call that has ended, in the event loop's thread. Must not block; one that
-#: raises is logged and dropped.
+#: raises is logged and dropped. What the call said is in it only then.
 Sink: TypeAlias = Callable[[CallRecord], None]
 
 
@@ -181,10 +218,14 @@ class CallRecords:
 
     Args:
         trace_ratio: share of the traces that are exported; None where none are.
+        contents: which prompts and answers are wanted; None: none are taken.
     """
 
-    def __init__(self, trace_ratio: float | None = None) -> None:
+    def __init__(
+        self, trace_ratio: float | None = None, contents: WantedContents | None = None
+    ) -> None:
         self.trace_ratio = trace_ratio
+        self._contents = contents
         self.sinks: list[Sink] = []
         self._live: dict[CallRecord, None] = {}
 
@@ -205,12 +246,27 @@ class CallRecords:
         if len(self._live) < MAX_LIVE:
             record._records = self
             self._live[record] = None
+            if self._contents is not None and path in TEXT_ROUTES:
+                record.content = CallContent()
 
     def live(self) -> list[CallRecord]:
         """The records of calls that have not ended, oldest first."""
         return list(self._live)
 
+    def wants_content(self, record: CallRecord) -> bool:
+        """Whether anybody wants the prompt and the answer of a call."""
+        contents = self._contents
+        if contents is None or record.tenant in contents.exclude_tenants:
+            return False
+        if contents.are_kept:
+            return True
+        trace = record._choose_trace()
+        return trace is not None and trace.sampled
+
     def _end(self, record: CallRecord) -> None:
+        if record.content is not None:
+            record.wanted_content()
+        record._records = None
         del self._live[record]
         record.ended = time.perf_counter()
         for sink in self.sinks:
@@ -219,3 +275,5 @@ class CallRecords:
             except Exception:
                 logger.exception("a sink of call records failed and is dropped")
                 self.sinks = [each for each in self.sinks if each is not sink]
+        # Records outlive their calls.
+        record.content = None

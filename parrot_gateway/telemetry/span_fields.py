@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 from parrot_engine.protocol import EngineInfo, EngineStats
 
 from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.content.content import ReadContent
 from parrot_gateway.telemetry.operations import PROVIDER, operation_of
 
 Value: TypeAlias = str | int | float | bool | Sequence[str]
@@ -78,6 +80,22 @@ def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -
         "parrot.session.inferred": facts.is_inferred if session else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def content_attributes(content: ReadContent) -> dict[str, Value]:
+    """What a call said, each as JSON: spans have no other way for what is structured."""
+    found: dict[str, Value] = {
+        name: msgspec.json.encode(value).decode("utf-8", "replace")
+        for name, value in (
+            ("gen_ai.system_instructions", content.system_instructions),
+            ("gen_ai.input.messages", content.input_messages),
+            ("gen_ai.output.messages", content.output_messages),
+        )
+        if value
+    }
+    if content.cut_characters:
+        found["parrot.content.cut_characters"] = content.cut_characters
+    return found
 
 
 def call_events(

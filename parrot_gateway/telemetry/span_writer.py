@@ -27,6 +27,11 @@ from parrot_gateway.telemetry.span_fields import Value
 
 logger = logging.getLogger(__name__)
 
+#: Spans that wait for their receiver, and those of one request to it: OpenTelemetry's defaults.
+_MAX_QUEUED, _MAX_AT_ONCE = 2048, 512
+#: What either may come to. Receivers refuse long requests: OpenTelemetry's collector more than 20
+#: MiB.
+_MAX_QUEUED_BYTES, _MAX_REQUEST_BYTES = 128 * 1024 * 1024, 8 * 1024 * 1024
 #: How long the end waits for what has not been exported.
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -58,11 +63,19 @@ class SpanWriter:
     Args:
         service_name: of the resource that all of them belong to.
         exporter: takes the spans.
+        span_bytes: what a span comes to at most, about.
     """
 
-    def __init__(self, service_name: str, exporter: SpanExporter) -> None:
+    def __init__(self, service_name: str, exporter: SpanExporter, span_bytes: int = 1024) -> None:
         self._ids = _GivenIds()
-        self._processor = BatchSpanProcessor(exporter, export_timeout_millis=10_000)
+        queued = min(_MAX_QUEUED, max(16, _MAX_QUEUED_BYTES // span_bytes))
+        at_once = min(_MAX_AT_ONCE, max(1, _MAX_REQUEST_BYTES // span_bytes), queued)
+        self._processor = BatchSpanProcessor(
+            exporter,
+            max_queue_size=queued,
+            max_export_batch_size=at_once,
+            export_timeout_millis=10_000,
+        )
         resource = Resource.create({"service.name": service_name, "service.version": __version__})
         # NOTE: sampling is decided before there is a span; the SDK exports all that it gets.
         provider = TracerProvider(

@@ -1,8 +1,9 @@
 """Traces of calls for OpenTelemetry, in the names of its GenAI conventions; exported by OTLP.
 
 A span per call, made of the call's record when it has ended: nothing is done while it runs, but to
-tell an upstream the trace. What only the linker knows (an inferred session, the calls whose answers
-a prompt holds) is asked for behind the call, for sampled calls alone.
+tell an upstream the trace and, where content is asked for, to hold the bytes of sampled calls. What
+only the linker knows (an inferred session, the calls whose answers a prompt holds) is asked for
+behind the call, for sampled calls alone.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
 
@@ -14,16 +15,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.content.content import CallContent, ReadContent
 from parrot_gateway.telemetry.span_fields import (
     CallFacts,
     Value,
     call_attributes,
     call_events,
+    content_attributes,
     span_name,
     unix_ns,
 )
@@ -34,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Ended calls that wait for what the linker knows of them; more are not exported.
 MAX_PENDING = 2048
+#: Bytes of what such calls said; of further ones the span is exported without.
+MAX_PENDING_BYTES = 64 * 1024 * 1024
 #: Calls whose spans later ones can name, and sessions whose span is not written yet.
 MAX_REMEMBERED = 20_000
 
@@ -51,6 +57,14 @@ class _Session:
     calls: int
     #: `time.monotonic()` of its last call.
     used: float
+
+
+class _Pending(NamedTuple):
+    """A call that has ended and has no span yet."""
+
+    record: CallRecord
+    trace: CallTrace
+    content: CallContent | None
 
 
 class CallTracer:
@@ -71,14 +85,15 @@ class CallTracer:
         self._settings = settings
         self._facts_of = facts_of
         self._writer = writer
-        self._pending: deque[tuple[CallRecord, CallTrace]] = deque()
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
         self._has_pending = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
         #: By trace id; used last stands last.
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        #: Sampled calls that were not exported.
-        self._dropped = 0
+        #: Sampled calls that were not exported, and those that were without what they said.
+        self._dropped = self._left_out = 0
 
     def start(self) -> None:
         """Begin to export."""
@@ -91,12 +106,21 @@ class CallTracer:
             await asyncio.gather(self._worker, return_exceptions=True)
             self._worker = None
         while self._pending:
-            record, trace = self._pending.popleft()
-            self._write_call(record, trace, CallFacts(record.session, record.session))
+            record, trace, content = self._take()
+            facts = CallFacts(record.session, record.session)
+            read = None
+            if content is not None:
+                read = content.read_now(self._settings.max_content_characters)
+            self._write_call(record, trace, facts, read)
         self._write_sessions(idle_s=0.0)
         if self._dropped:
             logger.warning(
                 "%d sampled calls were not exported: too many had ended at once", self._dropped
+            )
+        if self._left_out:
+            logger.warning(
+                "%d sampled calls were exported without their content: too much had ended at once",
+                self._left_out,
             )
         await self._writer.close()
 
@@ -111,8 +135,21 @@ class CallTracer:
         if len(self._pending) >= MAX_PENDING:
             self._dropped += 1
             return
-        self._pending.append((record, trace))
+        content = record.content if self._settings.traces_content else None
+        if content is not None:
+            if self._pending_bytes + content.size_bytes > MAX_PENDING_BYTES:
+                self._left_out += 1
+                content = None
+            else:
+                self._pending_bytes += content.size_bytes
+        self._pending.append(_Pending(record, trace, content))
         self._has_pending.set()
+
+    def _take(self) -> _Pending:
+        pending = self._pending.popleft()
+        if pending.content is not None:
+            self._pending_bytes -= pending.content.size_bytes
+        return pending
 
     async def _work(self) -> None:
         idle_s = self._settings.traces_session_idle_s
@@ -123,17 +160,22 @@ class CallTracer:
             except TimeoutError:
                 self._write_sessions(idle_s)
                 continue
-            record, trace = self._pending.popleft()
+            record, trace, content = self._take()
             if not self._pending:
                 self._has_pending.clear()
             try:
                 facts = await self._facts_of(record)
-                self._write_call(record, trace, facts)
+                read = None
+                if content is not None:
+                    read = await content.read(self._settings.max_content_characters)
+                self._write_call(record, trace, facts, read)
                 self._write_sessions(idle_s)
             except Exception:
                 logger.exception("no span could be made of call %s", record.call_id)
 
-    def _write_call(self, record: CallRecord, trace: CallTrace, facts: CallFacts) -> None:
+    def _write_call(
+        self, record: CallRecord, trace: CallTrace, facts: CallFacts, content: ReadContent | None
+    ) -> None:
         """Make the span of a call; its links lead to the calls whose answers it reads."""
         session = facts.session or record.session
         session_trace = session_trace_id(record.tenant, session) if session else 0
@@ -149,6 +191,9 @@ class CallTracer:
         if session and not in_session and not trace.parent_id:
             root = span_context(session_trace, session_span_id(session_trace))
             links.append(Link(root, {"parrot.link.kind": "session"}))
+        attributes = call_attributes(record, session, facts)
+        if content is not None:
+            attributes |= content_attributes(content)
         span = self._writer.begin(
             span_name(record),
             trace.trace_id,
@@ -157,10 +202,10 @@ class CallTracer:
             parent_id=parent_id,
             kind=SpanKind.SERVER,
             links=links,
-            attributes=call_attributes(record, session, facts),
+            attributes=attributes,
         )
-        for event, at, attributes in call_events(record, facts):
-            span.add_event(event, attributes, unix_ns(record, at))
+        for event, at, told in call_events(record, facts):
+            span.add_event(event, told, unix_ns(record, at))
         if record.error_code is not None:
             span.set_status(Status(StatusCode.ERROR, record.error_message))
         end_ns = unix_ns(record, record.ended or time.perf_counter())

@@ -1,13 +1,15 @@
 """`/ui/api`: what the live page shows, as JSON and as server-sent events.
 
 The admin key opens these routes where one is set, else the key of calls. They show names, times and
-sizes, and no text of prompts or answers.
+sizes; two of them show text of prompts and answers, as far as that is kept for other reasons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from parrot_gateway.exceptions import (
     AuthenticationError,
@@ -21,6 +23,7 @@ from parrot_gateway.http.route_table import Query, RouteTable, route
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.ui.call_text import CallTexts
 from parrot_gateway.ui.feed import LiveFeed, Watcher, event
 from parrot_gateway.ui.session_graph import state_of
 
@@ -34,6 +37,7 @@ class LiveRoutes(RouteTable):
     Args:
         feed: gives the data.
         linking, explanations: tell more of single calls.
+        texts: what calls said.
         keys: of the operator where there is one, else of callers.
         is_admin: whether it is the operator's.
         keep_alive_s: silence after which a comment is sent.
@@ -44,6 +48,7 @@ class LiveRoutes(RouteTable):
         feed: LiveFeed,
         linking: LinkingService,
         explanations: Explanations | None,
+        texts: CallTexts,
         keys: KeyCheck,
         *,
         is_admin: bool,
@@ -53,6 +58,7 @@ class LiveRoutes(RouteTable):
         self._feed = feed
         self._linking = linking
         self._explanations = explanations
+        self._texts = texts
         self._keys = keys
         self._is_admin = is_admin
         self._keep_alive_s = keep_alive_s
@@ -107,6 +113,21 @@ class LiveRoutes(RouteTable):
                 described["tenant"] or exchange.tenant, described["id"]
             )
         await exchange.respond_json(described)
+
+    @route("GET", "/ui/api/calls/{id}/text")
+    async def call_text(self, exchange: Exchange, name: str) -> None:
+        """Read what a call said, where that is kept; `session` names that of an older call."""
+        session_id = Query(exchange, "session").text("session")
+        record = self._feed.calls.find(name)
+        found = await self._texts.of_call(name, session_id, record)
+        await exchange.respond(200, msgspec.json.encode(found), _PRIVATE)
+
+    @route("GET", "/ui/api/sessions/{id}/variables/{variable}")
+    async def variable(self, exchange: Exchange, session_id: str, variable_id: str) -> None:
+        """Read the value of a variable of a session."""
+        Query(exchange)
+        found = self._texts.of_variable(session_id, variable_id)
+        await exchange.respond(200, msgspec.json.encode(found), _PRIVATE)
 
     async def _stream(
         self, exchange: Exchange, watcher: Watcher, everything: Callable[[], bytes]

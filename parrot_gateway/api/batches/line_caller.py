@@ -79,7 +79,7 @@ class LineCaller:
         )
         record = exchange.record
         record.batch = call.batch_id
-        self._calls.begin(record, call.url)
+        exchange.begin_call(self._calls, call.url)
         try:
             await self._handler(exchange)
         except GatewayError as error:

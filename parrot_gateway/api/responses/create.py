@@ -159,7 +159,7 @@ class _ResponseCall:
 
     def __post_init__(self) -> None:
         request, recording = self.request, self.recording
-        self._id = mint_response_id()
+        self._id = self.record.response_id = mint_response_id()
         if recording is not None:
             recording.answered_as(self._id)
         self._observers: list[GenerationObserver] = [CallObserver(self.record)]
@@ -226,7 +226,10 @@ class _ResponseCall:
             log.close()
             if self.recording is not None:
                 self.recording.call.finish()
-            self.store.update(tenant, stored, encode(whole), added)
+            ended = encode(whole)
+            self.store.update(tenant, stored, ended, added)
+            if (content := self.record.wanted_content()) is not None:
+                content.answered(ended)
             self.record.status = self.record.status or 200
             self.record.end()
 

@@ -315,6 +315,7 @@ class SemanticCalls:
             metadata = self.service.metadata_of(job)
             context = CallContext(metadata, (observer,), job.spec.checked, shape)
             request = job.bound_request()
+            await job.take_prompt(request)
             answer = partial(self.answer_call, exchange, request, context)
             if self.linking.is_running:
                 body = await in_thread_if_large(lambda: request.body, request.size)

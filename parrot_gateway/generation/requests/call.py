@@ -35,6 +35,8 @@ _CALLS_A_TURN = 4
 
 CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody
+#: Where a request of a kind is sent to.
+PATHS: Mapping[CallKind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _Result = TypeVar("_Result")

@@ -242,6 +242,7 @@ class Executor:
     async def _answer(self, job: Job) -> None:
         """Get the text of a call from a model or from an identical call."""
         request = job.bound_request()
+        await job.take_prompt(request)
         twin = self.deduplication.find(job, request) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1

@@ -19,7 +19,7 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     ValueTooLargeError,
 )
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.call import PATHS, CallRequest, in_thread_if_large
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import ContextUse, enter
 from parrot_gateway.semantic.graph.node import CallNode, ForeignInput, TransformNode
@@ -138,6 +138,13 @@ class Job:
         request = self.known_request("")
         return request if self.context is None else self.context.compose(request)
 
+    async def take_prompt(self, request: CallRequest) -> None:
+        """Let its record have the request with values, if that is wanted of this call."""
+        content = self.record.wanted_content()
+        if content is not None:
+            body = await in_thread_if_large(lambda: request.body, request.size)
+            content.asked(PATHS[request.kind], body, is_bound=True)
+
     def known_request(self, marker: str) -> CallRequest:
         """The request with the values that are ready, and `marker` in place of the others."""
         assert self.template is not None
@@ -244,6 +251,11 @@ class Job:
         record, failure = self.record, self.failure
         if self.attended:
             return
+        if (content := record.wanted_content()) is not None and self.output is not None:
+            is_own = self.spec.transform is not None and self._copied is None
+            text = "".join(self._parts) if is_own else self.output.text
+            if text:
+                content.wrote(text, record.finish_reason or "stop")
         if failure is None:
             record.status = 200
         else:
