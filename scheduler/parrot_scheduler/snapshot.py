@@ -19,7 +19,7 @@ def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
         "held": sum(len(each.tasks) for each in held.values()),
         "held_applications": len(held),
         "oldest_wait_s": now - oldest.submitted_at if oldest is not None else 0.0,
-        "applications": len(model.applications),
+        "active_applications": model.applications.num_active,
         "memory_needed": model.pool.memory_needed,
     }
 

@@ -220,7 +220,7 @@ def _read_scheduler(parts: Parts, samples: Samples) -> Iterator[None]:
         name = models[model]
         samples.add(d.NUM_WAITING, queue["queued"] + queue["held"], name, IN_GATEWAY)
         samples.add(d.QUEUED, queue["queued"], name)
-        samples.add(d.APPLICATIONS, queue["applications"], name)
+        samples.add(d.APPLICATIONS, queue["active_applications"], name)
         samples.add(d.HELD_APPLICATIONS, queue["held_applications"], name)
         samples.add(d.HELD_CALLS, queue["held"], name)
         if name != OTHER:

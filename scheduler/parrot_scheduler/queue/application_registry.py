@@ -61,6 +61,11 @@ class ApplicationRegistry:
         return list(self._retained.values())
 
     @property
+    def num_active(self) -> int:
+        """Applications with unfinished tasks."""
+        return len(self.by_id) - len(self._paused)
+
+    @property
     def num_retained(self) -> int:
         return len(self._retained)
 
