@@ -28,9 +28,14 @@ def session_trace_id(tenant: str, session: str) -> int:
     return int.from_bytes(digest[:16]) or 1
 
 
-def session_span_id(trace_id: int) -> int:
-    """The id of the span of a whole session: the parent of its calls' spans."""
-    return int.from_bytes(hashlib.sha256(trace_id.to_bytes(16)).digest()[:8]) or 1
+def session_span_id(trace_id: int, part: int = 0) -> int:
+    """The id of the span of a whole session: the parent of its calls' spans.
+
+    Args:
+        part: how often the session has paused for so long that its span was written.
+    """
+    text = trace_id.to_bytes(16) + (b"%d" % part if part else b"")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8]) or 1
 
 
 def is_sampled(trace_id: int, ratio: float) -> bool:

@@ -22,6 +22,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent, ReadContent
+from parrot_gateway.telemetry.operations import PROVIDER
 from parrot_gateway.telemetry.span_fields import (
     CallFacts,
     Value,
@@ -50,6 +51,7 @@ class _Session:
 
     name: str
     id: str
+    span_id: int
     tenant: str
     is_inferred: bool
     begin_ns: int
@@ -92,6 +94,8 @@ class CallTracer:
         self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
         #: By trace id; used last stands last.
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        #: By trace id, how many spans of a session were written: no two have the same id.
+        self._parts: OrderedDict[int, int] = OrderedDict()
         #: Sampled calls that were not exported, and those that were without what they said.
         self._dropped = self._left_out = 0
 
@@ -182,14 +186,15 @@ class CallTracer:
         if session:
             trace.move(session_trace)
         in_session = trace.trace_id == session_trace
-        parent_id = trace.parent_id or (session_span_id(session_trace) if in_session else 0)
+        session_id = session_span_id(session_trace, self._parts.get(session_trace, 0))
+        parent_id = trace.parent_id or (session_id if in_session else 0)
         links = [
             Link(source, {"parrot.link.kind": each.kind, "parrot.link.confidence": each.confidence})
             for each in facts.sources
             if (source := self._spans.get((record.tenant, each.call))) is not None
         ]
         if session and not in_session and not trace.parent_id:
-            root = span_context(session_trace, session_span_id(session_trace))
+            root = span_context(session_trace, session_id)
             links.append(Link(root, {"parrot.link.kind": "session"}))
         attributes = call_attributes(record, session, facts)
         if content is not None:
@@ -211,8 +216,8 @@ class CallTracer:
         end_ns = unix_ns(record, record.ended or time.perf_counter())
         span.end(end_ns)
         self._remember(record, span.get_span_context())
-        if in_session and not trace.parent_id:
-            self._extend_session(session_trace, record, facts, end_ns)
+        if session and not trace.parent_id:
+            self._extend_session(session_trace, session_id, record, facts, end_ns)
 
     def _remember(self, record: CallRecord, context: SpanContext) -> None:
         self._spans[record.tenant, record.call_id] = context
@@ -220,15 +225,15 @@ class CallTracer:
             self._spans.popitem(last=False)
 
     def _extend_session(
-        self, trace_id: int, record: CallRecord, facts: CallFacts, end_ns: int
+        self, trace_id: int, span_id: int, record: CallRecord, facts: CallFacts, end_ns: int
     ) -> None:
         begin_ns = unix_ns(record, record.started)
         session = self._sessions.get(trace_id)
         if session is None:
             id_ = facts.session or record.session or ""
             session = self._sessions[trace_id] = _Session(
-                facts.session_name or id_, id_, record.tenant, facts.is_inferred, begin_ns, end_ns,
-                0, 0.0,
+                facts.session_name or id_, id_, span_id, record.tenant, facts.is_inferred, begin_ns,
+                end_ns, 0, 0.0,
             )  # fmt: skip
         session.begin_ns, session.end_ns = (
             min(session.begin_ns, begin_ns),
@@ -246,17 +251,21 @@ class CallTracer:
             if now - session.used < idle_s and len(self._sessions) <= MAX_REMEMBERED:
                 return
             del self._sessions[trace_id]
+            self._parts[trace_id] = self._parts.get(trace_id, 0) + 1
+            if len(self._parts) > MAX_REMEMBERED:
+                self._parts.popitem(last=False)
             attributes: dict[str, Value] = {
                 "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.provider.name": PROVIDER,
                 "gen_ai.conversation.id": session.id,
                 "parrot.tenant": session.tenant,
                 "parrot.session.inferred": session.is_inferred,
                 "parrot.session.calls": session.calls,
             }
             self._writer.begin(
-                f"session {session.name}",
+                f"invoke_workflow {session.name}",
                 trace_id,
-                session_span_id(trace_id),
+                session.span_id,
                 session.begin_ns,
                 attributes=attributes,
             ).end(session.end_ns)

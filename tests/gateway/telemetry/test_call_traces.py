@@ -138,7 +138,7 @@ def test_declared_edges_are_links(seen: Seen) -> None:
     assert producer.attributes["parrot.deferred"] is True
     assert producer.events[0][0] == "parrot.inputs_ready"
     session = next(each for each in seen.receiver.spans if each.id == reader.parent)
-    assert session.name == "session graph"
+    assert session.name == "invoke_workflow graph"
     assert session.attributes["parrot.session.inferred"] is False
 
 
@@ -162,9 +162,21 @@ def test_upstreams_are_told_the_trace(seen: Seen) -> None:
         assert span.attributes["parrot.engine"] == "other"
     named = seen.span("named")
     session = next(each for each in seen.receiver.spans if each.id == named.parent)
-    assert session.name == "session tale"
+    assert session.name == "invoke_workflow tale"
     # What was told before the session was known stays; the session is a link.
     assert [kind for _, kind in seen.span("stream-free").links] == ["session"]
+
+
+def test_parents_and_links_are_exported(seen: Seen) -> None:
+    spans = {each.id: each for each in seen.receiver.spans}
+    assert len(spans) == len(seen.receiver.spans)
+    linked = [id_ for each in spans.values() for id_, _ in each.links]
+    assert linked
+    assert set(linked) <= set(spans)
+    for each in spans.values():
+        if each.parent not in ("", CLIENT_SPAN):
+            parent = spans[each.parent]
+            assert parent.begin <= each.begin <= each.end <= parent.end
 
 
 def test_an_error_is_the_client_s(seen: Seen) -> None:
