@@ -156,7 +156,7 @@ def test_queued_behind_a_full_batch(demo: GatewayProcess, way: str) -> None:
     before = generated(demo)
     hog = open_call(demo, LONG | {"max_tokens": 200, "stream": True}, "/v1/completions")
     hog.read_until(b"data: ")
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         queued = open_call(demo, LONG, "/v1/completions")
         demo.wait_running(2)
         leave(queued, way)
@@ -170,7 +170,7 @@ def test_queued_behind_a_full_batch(demo: GatewayProcess, way: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_before_the_first_token(demo: GatewayProcess, stream: bool) -> None:
     before = generated(demo)
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         connection = open_call(demo, LONG | {"stream": stream}, "/v1/completions")
         demo.wait_running(1)
         connection.close()
@@ -183,7 +183,7 @@ def test_in_mid_stream(demo: GatewayProcess, way: str) -> None:
     before = generated(demo)
     connection = open_call(demo, LONG | {"stream": True}, "/v1/completions")
     connection.read_until(b"data: ")
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         leave(connection, way)
         demo.wait_running(0)
     assert 0 < generated(demo) - before < 2000
@@ -193,7 +193,7 @@ def test_not_streaming(demo: GatewayProcess) -> None:
     before = generated(demo)
     connection = open_call(demo, LONG, "/v1/completions")
     demo.wait_running(1)
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         connection.close()
         demo.wait_running(0)
     assert generated(demo) - before < 3000

@@ -44,7 +44,7 @@ def test_the_printed_line_works(mortal: GatewayProcess) -> None:
 
 def test_silence_is_filled_with_comments(mortal: GatewayProcess) -> None:
     with RawConnection(mortal.port) as connection:
-        with mortal.frozen_engine():
+        with mortal.frozen_engines():
             connection.send(connection.request("POST", "/v1/completions", SHORT | {"stream": True}))
             # Before the first token, headers and all …
             assert connection.read_until(b"\n\n").startswith(b"HTTP/1.1 200 OK\r\n")
@@ -52,7 +52,7 @@ def test_silence_is_filled_with_comments(mortal: GatewayProcess) -> None:
         assert response.events[-1] == "[DONE]"
         connection.send(connection.request("POST", "/v1/completions", LONG))
         connection.read_until(b"data: ")
-        with mortal.frozen_engine():
+        with mortal.frozen_engines():
             # … and in mid-stream, after what is under way has arrived.
             connection.read_until(b": keep-alive\n\n")
         assert connection.read_response().events[-1] == "[DONE]"
@@ -101,7 +101,7 @@ def test_an_engine_killed_in_mid_stream(mortal: GatewayProcess) -> None:
 
 def test_an_engine_killed_before_the_answer(mortal: GatewayProcess) -> None:
     with RawConnection(mortal.port) as connection:
-        with mortal.frozen_engine():
+        with mortal.frozen_engines():
             connection.send(connection.request("POST", "/v1/completions", LONG | {"stream": False}))
             mortal.wait_running(1)
             old = kill_engine(mortal)
@@ -121,7 +121,7 @@ def test_ctrl_c_lets_the_stream_finish(mortal: GatewayProcess) -> None:
     with RawConnection(mortal.port) as connection:
         connection.send(connection.request("POST", "/v1/completions", LONG))
         connection.read_until(b"data: ")
-        with mortal.frozen_engine():
+        with mortal.frozen_engines():
             # A terminal sends it to the whole group.
             mortal.signal(signal.SIGINT, group=True)
             wait_until(lambda: mortal.health()["status"] == "draining", "draining")

@@ -278,23 +278,29 @@ class GatewayProcess(ServerProcess):
         """The state of all parts."""
         return self.get("/health")
 
+    def engine_pids(self) -> list[int]:
+        """The processes of its engines."""
+        return [int(each["pid"]) for each in self.health()["engine_processes"]]
+
     def engine_pid(self) -> int:
         """The process of its first engine."""
-        return int(self.health()["engine_processes"][0]["pid"])
+        return self.engine_pids()[0]
 
     @contextmanager
-    def frozen_engine(self) -> Iterator[None]:
-        """Its first engine does nothing; for less than three heartbeats, or it counts as lost.
+    def frozen_engines(self) -> Iterator[None]:
+        """Its engines do nothing; for less than three heartbeats, or they count as lost.
 
-        It may be killed meanwhile, and the gateway may have noticed.
+        They may be killed meanwhile, and the gateway may have noticed.
         """
-        pid = self.engine_pid()
-        os.kill(pid, signal.SIGSTOP)
+        pids = self.engine_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def wait_running(self, calls: int) -> None:
         """Wait until exactly so many calls are in work."""

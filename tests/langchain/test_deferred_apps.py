@@ -127,7 +127,7 @@ def test_all_is_submitted_before_anything_can_run(
     demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
     config, llm = _thread(), model(defer=True)
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         text = submit(_map(llm).map() | _reduce(llm), DOCUMENTS, config)
         assert len(_graph(demo, config)) == len(DOCUMENTS) + 1
     assert len(str(text)) > 0
@@ -138,7 +138,7 @@ def test_what_is_submitted_in_another_run_joins_the_session_of_its_texts(
     demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
     llm = model()
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         summaries = [submit(_map(llm), document) for document in DOCUMENTS]
         text = submit(_reduce(llm), summaries)
     assert len(str(text)) > 0
@@ -164,7 +164,7 @@ def test_parallel_branches_and_one_that_needs_them(
         | StrOutputParser()
     )
     # What a call is for is deduced from what waits while it runs.
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         text = submit(chain, {"x": "them"}, config)
     assert len(str(text)) > 0
     calls = _graph(demo, config)

@@ -116,7 +116,7 @@ def test_metadata_is_asked_once_and_not_before(demo: GatewayProcess) -> None:
     with pytest.raises(openai.APIConnectionError):
         _ = llm.metadata
     llm.base_url = demo.base_url
-    with demo.frozen_engine():
+    with demo.frozen_engines():
         # Nobody could count tokens now.
         assert llm.metadata.context_window == window
 

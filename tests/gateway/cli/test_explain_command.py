@@ -90,16 +90,18 @@ def test_held_and_queued_calls_tell_so_while_they_wait_and_after(gateway: Gatewa
             for n in range(2)
         ]
         gateway.wait_running(2)
-        # It comes back with a context that has no room beside these, and is dear to compute anew.
-        large = clients.submit(ask, gateway, context + "Then", 8, "held")
-        small = clients.submit(ask, gateway, "Well,", 2, "queued")
-        gateway.wait_running(4)
+        # They are still there when the others have been looked at, however long that takes.
+        with gateway.frozen_engines():
+            # Comes back with a context that has no room beside these, and is dear to compute anew.
+            large = clients.submit(ask, gateway, context + "Then", 8, "held")
+            small = clients.submit(ask, gateway, "Well,", 2, "queued")
+            gateway.wait_running(4)
 
-        def both() -> bool:
-            told = text_of(gateway, "held"), text_of(gateway, "queued")
-            return "Held for " in told[0] and "Waits for an engine with room" in told[1]
+            def both() -> bool:
+                told = text_of(gateway, "held"), text_of(gateway, "queued")
+                return "Held for " in told[0] and "Waits for an engine with room" in told[1]
 
-        wait_until(both, "a call that is held, and one that is queued")
+            wait_until(both, "a call that is held, and one that is queued")
         for call in (*running, large, small):
             call.result()
     held, queued = text_of(gateway, "held"), text_of(gateway, "queued")

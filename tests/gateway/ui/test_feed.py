@@ -48,6 +48,14 @@ class Stream:
             if found == name and is_meant(data):
                 return data
 
+    async def node(self, is_meant: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The node of a graph of which something is true, once a change tells it."""
+
+        def meant(data: Any) -> list[dict[str, Any]]:
+            return [node for node in data["nodes"] if is_meant(node)]
+
+        return meant(await self.until("change", meant))[0]
+
     async def session(self, is_meant: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The view of a session of which something is true, once it is told."""
         views: list[dict[str, Any]] = []
@@ -95,6 +103,8 @@ async def opened(
     ):
         if links:
             await service.gateway.linking.start()
+            # It skips what has waited for long: as long as its start may take on a busy machine.
+            await service.gateway.linking.ask("", "statistics", timeout_s=60)
         try:
             yield Page(service, http)
         finally:
@@ -121,26 +131,25 @@ async def test_a_loop_without_headers_appears_as_a_graph_while_it_runs(
                 # The second call is held on its engine: it is seen as it runs.
                 engine.automatic = False
                 task = asyncio.create_task(page.say(STORY, first, "And then?"))
-                running = await stream.session(lambda view: view["state"] == "running")
-                assert (running["id"], running["running"]) == (known["id"], 1)
-                seen = await graph.until("change", lambda data: data["nodes"])
-                assert seen["nodes"][0]["state"] in ("waiting", "running")
+                running = await stream.session(
+                    lambda view: (view["id"], view["state"]) == (known["id"], "running")
+                )
+                assert running["running"] == 1
+                await graph.node(lambda node: node["state"] in ("waiting", "running"))
                 engine.automatic = True
                 engine.step()
                 await task
                 idle = await stream.session(lambda view: view["output_tokens"] == 6)
                 assert (idle["calls"], idle["depth"], idle["width"]) == (2, 2, 1)
                 assert idle["prompt_tokens"] > known["prompt_tokens"] > 0
-                done = await graph.until(
-                    "change", lambda data: data["nodes"][0]["finished_s"] is not None
+                node = await graph.node(
+                    lambda node: node["finished_s"] is not None and node["stage"] == 1
                 )
-                node = done["nodes"][0]
                 assert (node["engine"], node["status"], node["output_tokens"]) == (
                     "scripted", 200, 3
                 )  # fmt: skip
-                assert node["stage"] == 1
                 assert 0 < node["submitted_s"] <= node["placed_s"] <= node["first_token_s"]
-                assert node["first_token_s"] <= node["finished_s"] <= done["now_s"]
+                assert node["first_token_s"] <= node["finished_s"]
             # Who comes later sees the same.
             async with page.stream(path) as graph:
                 _, after = await graph.next()
@@ -176,18 +185,22 @@ async def test_sessions_that_turn_out_to_be_one_are_shown_as_one(
         said = [await page.say(text, max_tokens=200) for text in questions]
         listed: dict[str, float] = {}
         while len(listed) < 2:
-            views = await stream.until("sessions", lambda data: True)
+            # One may be listed, and gone again, before it is known where its call belongs.
+            views = await stream.until("sessions", lambda data: "gone" not in data)
             listed |= {view["id"]: view["started"] for view in views}
         later = max(listed, key=lambda each: listed[each])
         async with page.stream(f"/ui/api/sessions/{later}/events") as graph:
             await graph.next()
             answers = (str(each.choices[0].message.content) for each in said)
             await page.say("Compare: " + " --- ".join(answers))
-            gone = await stream.until("sessions", lambda data: "gone" in data)
-            assert len(gone["gone"]) == 1
+            gone: set[str] = set()
+            while not gone:
+                told = await stream.until("sessions", lambda data: "gone" in data)
+                # The third call may have stood for a session of its own.
+                gone = listed.keys() & set(told["gone"])
             whole = await graph.until("graph", lambda data: len(data["calls"]) == 3)
             assert {link["kind"] for link in whole["links"]} == {"output"}
-            (left,) = listed.keys() - set(gone["gone"])
+            (left,) = listed.keys() - gone
             assert whole["session"]["id"] == left
 
 
@@ -318,8 +331,8 @@ async def test_a_call_that_waits_for_its_upstream_runs(
             assert (node["state"], node["engine"]) == ("running", None)
             gate.open()
             assert (await task).status_code == 200
-            done = await graph.until("change", lambda data: data["nodes"][0]["state"] == "done")
-            assert done["nodes"][0]["engine"] == "up"
+            done = await graph.node(lambda node: node["state"] == "done")
+            assert done["engine"] == "up"
         overview = (await page.http.get("/ui/api/overview")).json()
         assert [each["kind"] for each in overview["engines"]] == ["scripted", "upstream"]
         await page.service.gateway.upstreams["up"].close()
