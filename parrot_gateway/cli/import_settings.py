@@ -75,8 +75,11 @@ def settings_text(found: Conversion, name: str) -> str:
 
 def report_text(found: Conversion, source: ConfigFile) -> str:
     """What is not carried over, what differs, and which variables to set."""
-    models = len(found.settings.get("upstreams", ()))
-    parts = [f"{source.path}: {models} upstreams, {len(found.lost)} not carried over."]
+    number = len(found.settings.get("upstreams", ()))
+    upstreams = "1 upstream" if number == 1 else f"{number} upstreams"
+    parts = [f"{source.path}: {upstreams}, {len(found.lost)} not carried over."]
+    if number == 0:
+        parts.append("No model of it can be served: with these settings there is the demo model.")
     for title, remarks in (("Not carried over:", found.lost), ("Different:", found.changed)):
         if remarks:
             parts += ["", title]

@@ -72,7 +72,8 @@ class ConfigFile:
             root = loader.get_single_node()
             if root is not None and _expanded(root, {}) > MAX_VALUES:
                 raise ConfigError(f"{path}: its aliases (*name) come to over {MAX_VALUES:,} values")
-            data = loader.construct_document(root) if root is not None else {}
+            _check_keys(root, path, set())
+            data = None if root is None else loader.construct_document(root)
         except RecursionError:
             raise ConfigError(f"{path}: nested too deeply, or an alias inside itself") from None
         except yaml.MarkedYAMLError as error:
@@ -81,14 +82,18 @@ class ConfigFile:
             raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}") from None
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        if data is None:
+            data = {}
         if not isinstance(data, dict):
             raise ConfigError(f"{path}, line 1: it must be a mapping of settings")
         return cls(path=path, data={str(key): value for key, value in data.items()}, root=root)
 
     def locate(self, location: tuple[Any, ...]) -> str:
         """`FILE, line N` of the deepest node on the way to `location`."""
-        if self.path is None or self.root is None:
+        if self.path is None:
             return "settings"
+        if self.root is None:
+            return f"{self.path}, line 1"
         node, line = self.root, self.root.start_mark.line
         for part in location:
             found = _child(node, part)
@@ -108,6 +113,28 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
         below = [part for pair in node.value for part in pair] if pairs else node.value
         size = known[node] = 1 + sum(_expanded(each, known) for each in below)
     return size
+
+
+def _check_keys(node: yaml.Node | None, path: Path | str, seen: set[yaml.Node]) -> None:
+    """
+    Raises:
+        ConfigError: a mapping has a key twice, of which YAML would take the last in silence.
+    """
+    if not isinstance(node, yaml.CollectionNode) or node in seen:
+        return
+    seen.add(node)
+    lines: dict[str, int] = {}
+    for each in node.value:
+        key, value = each if isinstance(each, tuple) else (None, each)
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(
+                    f"{path}, line {line}: '{key.value}' stands twice in the same mapping (first "
+                    f"on line {lines[key.value]})"
+                )
+            lines[key.value] = line
+        _check_keys(value, path, seen)
 
 
 def _child(node: yaml.Node, part: Any) -> tuple[yaml.Node, int] | None:

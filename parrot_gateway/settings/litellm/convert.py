@@ -58,6 +58,8 @@ class _Converter:
         self._litellm = self._section("litellm_settings")
         self._general = self._section("general_settings")
         self._group_aliases = mapping(self._router.pop("model_group_alias", None))
+        #: Where those stand that models name.
+        self._used_credentials: set[Location] = set()
 
     def run(self) -> Conversion:
         for name, value in self._config.items():
@@ -189,10 +191,14 @@ class _Converter:
                     wanted[str(name)] = ((*place, str(name)), chosen)
         found: dict[str, str] = {}
         for name in groups:
-            own = name in wanted
-            if "*" in name or not (own or "*" in wanted):
+            own = name in wanted and name != "*"
+            if not (own or "*" in wanted):
                 continue
             location, names = wanted[name if own else "*"]
+            if "*" in name:
+                text = f"models by the pattern '{name[:80]}' have no fallback here"
+                self._report.lose(location, text)
+                continue
             others = (each for each in names if isinstance(each, str) and each != name)
             served = next((each for each in others if each in groups and "*" not in each), None)
             if served is not None:
@@ -243,6 +249,9 @@ class _Converter:
             deployment = self._deployment(index, entry, credentials, defaults)
             if deployment is not None:
                 groups.setdefault(deployment.name, []).append(deployment)
+        for place, _ in credentials.values():
+            if place not in self._used_credentials:
+                self._report.lose(place[:2], "no model that is carried over uses it")
         for deployments in groups.values():
             deployments.sort(key=lambda each: each.order)
         return groups
@@ -284,6 +293,7 @@ class _Converter:
                 )
                 return None
             place, shared = credentials[str(credential)]
+            self._used_credentials.add(place)
             if "api_key" not in params:
                 key_at = (*place, "api_key")
             params = {**shared, **params}
@@ -294,7 +304,7 @@ class _Converter:
         if provider is None or not there:
             self._report.lose(location, f"'{name[:80]}': {reasons.not_passed_on(owner)}")
             return None
-        url = self._read.url((*inside, "api_base"), base, provider)
+        url = self._read.url((*inside, "api_base"), base, provider, name)
         if url is None:
             return None
         if "azure_ad_token" in params or "client_secret" in params:

@@ -102,28 +102,32 @@ class ValueReader:
             return None
         return int(number) if number.is_integer() else number
 
-    def url(self, location: Location, value: Any, provider: Provider) -> str | None:
-        """The base URL of a server; None where there is none that can be used."""
-        if value is None:
-            if not provider.url:
-                text = "is missing, and this provider has no address of its own"
-                self._report.lose(location, text)
-            return provider.url or None
+    def url(self, location: Location, value: Any, provider: Provider, model: str) -> str | None:
+        """The base URL of a server; None where there is none that can be used.
+
+        Args:
+            location: in the file.
+            value: as it stands there.
+            provider: whose server it is.
+            model: the name of the model that is not served without.
+        """
         url = self._resolve(value) if isinstance(value, str) else None
-        if url is None:
-            text = "its variable is not set: set it, and import again; settings hold addresses"
-            self._report.lose(location, text if isinstance(value, str) else "is not an address")
-            return None
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            self._report.lose(location, "is not an address")
-            return None
-        if parts.username or parts.password or parts.query or parts.fragment:
-            self._report.lose(location, "an address with a password or a query is not taken")
-            return None
-        url = url.rstrip("/")
-        return url if url.endswith(provider.suffix) else url + provider.suffix
+        if value is None:
+            if provider.url:
+                return provider.url
+            fault = "is missing, and this provider has no address of its own"
+        elif not isinstance(value, str):
+            fault = "is not an address"
+        elif url is None:
+            variable = value.removeprefix(_REFERENCE)
+            fault = f"{variable} is not set: set it, and import again; settings hold addresses"
+        else:
+            fault = _fault_of(url)
+            if not fault:
+                url = url.rstrip("/")
+                return url if url.endswith(provider.suffix) else url + provider.suffix
+        self._report.lose(location, f"'{model[:80]}': {fault}")
+        return None
 
     def key(self, location: Location, value: Any, variable: str) -> str | None:
         """Where a key will be found, as `env:NAME`; None for servers that ask for none.
@@ -165,6 +169,17 @@ class ValueReader:
                 return None
             self.resolved.add(name)
         return None
+
+
+def _fault_of(url: str) -> str:
+    """Why an address cannot be used; empty where it can."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "is not an address"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return "an address with a password or a query is not taken"
+    return ""
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from parrot_gateway.cli.main import app
@@ -50,6 +51,14 @@ def test_the_file_of_settings_is_a_new_one(tmp_path: Path) -> None:
     assert "cannot be written" in report
 
 
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "model_list: {a: 1}"])
+def test_a_file_without_models(tmp_path: Path, text: str) -> None:
+    status, out, report = run(tmp_path, text)
+    assert (status, yaml.safe_load(out)) == (0, None)
+    assert ": model_list: is not there or not a list: there is nothing to serve" in report
+    assert "0 upstreams, 1 not carried over.\nNo model of it can be served" in report
+
+
 @pytest.mark.parametrize(("text", "status"), [(FILE, 1), (FILE.replace("bedrock/", ""), 0)])
 def test_strict(tmp_path: Path, text: str, status: int) -> None:
     found, out, _ = run(tmp_path, text, "--strict")
@@ -67,6 +76,7 @@ def test_strict(tmp_path: Path, text: str, status: int) -> None:
         ("a: " + "x" * 1_000_001, "larger than"),
         ("a: " + "[" * 1_500, "nested too deeply"),
         ("a: &a [*a]", "alias inside itself"),
+        ("model_list: []\nmodel_list: []", "line 2: 'model_list' stands twice"),
         (
             "a0: &a0 [x]\n"
             + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),

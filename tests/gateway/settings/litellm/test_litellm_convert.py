@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 from harness.fake_upstream import FakeUpstream
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from parrot_gateway.engines.upstream import Upstream
@@ -358,3 +361,114 @@ async def test_calls_reach_the_servers_and_their_fallbacks() -> None:
     for each in gateway.upstreams.values():
         await each.close()
     await fake.close()
+
+
+#: A file with a bit of everything. What is worth nothing by itself is left out: a default repeated,
+#: a model's name that is the server's too.
+FULL = """
+model_list:
+  - model_name: chat
+    litellm_params:
+      model: openai/gpt-4o
+      api_key: os.environ/KEY_A
+      rpm: 100
+      tpm: 1000
+      weight: 2
+      timeout: 30
+      stream_timeout: 20
+      max_retries: 4
+      organization: org-1
+      extra_headers: {x-team: a}
+      temperature: 0.1
+      tags: [free]
+    model_info: {id: one, mode: chat, base_model: gpt-4o}
+    tpm: 5
+  - {model_name: chat, litellm_params: {model: azure/d1, api_base: "https://a.example.com",
+     api_version: "2024-02-01", litellm_credential_name: shared, order: 2}}
+  - {model_name: claude, litellm_params: {model: anthropic/claude-x, api_key: sk-ant-1}}
+  - {model_name: signed, litellm_params: {model: bedrock/titan, aws_region_name: us-east-1}}
+  - {model_name: far, litellm_params: {model: openai/x, api_base: os.environ/NOT_SET}}
+  - {model_name: "any/*", litellm_params: {model: "openrouter/*", api_key: os.environ/KEY_B}}
+credential_list:
+  - {credential_name: shared, credential_values: {api_key: os.environ/KEY_C}}
+  - {credential_name: unused, credential_values: {api_key: os.environ/KEY_D}}
+router_settings:
+  routing_strategy: latency-based-routing
+  routing_strategy_args: {ttl: 10}
+  model_group_alias: {best: chat, hidden: {model: claude, hidden: true}}
+  fallbacks: [{chat: [claude, signed]}, {nobody: [chat]}]
+  context_window_fallbacks: [{chat: [claude]}]
+  allowed_fails: 3
+  cooldown_time: 20
+  retry_after: 2
+  redis_host: os.environ/REDIS_HOST
+  enable_pre_call_checks: true
+litellm_settings: {request_timeout: 77, drop_params: true, callbacks: [x], cache: true,
+  cache_params: {type: redis}, default_fallbacks: [claude], json_logs: true, set_verbose: true}
+general_settings: {master_key: os.environ/MASTER, database_url: "postgres://u:p@h/d", alerting: [s],
+  global_max_parallel_requests: 50, max_parallel_requests: 9, custom_auth: a.b, ui: {x: 1}}
+environment_variables: {KEY_B: sk-or-1, LANGFUSE_HOST: there}
+guardrails: [{guardrail_name: g}]
+include: [other.yaml]
+mcp_servers: {a: {url: "http://b"}}
+new_section: {x: 1}
+"""
+
+
+def leaves(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in parts:
+        if isinstance(each, dict | list):
+            yield from leaves(each, *path, key)
+        else:
+            yield (*path, key)
+
+
+def test_nothing_is_dropped_in_silence() -> None:
+    """Each value of a file is reported, or what comes out is another without it."""
+    config = yaml.safe_load(FULL)
+    whole = converted(FULL)
+    told = [tuple(remark.location) for remark in (*whole.lost, *whole.changed)]
+    found = [*leaves(config)]
+    assert len(found) > 60
+    for path in found:
+        if any(path[: len(location)] == location for location in told):
+            continue
+        less = yaml.safe_load(FULL)
+        within = less
+        for part in path[:-1]:
+            within = within[part]
+        del within[path[-1]]
+        other = convert(less, {})
+        assert other != whole, path
+
+
+#: Keys that files have, and values that they have not.
+_KEYS = sorted({str(part) for path in leaves(yaml.safe_load(FULL)) for part in path} | {"*", ""})
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.dates()
+    | st.sampled_from(["openai/gpt", "os.environ/A", "os.environ/", "http://[", "azure/", "/", "*"])
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(_KEYS) | st.integers() | st.none(), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+_PARAMS = st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6)
+_MODELS = st.fixed_dictionaries(
+    {"model_name": _VALUES | st.sampled_from(["a", "b/*", "*"]), "litellm_params": _PARAMS},
+    optional={"model_info": _VALUES},
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=4),
+    st.lists(_MODELS | _VALUES, max_size=4),
+    st.sampled_from(["openai/gpt-4o", "*", "azure/d"]),
+)
+def test_any_file_becomes_valid_settings(rest: dict[str, Any], models: Any, name: str) -> None:
+    for each in models:
+        if isinstance(each, dict) and isinstance(each.get("litellm_params"), dict):
+            each["litellm_params"].setdefault("model", name)
+    found = convert({**rest, "model_list": models}, {"A": "http://a/v1"})
+    Settings(**found.settings)
