@@ -16,10 +16,10 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from parrot_gateway.extras import EXTRAS, advice_on
+
 State: TypeAlias = Literal["ok", "missing", "broken", "note"]
 
-#: Packages that the engine needs and the gateway does not.
-ENGINE_PACKAGES = ("torch", "transformers", "safetensors", "llguidance")
 #: Packages without which the gateway does not start or is slow.
 GATEWAY_PACKAGES = ("uvicorn", "httptools", "uvloop", "fastapi", "aiohttp", "msgspec",
                     "tokenizers", "websockets", "numpy")  # fmt: skip
@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
         _python(),
         _machine(),
         *_packages(GATEWAY_PACKAGES, "broken", "pip install parrot-gateway"),
-        *_packages(ENGINE_PACKAGES, "missing", "pip install 'parrot-gateway[engine]'"),
+        *_packages(EXTRAS["engine"], "missing", advice_on("engine")),
         _accelerator(),
         _descriptors(),
         _port(8000),

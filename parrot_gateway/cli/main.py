@@ -240,6 +240,8 @@ def _check(sources: SettingsSources, settings: Settings) -> int:
     checked = check_settings(sources, settings)
     for line in checked.served:
         typer.echo(line)
+    for warning in checked.warnings:
+        typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
     for problem in checked.problems:
         _complain(problem)
     return 2 if checked.problems else 0

@@ -199,7 +199,15 @@ class Upstream:
 
     async def open(self) -> None:
         """Open the connection pool and begin to read the models; does not wait for them."""
-        proxy = _proxy_for(self._base)
+        self._open_session()
+        if self.settings.models is None:
+            self._discovery = asyncio.create_task(
+                self._keep_discovering(), name=f"discover-{self.name}"
+            )
+        else:
+            self._ready.set()
+
+    def _open_session(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
             timeout=aiohttp.ClientTimeout(
@@ -211,14 +219,8 @@ class Upstream:
             auto_decompress=False,
             request_class=_PlainRequest,
             skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-            proxy=proxy,
+            proxy=_proxy_for(self._base),
         )
-        if self.settings.models is None:
-            self._discovery = asyncio.create_task(
-                self._keep_discovering(), name=f"discover-{self.name}"
-            )
-        else:
-            self._ready.set()
 
     async def wait_ready(self) -> None:
         """Return once the models are known; an upstream that is down is tried again and again."""
@@ -326,6 +328,22 @@ class Upstream:
             raise OverloadedError(
                 f"The upstream '{self.name}' had no room within {limit_s:g} s. Try again later."
             ) from None
+
+    async def check(self) -> None:
+        """Ask a server that is not in use for its models, once; to be closed afterwards.
+
+        Raises:
+            GatewayError: calls would fail there, or its models would not be known.
+            TimeoutError: it does not answer.
+        """
+        self._open_session()
+        if self.settings.models is None:
+            await self._read_models()
+            return
+        # Its models are said: it may have no list.
+        response = await self._ask_for_models()
+        if response.status in (401, 403) or response.status >= 500:
+            raise self._unexpected(response)
 
     async def probe(self) -> None:
         """Ask a server whose breaker has opened for its models, once the breaker lets a try
@@ -492,32 +510,37 @@ class Upstream:
             await asyncio.sleep(REFRESH_S)
 
     async def _read_models(self) -> list[str]:
+        response = await self._ask_for_models()
+        if response.status != 200:
+            raise self._unexpected(response)
+        try:
+            return [model.id for model in _model_list_decoder.decode(response.first).data]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise UpstreamError("GET /models did not answer with a list of models.") from None
+
+    async def _ask_for_models(self) -> UpstreamResponse:
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
             try:
                 response = await self._get_models()
             except Broken as broken:
                 raise broken.error from None
         response.discard()
-        if response.status != 200:
-            raise UpstreamError(f"GET /models answered {response.status}. {self._advice(response)}")
-        try:
-            return [model.id for model in _model_list_decoder.decode(response.first).data]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise UpstreamError("GET /models did not answer with a list of models.") from None
+        return response
 
     def _get_models(self) -> Coroutine[Any, Any, UpstreamResponse]:
         headers = self._headers.build([(b"accept", b"application/json")], readable=True)
         return self._try_once("GET", self._url(b"/v1/models", b""), headers, b"")
 
-    def _advice(self, response: UpstreamResponse) -> str:
+    def _unexpected(self, response: UpstreamResponse) -> UpstreamError:
+        advice = "Which models there are can be said with the setting upstreams.models."
         if response.status in (401, 403):
             variable = self.settings.key_variable()
-            return (
+            advice = (
                 f"It wants a key, or another one: set {variable}, or name it in upstreams.api_key."
             )
-        if response.status == 404 and not self._base.path.rstrip("/").endswith("/v1"):
-            return f"Should its URL, {self._base.with_user(None)}, end in /v1?"
-        return "Which models there are can be said with the setting upstreams.models."
+        elif response.status == 404 and not self._base.path.rstrip("/").endswith("/v1"):
+            advice = f"Should its URL, {self._base.with_user(None)}, end in /v1?"
+        return UpstreamError(f"GET /models answered {response.status}. {advice}")
 
     def _list(self, names: Iterable[str]) -> None:
         self._models = tuple(dict.fromkeys(names))

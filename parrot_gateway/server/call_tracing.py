@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from parrot_gateway.exceptions import LinkingBehindError, SessionNotFoundError
+from parrot_gateway.extras import advice_on
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.semantic.service import SemanticService
@@ -89,8 +90,7 @@ def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Trace
         from parrot_gateway.telemetry.tracing import CallTracer
     except ImportError as error:
         raise ConfigError(
-            f"telemetry.traces_endpoint: {error.name} is not installed; "
-            "pip install 'parrot-gateway[tracing]'"
+            f"telemetry.traces_endpoint: {error.name} is not installed; {advice_on('tracing')}"
         ) from None
     exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
     # A character is two bytes, about, where it has to be escaped.

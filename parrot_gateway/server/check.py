@@ -1,28 +1,40 @@
 """`serve --check`: what would be served, and everything that keeps it from that.
 
-Starts nothing and downloads nothing. Looks at files, variables and the port; upstreams are not
-called.
+Starts nothing and downloads nothing. Looks at packages, files, variables and the port, and asks
+each upstream for its models once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import http.client
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.extras import advice_on, missing_of
 from parrot_gateway.server.serve import bind
 from parrot_gateway.settings import DEMO_MODEL
 from parrot_gateway.settings.config_file import ConfigError
-from parrot_gateway.settings.model import ModelSettings, Settings, UpstreamSettings
+from parrot_gateway.settings.model import ModelSettings, Settings, UpstreamSettings, api_key_of
 from parrot_gateway.settings.secret_reference import read_secret, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
 
 _PROBE_TIMEOUT_S = 1.0
+#: Time for all upstreams together, and how many are asked at once.
+_UPSTREAMS_TIMEOUT_S = 3.0
+_UPSTREAMS_AT_ONCE = 32
+#: Variables of ours that are no settings.
+_VARIABLES = frozenset(
+    {"PARROT_API_KEY", "PARROT_ADMIN_KEY", "PARROT_ADMIN_URL", "PARROT_BASE_URL",
+     "PARROT_ENGINE_KEY", "PARROT_JOIN_KEY"}
+)  # fmt: skip
 
 #: Where a setting is, and what is wrong with it.
 _Problem: TypeAlias = tuple[tuple[Any, ...], str]
@@ -35,6 +47,8 @@ class CheckedSettings(NamedTuple):
     served: list[str]
     #: Lines that say what is wrong, each with the place where it was set.
     problems: list[str]
+    #: The same of what a start survives.
+    warnings: list[str]
 
 
 def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSettings:
@@ -44,7 +58,9 @@ def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSetti
         sources: where they come from.
         settings: as they are merged.
     """
-    found = [*_secrets(settings), *_models(settings), *_files(settings), *_targets(settings)]
+    secrets = list(_secrets(settings))
+    found = [*secrets, *_packages(settings), *_models(settings), *_files(settings)]
+    found += _targets(settings)
     server, telemetry = settings.server, settings.telemetry
     note, problem = _port(server.host, server.port, "--port")
     if problem:
@@ -54,37 +70,56 @@ def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSetti
         _, problem = _port(*where, "telemetry.metrics_port")
         if problem and not note:
             found.append((("telemetry", "metrics_port"), problem))
-    problems = [
-        f"{sources.origin(place)}: {'.'.join(map(str, place))}: {text}" for place, text in found
-    ]
-    if not any(place[-1] in ("api_key", "admin_key") for place, _ in found):
+    problems = [_line(sources, *each) for each in found]
+    if not any(place[-1] in ("api_key", "admin_key") for place, _ in secrets):
         try:
             check_exposure(settings)
         except ConfigError as error:
             problems.append(f"{sources.origin(('server',))}: {error}")
-    return CheckedSettings(_served(settings, note), problems)
+    unreadable = {place[1] for place, _ in secrets if place[0] == "upstreams"}
+    doubtful = [*_batches(settings), *_upstreams(settings, unreadable)]
+    warnings = [_line(sources, *each) for each in doubtful] + list(_variables(settings))
+    return CheckedSettings(_served(settings, note), problems, warnings)
 
 
-def _secrets(settings: Settings) -> Iterator[_Problem]:
-    server, engines = settings.server, settings.engines
+def _line(sources: SettingsSources, place: tuple[Any, ...], text: str) -> str:
+    return f"{sources.origin(place)}: {'.'.join(map(str, place))}: {text}"
+
+
+def _packages(settings: Settings) -> Iterator[_Problem]:
+    """Extras that are needed and not installed."""
+    needed: dict[tuple[str, ...], str] = {("models",): "engine"} if settings.models else {}
+    if settings.telemetry.traces_endpoint is not None:
+        needed["telemetry", "traces_endpoint"] = "tracing"
+    for place, extra in needed.items():
+        missing = missing_of(extra)
+        if missing:
+            yield place, f"not installed: {', '.join(missing)}; {advice_on(extra)}"
+
+
+def _references(settings: Settings) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Where settings refer to secrets, and to which."""
     references: list[tuple[tuple[Any, ...], str | None]] = [
-        (("server", "api_key"), server.api_key),
-        (("server", "admin_key"), server.admin_key),
-        (("engines", "join_key"), engines.join_key),
+        (("server", "api_key"), settings.server.api_key),
+        (("server", "admin_key"), settings.server.admin_key),
+        (("engines", "join_key"), settings.engines.join_key),
     ]
     for number, upstream in enumerate(settings.upstreams):
         references.append((("upstreams", number, "api_key"), upstream.api_key))
-    for place, reference in references:
-        if reference is not None:
-            try:
-                read_secret(reference)
-            except ConfigError as error:
-                yield place, str(error)
+    return ((place, reference) for place, reference in references if reference is not None)
+
+
+def _secrets(settings: Settings) -> Iterator[_Problem]:
+    for place, reference in _references(settings):
+        try:
+            read_secret(reference)
+        except ConfigError as error:
+            yield place, str(error)
 
 
 def _models(settings: Settings) -> Iterator[_Problem]:
     for number, model in enumerate(settings.models):
-        problem = _problem_of(model.model)
+        problem = _problem_of(model.model) or _download_problem(model.model)
         if problem is not None:
             yield ("models", number, "model"), problem
         for name, folder in model.adapters.items():
@@ -112,16 +147,100 @@ def _problem_of(model: str) -> str | None:
     return None
 
 
+def _download_problem(model: str) -> str | None:
+    """Why a model that is not here cannot be downloaded."""
+    if not _is_of_hub(model) or _is_cached(model):
+        return None
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return f"{model} is not in the hub cache {_hub_cache()}, and HF_HUB_OFFLINE is set"
+    cannot = _cannot_write(_hub_cache())
+    return None if cannot is None else f"{model} cannot be downloaded: {cannot}"
+
+
 def _files(settings: Settings) -> Iterator[_Problem]:
     """Files that are written while the gateway runs."""
-    written = {
-        ("scheduler", "record"): settings.scheduler.record,
-        ("linking", "profiles_file"): settings.linking.profiles_file,
-    }
-    for place, path in written.items():
-        folder = None if path is None else path.expanduser().absolute().parent
-        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-            yield place, f"nothing can be written into {folder}"
+    record, profiles = settings.scheduler.record, settings.linking.profiles_file
+    if record is not None:
+        folder = record.expanduser().absolute().parent
+        cannot = _cannot_write(folder) if folder.is_dir() else f"there is no folder {folder}"
+        if cannot is not None:
+            yield ("scheduler", "record"), cannot
+    if profiles is not None:
+        cannot = _cannot_write(profiles.expanduser().absolute().parent)
+        if cannot is not None:
+            yield ("linking", "profiles_file"), cannot
+
+
+def _batches(settings: Settings) -> Iterator[_Problem]:
+    """The folder of files and batches, without which all other calls are served."""
+    cannot = _cannot_write(settings.batches.data_folder)
+    if cannot is not None:
+        yield ("batches", "folder"), f"no files and batches: {cannot}"
+
+
+def _cannot_write(folder: Path) -> str | None:
+    """Why nothing can be written into a folder, which is made where it is not there."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return None
+    return f"nothing can be written into {folder}"
+
+
+def _variables(settings: Settings) -> Iterator[str]:
+    """Variables that look like settings, and are none."""
+    known = {name.upper() for name in Settings.model_fields}
+    references = {reference for _, reference in _references(settings)}
+    for name in sorted(os.environ):
+        section = name.removeprefix("PARROT_")
+        is_setting = any(section == each or section.startswith(each + "_") for each in known)
+        if section == name or is_setting or name in _VARIABLES or f"env:{name}" in references:
+            continue
+        yield f"environment variable {name}: is no setting, and is not read"
+
+
+def _upstreams(settings: Settings, unreadable: Collection[int]) -> list[_Problem]:
+    """Upstreams that do not answer; not of those whose keys cannot be read.
+
+    Args:
+        settings: as checked.
+        unreadable: positions of the latter.
+    """
+    items = [each for each in enumerate(settings.upstreams) if each[0] not in unreadable]
+    if not items:
+        return []
+    try:
+        has_key = api_key_of(settings) is not None
+    except ConfigError:
+        has_key = True
+    return asyncio.run(_ask_upstreams(items, has_key))
+
+
+async def _ask_upstreams(
+    items: Iterable[tuple[int, UpstreamSettings]], gateway_has_key: bool
+) -> list[_Problem]:
+    turns = asyncio.Semaphore(_UPSTREAMS_AT_ONCE)
+    deadline = asyncio.get_running_loop().time() + _UPSTREAMS_TIMEOUT_S
+
+    async def ask(number: int, item: UpstreamSettings, server: tuple[str, str]) -> list[_Problem]:
+        upstream = Upstream(item, gateway_has_key=gateway_has_key, server=server)
+        place = ("upstreams", number, "url" if item.url else "urls")
+        try:
+            async with asyncio.timeout_at(deadline), turns:
+                await upstream.check()
+        except TimeoutError:
+            reason = f"no answer within {_UPSTREAMS_TIMEOUT_S:g} s"
+        except GatewayError as error:
+            reason = error.message
+        else:
+            return []
+        finally:
+            await upstream.close()
+        return [(place, f"{upstream.name} ({without_credentials(server[1])}): {reason}")]
+
+    asked = [ask(number, item, each) for number, item in items for each in item.servers.items()]
+    return [problem for found in await asyncio.gather(*asked) for problem in found]
 
 
 def _targets(settings: Settings) -> Iterator[_Problem]:
@@ -195,17 +314,25 @@ def _served(settings: Settings, note: str) -> list[str]:
 
 def _model_line(model: ModelSettings) -> str:
     source = model.model
-    is_hub_id = _problem_of(model.model) is None and not Path(model.model).expanduser().is_dir()
-    if is_hub_id and model.model != DEMO_MODEL:
+    if _is_of_hub(model.model):
         source += ", in the hub cache" if _is_cached(model.model) else ", to be downloaded"
     count = "1 engine" if model.engines == 1 else f"{model.engines} engines"
     return f"model {model.served_name} ({source}; {count} on {model.device})"
 
 
-def _is_cached(model: str) -> bool:
+def _is_of_hub(model: str) -> bool:
+    """Whether a model is to be found on a hub, if anywhere."""
+    is_folder = Path(model).expanduser().is_dir()
+    return model != DEMO_MODEL and not is_folder and _problem_of(model) is None
+
+
+def _hub_cache() -> Path:
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    return any(cache.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser().absolute()
+
+
+def _is_cached(model: str) -> bool:
+    return any(_hub_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
 
 
 def _upstream_line(upstream: UpstreamSettings) -> str:

@@ -6,12 +6,13 @@ Merges the four, lets `settings` check the result, and names the place of each f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
@@ -95,7 +96,7 @@ class SettingsSources:
             dotted = ".".join(str(part) for part in location)
             message = str(fault["msg"]).removeprefix("Value error, ")
             if fault["type"] == "extra_forbidden":
-                message = "unknown setting"
+                message = "unknown setting" + _suggestion(location)
             fields.append(dotted)
             begin = f"{self.origin(location)}: "
             lines.append(f"{begin}{dotted}: {message}" if dotted else f"{begin}{message}")
@@ -144,6 +145,36 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _suggestion(location: tuple[Any, ...]) -> str:
+    """What an unknown setting may be meant to be: one of its section, or of another."""
+    *above, name = [str(part) for part in location if not isinstance(part, int)]
+    section: type[BaseModel] = Settings
+    for part in above:
+        field = section.model_fields.get(part)
+        found = next(_sections(None if field is None else field.annotation), None)
+        if found is None:
+            return ""
+        section = found
+    near = [*above, *get_close_matches(name, section.model_fields, n=1)]
+    if len(near) > len(above):
+        return f"; is {'.'.join(near)} meant?"
+    others = [
+        f"{other}.{name}"
+        for other, field in Settings.model_fields.items()
+        for each in _sections(field.annotation)
+        if name in each.model_fields
+    ]
+    return f"; is {' or '.join(others)} meant?" if others else ""
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that an annotation names, as that of `list[ModelSettings]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections(argument)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
