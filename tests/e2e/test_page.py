@@ -130,6 +130,53 @@ def test_a_session_is_drawn_and_its_calls_explained(view: Page, told: str) -> No
     assert API_KEY not in page.url + page.content()
 
 
+def test_the_text_of_a_call_is_that_of_its_variables(view: Page, told: str) -> None:
+    page = view.session(told)
+    node(page, "tale").click()
+    details = page.get_by_role("complementary", name="Details")
+    details.get_by_text("Prompts and answers are not kept.").wait_for()
+    details.get_by_text("telemetry.keep_content").wait_for()
+    details.get_by_text("This request is not kept.").wait_for()
+    shown = details.get_by_role("region", name="reads hero")
+    assert shown.count() == 0, "folded up"
+    details.locator("summary", has_text="Reads hero").click()
+    shown.wait_for()
+    details.get_by_role("button", name="hero").first.click()
+    details.locator("summary", has_text="Writes hero").wait_for()
+
+
+def test_prompt_answer_and_curl_of_a_call_that_is_kept(browser: Any, tmp_path: Path) -> None:
+    config = {"models": [DEMO_MODEL], "telemetry": {"keep_content": True}}
+    with GatewayProcess(config=config) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+        write(client, "<b>It's</b> a", session="kept", name="told")
+        answer = write(client, "A key: sk-test-0123456789", session="kept", name="secret")
+        client.close()
+        opened = Page(browser, gateway.root, viewport={"width": 1440, "height": 900})
+        page = opened.session("kept")
+        node(page, "told").click()
+        details = page.get_by_role("complementary", name="Details")
+        details.locator("summary", has_text="Prompt").click()
+        prompt = details.get_by_role("region", name="prompt")
+        prompt.wait_for()
+        assert prompt.inner_text() == "<b>It's</b> a"
+        path = tmp_path / "told"
+        path.write_text(details.get_by_role("region", name="curl of this request").inner_text())
+        program = _start("sh", path)
+        output, faults = program.communicate(timeout=60)
+        assert '"text_completion"' in output, faults
+        node(page, "secret").click()
+        details.locator("summary", has_text="Answer").click()
+        details.get_by_role("region", name="answer").wait_for()
+        assert details.get_by_role("region", name="answer").inner_text() == answer.strip("\n")
+        assert (
+            "A key: sk-…" in details.get_by_role("region", name="curl of this request").inner_text()
+        )
+        _check(opened, page, "text-light-1440")
+        opened.context.close()
+        assert opened.faults == []
+
+
 def test_a_session_grows_while_it_is_watched(view: Page, client: openai.OpenAI, told: str) -> None:
     page = view.open("sessions")
     page.get_by_role("link", name=told).first.wait_for()

@@ -439,6 +439,8 @@ async def test_keys(
                 assert off == (admin_key is None)
             else:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, closed_code)
+            text = await page.http.get("/ui/api/calls/none/text", headers=headers)
+            assert text.status_code == (404 if answer.status_code == 200 else 401)
         page_elsewhere = {"origin": "http://evil.example"}
         if calls_key is None:
             answer = await page.http.get("/ui/api/overview", headers=page_elsewhere)

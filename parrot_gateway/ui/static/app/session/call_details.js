@@ -7,7 +7,8 @@ import { fullName } from "../graph/node_box.js";
 import { tick } from "../parts/clock.js";
 import { CopyBlock, CopyButton } from "../parts/copy.js";
 import { StateMark } from "../parts/state_mark.js";
-import { curlOfCall, curlToLookUp } from "./curl.js";
+import { CallText, useCallText, VariableText } from "./call_text.js";
+import { curlOfCall, curlOfRequest, curlToLookUp } from "./curl.js";
 
 export function CallDetails({ graph, selected }) {
   graph.revision.value;
@@ -41,6 +42,7 @@ function useRecord(node) {
 
 function Call({ graph, node, selected }) {
   const record = useRecord(node);
+  const text = useCallText(graph, node);
   const explanation = record?.explanation?.text ?? node.explanation;
   return html`
     <h2><${StateMark} state=${node.state} /><span>${node.name}</span></h2>
@@ -67,11 +69,15 @@ function Call({ graph, node, selected }) {
       <${Alternatives} of=${record?.explanation?.alternatives} />
     </section>`}
     <${Flow} ...${{ graph, node, selected }} />
+    <${CallText} text=${text} />
     <${Links} ...${{ graph, node, selected, record }} />
     ${node.kind !== "transform" && html`<section>
       <h3>Requests</h3>
-      <p class="muted">Prompts are not kept. A call like this one:</p>
-      <${CopyBlock} text=${curlOfCall(node, graph, record)} label="curl of a call like this one" />
+      ${text?.request
+        ? html`<p class="muted">This request, its keys left out:</p>
+          <${CopyBlock} text=${curlOfRequest(text, graph)} label="curl of this request" />`
+        : html`<p class="muted">${text?.source === "kept" ? "This request is too long to be kept whole." : "This request is not kept."} One like it, without its prompt:</p>
+          <${CopyBlock} text=${curlOfCall(node, graph, record)} label="curl of a call like this one" />`}
       <p class="muted">What the gateway knows of it:</p>
       <${CopyBlock} text=${curlToLookUp(node)} label="curl that looks it up" />
     </section>`}
@@ -208,8 +214,26 @@ function Variable({ graph, variable, selected }) {
   return html`
     <h2><${StateMark} state=${variable.state} /><span>${fullName(variable)}</span></h2>
     <p class="muted">variable · ${variable.state}${variable.size_bytes ? ` · ${count(variable.size_bytes)} bytes` : ""}</p>
+    <${ValueOf} ...${{ graph, variable }} />
     <section><h3>Read by</h3><ul class="flow">${readers.slice(0, 40).map((id) => html`<li key=${id}>
       <button type="button" class="link" onClick=${() => (selected.value = id)}>${graph.nodes.get(id).name}</button></li>`)}
       ${readers.length > 40 && html`<li class="muted">and ${readers.length - 40} more</li>`}</ul></section>
     <dl class="pairs ids"><${Id} name="Variable" value=${variable.id} /></dl>`;
+}
+
+/** The value, fetched when the variable's state has changed. */
+function ValueOf({ graph, variable }) {
+  const found = useSignal(null);
+  useEffect(() => {
+    if (graph.isInferred) return undefined;
+    const abort = new AbortController();
+    const [session, id] = [graph.session.id, variable.id].map(encodeURIComponent);
+    requestJson(`/ui/api/sessions/${session}/variables/${id}`, { signal: abort.signal })
+      .then((value) => (found.value = value))
+      .catch((error) => {
+        if (!abort.signal.aborted) found.value = { why: error.message };
+      });
+    return () => abort.abort();
+  }, [variable.id, variable.state]);
+  return found.value && html`<section class="call-text"><h3>Text</h3><${VariableText} variable=${found.value} /></section>`;
 }

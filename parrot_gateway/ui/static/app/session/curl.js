@@ -9,6 +9,13 @@ const AUTHORIZATION = '-H "Authorization: Bearer $OPENAI_API_KEY"';
 export const curlToLookUp = (node) =>
   `curl ${GATEWAY}/v1/calls/${encodeURIComponent(node.id)} \\\n  ${AUTHORIZATION}`;
 
+/** A request as it was sent, with the values of its variables. */
+export function curlOfRequest({ path, request }, graph) {
+  const headers = ["Content-Type: application/json"];
+  if (!graph.isInferred) headers.push(`X-Parrot-Session: ${graph.session.name || graph.session.id}`);
+  return curl(path, headers, request);
+}
+
 /**
  * A request of the same shape: its route, model, session and variables; the prompt is not kept, and
  * stands as the names of what it reads.
@@ -26,13 +33,16 @@ export function curlOfCall(node, graph, record) {
   if (node.group) headers.push(`X-Parrot-Group: ${node.group}`);
   const prompt = ["…", ...inputs.map((name) => `{{${name}}}`)].join(" ");
   const body = { model: node.model ?? record?.model, ...promptOf(path, prompt) };
-  return [
+  return curl(path, headers, JSON.stringify(body));
+}
+
+const curl = (path, headers, body) =>
+  [
     `curl ${GATEWAY}${path}`,
     AUTHORIZATION,
     ...headers.map((header) => `-H ${quoted(header)}`),
-    `-d ${quoted(JSON.stringify(body))}`,
+    `-d ${quoted(body)}`,
   ].join(" \\\n  ");
-}
 
 function promptOf(path, prompt) {
   if (path === "/v1/completions") return { prompt };
