@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -23,6 +24,15 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _holds_more(url: str) -> bool:
+    """Whether a URL holds what may be a secret: URLs are shown, in logs and to administrators."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
+    return bool(parts.username or parts.password or parts.query or parts.fragment)
 
 
 class ServerSettings(_Section):
@@ -229,6 +239,8 @@ class UpstreamSettings(_Section):
     def _check_url(cls, value: str) -> str:
         if not re.match(r"^https?://[^/\s]+", value):
             raise ValueError("an upstream's URL begins with http:// or https://")
+        if _holds_more(value):
+            raise ValueError("an upstream's URL has no password and no query; its key is api_key")
         return value.rstrip("/")
 
     @field_validator("urls")
@@ -536,6 +548,16 @@ class TelemetrySettings(_Section):
     content_exclude_tenants: tuple[str, ...] = ()
     #: How the log is written: text for people, or a line of JSON each.
     log_format: Literal["text", "json"] = "text"
+
+    @field_validator("traces_endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str | None) -> str | None:
+        if value is not None and _holds_more(value):
+            raise ValueError(
+                "the receiver's URL has no password and no query; keys go into "
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        return value
 
 
 class ParrotV3Settings(_Section):

@@ -18,6 +18,7 @@ from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.telemetry.content.content import TEXT_ROUTES, CallContent
+from parrot_gateway.telemetry.key_hiding import hide_keys
 from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, Headers
 
 logger = logging.getLogger(__name__)
@@ -134,9 +135,15 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
 
     def fail(self, error: GatewayError) -> None:
         """The client gets this error."""
-        # NOTE: never None, which is what tells a call that failed from one that did not.
-        self.error_code = error.code or error.type
-        self.error_message = error.message[:MAX_MESSAGE]
+        self.note_failure(error.code or error.type, error.message)
+
+    def note_failure(self, code: str, message: str) -> None:
+        """It failed; `code` is never empty, which tells it from a call that did not.
+
+        What looks like a key in the message is kept out of all that is made of the record:
+        upstreams repeat keys.
+        """
+        self.error_code, self.error_message = code, hide_keys(message[:MAX_MESSAGE])
 
     def leave(self) -> None:
         """The client left before the answer was complete."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 import msgspec
 
 from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.key_hiding import hide_keys
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -29,15 +30,13 @@ _encoder = msgspec.json.Encoder()
 #: Fields of every line in JSON.
 COMMON_FIELDS: Final = ("timestamp", "level", "logger", "event", "exception")
 
-#: Loggers that report every connection at info: never below warning.
-_NOISY = ("uvicorn", "websockets")
+#: Loggers that report every connection, at info or with its address: never below warning.
+_NOISY = ("uvicorn", "websockets", "urllib3")
 #: Longest wait of a call's line, in seconds, and characters that wait at most.
 _HELD_S = 0.05
 _MAX_HELD = 64 * 1024
 #: Characters of a name that a client chose which are shown.
 _MAX_NAME = 200
-#: What looks like a key, in a message that an upstream wrote.
-_KEY = re.compile(r"\b(sk-|[Bb]earer )[\w.~+/=-]{8,}")
 #: What is shown without quotes.
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 
@@ -170,10 +169,10 @@ class _LineFormatter(logging.Formatter):
             "timestamp": self._log.stamp.now(),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": _cut_keys(record.getMessage()),
+            "event": hide_keys(record.getMessage()),
         }
         if record.exc_info:
-            fields["exception"] = _cut_keys(self.formatException(record.exc_info))
+            fields["exception"] = hide_keys(self.formatException(record.exc_info))
         return self._log.render(fields)
 
 
@@ -228,7 +227,7 @@ def _line_of(record: CallRecord, timestamp: str, level: str, event: str) -> Call
         deferred=record.deferred,
         client_left=record.client_left,
         error_code=record.error_code,
-        error_message=None if record.error_message is None else _cut_keys(record.error_message),
+        error_message=record.error_message,
         tenant=record.tenant,
         session=record.session,
         batch=record.batch,
@@ -274,10 +273,6 @@ class _JsonTime(_TextTime):
 
     def _with_ms(self, text: str, ms: int) -> str:
         return f"{text}.{ms:03}Z"
-
-
-def _cut_keys(text: str) -> str:
-    return _KEY.sub(r"\1…", text) if "sk-" in text or "earer " in text else text
 
 
 def _as_json(fields: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ async def make(
         whole = await generate()
     except asyncio.CancelledError:
         whole, _ = answer.cancel()
-        record.error_code, record.error_message = "cancelled", "The response was cancelled."
+        record.note_failure("cancelled", "The response was cancelled.")
         record.status = CLIENT_LEFT
     except GatewayError as error:
         record.fail(error)

@@ -28,7 +28,7 @@ from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.templates.body_template import BodyTemplate
 from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Failure, Variable, size_of
-from parrot_gateway.telemetry.call_record import CLIENT_LEFT, MAX_MESSAGE, CallRecord
+from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecord
 
 #: Characters from which on a transform runs in a thread of its own.
 _LONG_TEXT = 100_000
@@ -259,7 +259,7 @@ class Job:
         if failure is None:
             record.status = 200
         else:
-            record.error_code, record.error_message = failure.code, failure.message[:MAX_MESSAGE]
+            record.note_failure(failure.code, failure.message)
             if self.node.state == "cancelled":
                 record.status = CLIENT_LEFT
             else:

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.telemetry.content.answers import answer_of, text_answer
-from parrot_gateway.telemetry.content.parts import Message, Part, Room, hide_keys
+from parrot_gateway.telemetry.content.parts import Message, Part, Room
 from parrot_gateway.telemetry.content.requests import Prompt, prompt_of, without_secrets
+from parrot_gateway.telemetry.key_hiding import hide_keys
 
 #: Bytes of an answer that are held; of a longer one the beginning is read.
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024

@@ -5,7 +5,6 @@ https://github.com/open-telemetry/semantic-conventions-genai (gen-ai-input-messa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -13,14 +12,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from parrot_gateway.telemetry.key_hiding import hide_keys
+
 #: A part, and a message: `{"role", "parts"}`, of an answer with `finish_reason`.
 Part: TypeAlias = dict[str, Any]
 Message: TypeAlias = dict[str, Any]
 
-#: What looks like a key: one of the usual beginnings, and a digit in what follows.
-_KEY = re.compile(
-    r"\b(sk-|[Bb]earer |hf_|gh[pousr]_|gsk_|xai-|AIza|AKIA)(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}"
-)
 #: The kinds of parts that are text, in the three APIs.
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text"})
 _REASONING = frozenset({"thinking", "reasoning", "reasoning_text"})
@@ -36,11 +33,6 @@ _MEDIA = {
     "document": "document",
 }
 _MAX_NAME = 256
-
-
-def hide_keys(text: str) -> str:
-    """The text without what looks like a key."""
-    return _KEY.sub(r"\1…", text)
 
 
 class Room:
