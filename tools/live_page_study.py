@@ -1,10 +1,10 @@
 """How smooth the live page is, in a headless Chromium: `python tools/live_page_study.py`.
 
 The page is given events of its own form by a server without a gateway: a thousand sessions of which
-many change every second, and one of a thousand calls that grows. CPU time is that of the page's
-main thread for each frame, whatever else the machine does; times between frames are those of the
-clock. Memory is the page's heap after garbage was collected. Needs playwright and a Chromium
-(`--chromium`).
+many change every second, one of a thousand calls that grows, and one in which old calls make room
+for new ones without an end. CPU time is that of the page's main thread for each frame, whatever
+else the machine does; times between frames are those of the clock. Memory is the page's heap after
+garbage was collected, with the endless graph open. Needs playwright and a Chromium (`--chromium`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,24 @@ def session_view(number: int, rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _call(number: int, name: str, inputs: list[str], begun: float) -> dict[str, Any]:
+    """A call that has begun."""
+    return {
+        "id": f"c{number}", "name": name, "kind": "call", "state": "running", "stage": 0,
+        "inputs": inputs, "output": f"v{number}", "transform": None, "tools": [], "model": "demo",
+        "objective": "latency", "priority": 0, "tokens": 40, "group": None,
+        "engine": ENGINES[number % 3], "placement": "prefix", "failure": None,
+        "submitted_s": begun - 0.1, "started_s": begun, "first_token_s": begun + 0.1,
+        "finished_s": None, "prompt_tokens": 900, "cached_tokens": 600, "output_tokens": 40,
+    }  # fmt: skip
+
+
+def _variable(number: int) -> dict[str, Any]:
+    return {"id": f"v{number}", "name": f"step {number}", "state": "ready",
+            "producer": f"c{number}", "consumers": [], "size_bytes": 9,
+            "session": None}  # fmt: skip
+
+
 class GrowingGraph:
     """A graph of layers, each call reading two of the layer before."""
 
@@ -68,26 +86,60 @@ class GrowingGraph:
             layer = number // width
             begun, took = layer * 1.5 + rng.random(), 0.4 + rng.random()
             before = (layer - 1) * width
-            call = {
-                "id": f"c{number}", "name": f"step {layer}.{number % width}", "kind": "call",
-                "state": "running", "stage": layer,
-                "inputs": [f"v{before + rng.randrange(width)}" for _ in range(2 if layer else 0)],
-                "output": f"v{number}", "transform": None, "tools": [], "model": "demo",
-                "objective": "latency", "priority": 0, "tokens": 40, "group": None,
-                "engine": ENGINES[number % 3], "placement": "prefix", "failure": None,
-                "submitted_s": begun - 0.1, "started_s": begun, "first_token_s": begun + 0.1,
-                "finished_s": None, "prompt_tokens": 900, "cached_tokens": 600, "output_tokens": 40,
-            }  # fmt: skip
+            inputs = [f"v{before + rng.randrange(width)}" for _ in range(2 if layer else 0)]
+            call = _call(number, f"step {layer}.{number % width}", inputs, begun)
+            call["stage"] = layer
             over = call | {"state": "done", "finished_s": begun + took}
             self.moments += [(begun, call), (begun + took, over)]
-            self.variables.append({"id": f"v{number}", "name": f"step {number}", "state": "ready",
-                                   "producer": f"c{number}", "consumers": [], "size_bytes": 9,
-                                   "session": None})  # fmt: skip
+            self.variables.append(_variable(number))
         self.moments.sort(key=lambda each: each[0])
 
     def between(self, begin: float, end: float) -> list[dict[str, Any]]:
         """The calls that have changed in this time."""
         return [call for moment, call in self.moments if begin <= moment < end]
+
+
+class EndlessGraph:
+    """The newest calls of a session without an end, of which the oldest make room.
+
+    Args:
+        calls: that are kept.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._rng = random.Random(3)  # noqa: S311
+        self._begun = 0
+        self._running: list[dict[str, Any]] = []
+
+    def begin(self, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A call that begins and reads what two of the last forty wrote; what it writes."""
+        number = self._begun
+        self._begun += 1
+        before = [number - self._rng.randint(1, 40) for _ in range(2)]
+        call = _call(number, f"turn {number}", [f"v{each}" for each in before if each >= 0], now)
+        self._running.append(call)
+        return call, _variable(number)
+
+    def end(self, now: float) -> dict[str, Any]:
+        """The call that has run longest, which ends."""
+        return self._running.pop(0) | {"state": "done", "finished_s": now}
+
+    def whole(self) -> dict[str, Any]:
+        """As many calls as are kept, all but the last three of which have ended."""
+        pairs = [self.begin(number * 0.1) for number in range(self._calls)]
+        ended = [self.end(number * 0.1 + 0.3) for number in range(self._calls - 3)]
+        return {"session": {"id": "endless", "name": "endless"},
+                "calls": [*ended, *self._running], "variables": [each for _, each in pairs],
+                "links": [], "inferred": False, "now_s": self._calls * 0.1,
+                "duration_s": self._calls * 0.1}  # fmt: skip
+
+    def turn(self, now: float) -> dict[str, Any]:
+        """A call that ends, one that begins, and the oldest, which is no longer kept."""
+        ended = self.end(now)
+        call, variable = self.begin(now)
+        return {"nodes": [ended, call], "variables": [variable], "links": [],
+                "gone": [f"c{self._begun - 1 - self._calls}"], "now_s": now}  # fmt: skip
 
 
 class Server:
@@ -108,6 +160,8 @@ class Server:
             await self._stream(exchange, self._overview())
         elif path.endswith("/big/events"):
             await self._stream(exchange, self._graph())
+        elif path.endswith("/endless/events"):
+            await self._stream(exchange, self._endless())
         elif handler := self._files.find(exchange):
             await handler(exchange)
         else:
@@ -141,6 +195,14 @@ class Server:
                              "gone": [], "now_s": now}  # fmt: skip
             before = now
 
+    async def _endless(self) -> AsyncIterator[tuple[str, Any]]:
+        graph, begun = EndlessGraph(CALLS), time.monotonic()
+        yield "graph", graph.whole()
+        # Each turn is two changes of a call.
+        while True:
+            await asyncio.sleep(2 / self._rate)
+            yield "change", graph.turn(CALLS * 0.1 + time.monotonic() - begun)
+
 
 class Clock:
     """Prints times between frames, and the CPU time of the page's main thread for each."""
@@ -171,6 +233,54 @@ async def heap(session: Any) -> float:
     return next(each["value"] for each in metrics if each["name"] == "JSHeapUsedSize") / 1e6
 
 
+async def watch_memory(session: Any, options: argparse.Namespace) -> None:
+    """Print the heap every minute while the list and an open graph change."""
+    print(f"\n{options.rate} changes a second of the list and as many of the open graph")
+    print(f"{'minute':>7}{'heap MB':>10}{'elements':>10}{'listeners':>10}")
+    # By then all calls that were there at first have been replaced.
+    await asyncio.sleep(2 * CALLS / options.rate)
+    begun = time.monotonic()
+    for minute in range(int(options.minutes) + 1):
+        await asyncio.sleep(max(0.0, begun + minute * 60 - time.monotonic()))
+        size = await heap(session)
+        metrics = (await session.send("Performance.getMetrics"))["metrics"]
+        counts = {each["name"]: int(each["value"]) for each in metrics}
+        print(f"{minute:7}{size:10.2f}{counts['Nodes']:10}{counts['JSEventListeners']:10}",
+              flush=True)  # fmt: skip
+
+
+async def watch_frames(page: Page, session: Any, root: str) -> None:
+    """Print how long frames take while the graph and the list grow, move and are scaled."""
+    clock = Clock(page, session)
+    begun = time.monotonic()
+    await page.goto(f"{root}#/sessions/big")
+    await page.locator(".node").first.wait_for(state="attached")
+    print(f"from the request to a live graph: {time.monotonic() - begun:.2f} s\n")
+    print(f"{'':44}{'frames':>7}{'CPU ms':>9}{'ms p50':>8}{'p99':>8}")
+    await clock.measure("graph grows to 1,000 calls, list live", 34)
+    await page.mouse.move(800, 350)
+
+    async def drag() -> None:
+        await page.mouse.down()
+        for x in (*range(800, 1100, 15), *range(1100, 800, -15)):
+            await page.mouse.move(x, 350)
+        await page.mouse.up()
+
+    async def scale() -> None:
+        for delta in (*[-60] * 24, *[60] * 24):
+            await page.mouse.wheel(0, delta)
+
+    await clock.measure("all of 1,000 calls are dragged", 5, drag)
+    await clock.measure("they are scaled in and out", 5, scale)
+    await page.mouse.move(150, 500)
+
+    async def scroll() -> None:
+        for delta in (*[300] * 20, *[-300] * 20):
+            await page.mouse.wheel(0, delta)
+
+    await clock.measure("the list of 1,000 sessions is scrolled", 5, scroll)
+
+
 async def study(options: argparse.Namespace) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
@@ -187,41 +297,12 @@ async def study(options: argparse.Namespace) -> None:
         page = await browser.new_page(viewport={"width": 1440, "height": 900})
         session = await page.context.new_cdp_session(page)
         await session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        clock = Clock(page, session)
-        begun = time.monotonic()
-        await page.goto(f"{root}#/sessions/big")
-        await page.locator(".node").first.wait_for(state="attached")
-        print(f"from the request to a live graph: {time.monotonic() - begun:.2f} s\n")
-        print(f"{'':44}{'frames':>7}{'CPU ms':>9}{'ms p50':>8}{'p99':>8}")
-        await clock.measure("graph grows to 1,000 calls, list live", 34)
-        await page.mouse.move(800, 350)
-
-        async def drag() -> None:
-            await page.mouse.down()
-            for x in (*range(800, 1100, 15), *range(1100, 800, -15)):
-                await page.mouse.move(x, 350)
-            await page.mouse.up()
-
-        async def scale() -> None:
-            for delta in (*[-60] * 24, *[60] * 24):
-                await page.mouse.wheel(0, delta)
-
-        await clock.measure("all of 1,000 calls are dragged", 5, drag)
-        await clock.measure("they are scaled in and out", 5, scale)
-        await page.mouse.move(150, 500)
-
-        async def scroll() -> None:
-            for delta in (*[300] * 20, *[-300] * 20):
-                await page.mouse.wheel(0, delta)
-
-        await clock.measure("the list of 1,000 sessions is scrolled", 5, scroll)
+        if options.frames:
+            await watch_frames(page, session, root)
         if options.minutes:
-            await page.goto(f"{root}#/sessions")
-            await asyncio.sleep(20)
-            first = await heap(session)
-            await asyncio.sleep(options.minutes * 60)
-            print(f"\nheap: {first:.2f} MB, after {options.minutes} min of {options.rate} changes "
-                  f"a second {await heap(session):.2f} MB")  # fmt: skip
+            await page.goto("about:blank")
+            await page.goto(f"{root}#/sessions/endless")
+            await watch_memory(session, options)
         await browser.close()
     server.should_exit = True
     await serving
@@ -231,6 +312,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="(%(default)s)")
     parser.add_argument("--rate", type=int, default=60, help="changes a second (%(default)s)")
+    parser.add_argument(
+        "--frames", default=True, action=argparse.BooleanOptionalAction, help="measure frame times"
+    )
     parser.add_argument("--minutes", type=float, default=0, help="watch memory for so long")
     asyncio.run(study(parser.parse_args()))
 
