@@ -45,7 +45,7 @@ def parts(setting: Setting) -> list[str]:
 
 def loop(setting: Setting, *, defer: bool) -> Result:
     """The chain as one writes it: a loop. Submitting its calls is what makes it run ahead."""
-    session = {"session": setting.salt} if defer else {}
+    session = {"session": setting.session} if defer else {}
     llm = model(setting, knows_graph=defer).bind(**session)
     begin = FIRST | llm | StrOutputParser()
     refine = NEXT | llm | StrOutputParser()
@@ -64,7 +64,7 @@ def loop(setting: Setting, *, defer: bool) -> Result:
 def at_once(setting: Setting) -> Result:
     """All steps together: each says which variable it writes and which it reads."""
     # Names of variables are of a session.
-    llm = model(setting, knows_graph=True).bind(session=setting.salt)
+    llm = model(setting, knows_graph=True).bind(session=setting.session)
     first, *others = parts(setting)
     steps: dict[str, Runnable[dict[str, str], str]] = {
         "summary_0": FIRST.partial(part=first) | llm.bind(output="summary_0") | StrOutputParser()

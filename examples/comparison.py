@@ -17,6 +17,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -57,6 +58,11 @@ class Setting:
     salt: str
     quick: bool
     another_client: Callable[[], str]
+
+    @property
+    def session(self) -> str:
+        """What the run's session is called: the example, and letters of the salt."""
+        return f"{Path(sys.argv[0]).stem} {self.salt[:7].replace(' ', '')}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def chat(setting: Setting, user: int, *, has_context: bool) -> tuple[list[str], 
             headers = {}
             if has_context:
                 headers = {
-                    "X-Parrot-Session": f"{setting.salt} {user}",
+                    "X-Parrot-Session": f"{setting.session} {user}",
                     "X-Parrot-Context": "chat",
                     "X-Parrot-Objective": "latency",
                 }

@@ -30,7 +30,7 @@ async def serve(setting: Setting, *, has_session: bool) -> Result:
         about = book.passage(APPLICATIONS[name], start=30_000 * names.index(name))
         body: dict[str, Any] = {"ignore_eos": True}
         if has_session:
-            body["parrot"] = {"session": f"{setting.salt} {number}", "objective": "latency"}
+            body["parrot"] = {"session": f"{setting.session} {number}", "objective": "latency"}
         address = setting.another_client()
         async with AsyncOpenAI(base_url=address, api_key=setting.api_key) as client:
             # One question after the other, as users of one application come.

@@ -50,7 +50,7 @@ class Agent:
     """
 
     def __init__(self, setting: Setting, *, knows_graph: bool) -> None:
-        self.salt = setting.salt
+        self.salt, self.session = setting.salt, setting.session
         self.knows_graph = knows_graph
         self.model = ChatParrot(
             model=setting.model,
@@ -89,7 +89,7 @@ class Agent:
         fields: dict[str, Any] = {}
         if self.knows_graph:
             texts.update({name: "{{" + name + "}}" for name in reads})
-            fields = {"session": self.salt, "inputs": {name: name for name in reads}}
+            fields = {"session": self.session, "inputs": {name: name for name in reads}}
         return f"{self.salt}\n{prompt.format_map(texts)}", fields
 
     def text(

@@ -54,7 +54,7 @@ def batch(setting: Setting, *, defer: bool) -> Result:
 def at_once(setting: Setting) -> Result:
     """All calls together: those of the parts name what they write, the last one what it reads."""
     # Names of variables are of a session.
-    llm = model(setting, knows_graph=True).bind(session=setting.salt)
+    llm = model(setting, knows_graph=True).bind(session=setting.session)
     maps: dict[str, Runnable[dict[str, str], str]] = {
         f"summary_{number}": MAP.partial(part=part)
         | llm.bind(output=f"summary_{number}")

@@ -34,7 +34,9 @@ async def complete(
 async def chat(setting: Setting, user: int, *, knows_graph: bool) -> tuple[str, float]:
     """One user's question: the answer, and how long it took."""
     address = setting.another_client()
-    parrot = {"session": f"{setting.salt} {user}", "objective": "latency"} if knows_graph else None
+    parrot = (
+        {"session": f"{setting.session} {user}", "objective": "latency"} if knows_graph else None
+    )
     async with AsyncOpenAI(base_url=address, api_key=setting.api_key) as client:
         # They come while the job runs.
         await asyncio.sleep(0.3 * (user + 1))
@@ -52,7 +54,7 @@ async def summarise(setting: Setting, *, knows_graph: bool) -> tuple[str, float]
     began = time.perf_counter()
     async with AsyncOpenAI(base_url=setting.base_url, api_key=setting.api_key) as client:
         if knows_graph:
-            session: dict[str, Any] = {"session": setting.salt, "objective": "throughput"}
+            session: dict[str, Any] = {"session": setting.session, "objective": "throughput"}
             variables = "".join(f"\n- {{{{{name}}}}}" for name in names)
             calls = [
                 complete(client, setting, prompt, {**session, "output": name, "defer": True})

@@ -42,7 +42,7 @@ class Team:
         body: dict[str, Any] = {"ignore_eos": True}
         if self.knows_graph:
             inputs = {read: read for read in reads}
-            body["parrot"] = {"session": self.setting.salt, "output": name, "inputs": inputs}
+            body["parrot"] = {"session": self.setting.session, "output": name, "inputs": inputs}
             # What only other agents read stays in the gateway.
             body["parrot"]["defer"] = not is_final
         else:

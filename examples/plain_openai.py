@@ -50,7 +50,7 @@ def carried(setting: Setting) -> Result:
 def references(setting: Setting) -> Result:
     """The same program, with a header: what comes back and goes in are references."""
     writer = Writer(setting)
-    defer = {"X-Parrot-Session": setting.salt, "X-Parrot-Defer": "true"}
+    defer = {"X-Parrot-Session": setting.session, "X-Parrot-Defer": "true"}
     hero = writer.write(HERO, defer)
     place = writer.write(PLACE, defer)
     return Result([writer.write(TALE.format(hero=hero, place=place))], calls=3)
@@ -59,7 +59,7 @@ def references(setting: Setting) -> Result:
 def names(setting: Setting) -> Result:
     """All three at once: what the tale needs is named, and waited for in the gateway."""
     writer = Writer(setting)
-    session = {"X-Parrot-Session": setting.salt}
+    session = {"X-Parrot-Session": setting.session}
     defer = {**session, "X-Parrot-Defer": "true"}
     tale = TALE.format(hero="{{hero}}", place="{{place}}")
     with ThreadPoolExecutor(3) as threads:

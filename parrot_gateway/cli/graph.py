@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ class Format(StrEnum):
     JSON = "json"
 
 
+#: What the titles of inferred sessions end with.
+_TITLE_DIGITS = re.compile(r"[0-9a-f]{6}")
 #: Fields of `NodeView` that have another name in JSON.
 _RENAMED = {
     "transform": "detail",
@@ -84,6 +87,7 @@ class NumCalls(msgspec.Struct):
 
 
 class ListedSession(_Session):
+    title: str = ""
     inferred: bool = False
     last_used: float = 0.0
     variables: int = 0
@@ -258,6 +262,16 @@ async def _last_session(base_url: str, api_key: str | None) -> str:
     return sessions.data[0].id
 
 
+async def _full_id(base_url: str, session: str, api_key: str | None) -> str:
+    """The id that the digits at the end of a title belong to; what is none is left as it is."""
+    if not _TITLE_DIGITS.fullmatch(session):
+        return session
+    listed = (await fetch_sessions(base_url, api_key)).data
+    found = [each.id for each in listed if each.id.startswith(f"sess_{session}")]
+    is_name = any(each.name == session for each in listed)
+    return found[0] if len(found) == 1 and not is_name else session
+
+
 def list_text(sessions: Sessions, now: float) -> str:
     """A line for each session, ending in a line end."""
     lines = []
@@ -267,8 +281,9 @@ def list_text(sessions: Sessions, now: float) -> str:
         calls = each.calls.finished + each.calls.unfinished
         running = f", {each.calls.unfinished} unfinished" if each.calls.unfinished else ""
         lines.append(
-            f"{each.name}  ·  {calls} call{'' if calls == 1 else 's'}{running}  ·  {age} ago"
-            f"{'  ·  inferred' if each.inferred else ''}"
+            f"{each.title if each.inferred else each.name}  ·  "
+            f"{calls} call{'' if calls == 1 else 's'}{running}  ·  {age} ago"
+            f"{f'  ·  inferred, {each.id}' if each.inferred else ''}"
             f"{f'  ·  {clip(model, _MAX_MODELS)}' if (model := ', '.join(each.models)) else ''}"
         )
     if sessions.has_more:
@@ -347,7 +362,10 @@ def draw(data: bytes, form: Format, width: int) -> str:
 def graph_command(
     session: Annotated[
         str | None,
-        typer.Argument(help="Name or id of the session.", show_default="the one used last"),
+        typer.Argument(
+            help="Name or id of the session, or the digits at the end of its title.",
+            show_default="the one used last",
+        ),
     ] = None,
     base_url: BaseUrl = None,
     api_key: ApiKey = None,
@@ -394,6 +412,8 @@ def graph_command(
             return
         if session is None:
             session = asyncio.run(_last_session(target, key))
+        else:
+            session = asyncio.run(_full_id(target, session, key))
         if watch:
             asyncio.run(_watch(target, session, key))
             return

@@ -223,7 +223,7 @@ class View:
         sessions = sorted(self._sessions.values(), key=order.key, reverse=not self._is_reversed)
         rows = [
             (
-                each["name"] or each["id"],
+                each["title"] or each["id"],
                 each["state"],
                 str(each["calls"]),
                 str(each["running"]),

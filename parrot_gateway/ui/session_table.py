@@ -18,6 +18,7 @@ import msgspec
 
 from parrot_gateway.linking.process.wire import LinksChanged, SessionSummary, session_id_of
 from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.linking.session_titles import declared_title, inferred_title
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.telemetry.call_record import CallRecord
@@ -291,6 +292,7 @@ def _declared(session: Session, linked: SessionSummary | None, busy: int) -> dic
     return {
         "id": session.id,
         "name": session.name,
+        "title": declared_title(session.name),
         "tenant": session.tenant,
         "inferred": False,
         "state": _state(running, states["waiting"]),
@@ -314,6 +316,7 @@ def _inferred(session_id: str, linked: SessionSummary | None, live: _Live) -> di
     return {
         "id": session_id,
         "name": session_id,
+        "title": linked.title if linked else _unplaced_title(session_id, live),
         "tenant": linked.tenant if linked else live.unplaced[0].tenant,
         "inferred": True,
         "state": _state(live.running, live.waiting),
@@ -326,6 +329,12 @@ def _inferred(session_id: str, linked: SessionSummary | None, live: _Live) -> di
         "last_activity": max(*began, linked.last_used if linked else 0.0),
         "models": [model for model in dict.fromkeys(models) if model][:_MAX_MODELS],
     }
+
+
+def _unplaced_title(session_id: str, live: _Live) -> str:
+    """Until the linking process has told of its calls."""
+    paths = [record.path for record in live.unplaced]
+    return inferred_title(session_id, paths, {1: len(paths)}, (), ())
 
 
 def _state(running: int, waiting: int) -> str:

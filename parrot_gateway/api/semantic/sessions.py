@@ -13,6 +13,7 @@ from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.http.exchange import Exchange, call_id_of_request
 from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.linking.service import LinkingService
+from parrot_gateway.linking.session_titles import declared_title
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
@@ -190,6 +191,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "id": session.id,
         "object": "session",
         "name": session.name,
+        "title": declared_title(session.name),
         "inferred": False,
         "created": session.created,
         "last_used": session.last_used,

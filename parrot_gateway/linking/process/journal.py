@@ -29,6 +29,7 @@ from parrot_gateway.linking.process.wire import (
 )
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
 from parrot_gateway.linking.profiles.profiles import Profile, TenantProfiles, output_tokens
+from parrot_gateway.linking.session_titles import inferred_title
 from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 #: Sessions that one list holds, last used first.
@@ -486,6 +487,17 @@ def _told(
         max(depths.values()),
         joined,
         merged or [],
+        _title(session, records),
+    )
+
+
+def _title(session: LinkedSession, records: list[CallRecord]) -> str:
+    return inferred_title(
+        session.id,
+        [record.path for record in records],
+        Counter(record.depth for record in records),
+        {link.kind for record in records for link in record.links},
+        list(dict.fromkeys(tool for record in records for tool in record.tools)),
     )
 
 
@@ -499,6 +511,7 @@ def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None
         "id": session.id,
         "object": "session",
         "name": session.id,
+        "title": _title(session, records),
         "inferred": not session.is_explicit,
         "models": list(dict.fromkeys(record.model for record in records))[:_MAX_MODELS],
         "created": records[0].submitted,

@@ -106,6 +106,7 @@ class SessionSummary(msgspec.Struct, array_like=True):
             calls at equal depth.
         joined: ids of the calls that it did not have when it was told of last.
         merged: ids of sessions that have become part of it since.
+        title: for people; see `session_titles`.
     """
 
     tenant: str
@@ -121,6 +122,7 @@ class SessionSummary(msgspec.Struct, array_like=True):
     width: int
     joined: list[str]
     merged: list[str]
+    title: str = ""
 
 
 class LinksChanged(msgspec.Struct, tag="links_changed", array_like=True):

@@ -32,9 +32,9 @@ def engine(name: str, state: str = "serving", **more: Any) -> dict[str, Any]:
 
 def session(name: str, **more: Any) -> dict[str, Any]:
     return {
-        "id": f"id-{name}", "name": name, "state": "running", "calls": 3, "running": 1,
-        "failed": 0, "depth": 2, "width": 3, "prompt_tokens": 1500, "output_tokens": 20,
-        "last_activity": NOW - 5, **more,
+        "id": f"id-{name}", "name": name, "title": name, "state": "running", "calls": 3,
+        "running": 1, "failed": 0, "depth": 2, "width": 3, "prompt_tokens": 1500,
+        "output_tokens": 20, "last_activity": NOW - 5, **more,
     }  # fmt: skip
 
 

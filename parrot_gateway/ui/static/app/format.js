@@ -35,6 +35,17 @@ export function ago(at, now = Date.now() / 1000) {
   return `${Math.floor(s / 86_400)} d ago`;
 }
 
+/** What people call a session. */
+export const titleOf = (session) => session.title || session.name || session.id;
+
+/** 14:03:27, with the day where that is not today's. `at` is a Unix time. */
+export function clockTime(at) {
+  const then = new Date(at * 1000);
+  const isToday = then.toDateString() === new Date().toDateString();
+  const time = then.toLocaleTimeString("en-GB");
+  return isToday ? time : `${then.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${time}`;
+}
+
 const LONGEST_ENGINE = 11;
 
 /** An engine's name without the random digits at its end, where room is short. */

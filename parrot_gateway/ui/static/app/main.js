@@ -82,7 +82,7 @@ function App() {
   }, [view]);
   return html`
     <${Head} current=${view} />
-    <main id="content" tabindex="-1">
+    <main id="content" tabindex="0">
       ${connection.value === "refused" && html`<${Empty} title="The gateway did not let this page in">
         <p>${refusal.value?.message}</p>
         <button type="button" class="primary" onClick=${() => location.reload()}>Try again</button>

@@ -17,6 +17,10 @@ import { sizeOf } from "./sizes.js";
 
 /** Nodes that are elements at once; more are marks on the canvas. */
 const MAX_ELEMENTS = 260;
+/** Elements that are made in one frame: more in the next ones, and marks stand for them until then. */
+const MAX_NEW_ELEMENTS = 32;
+/** So long after the last movement the picture is drawn sharp again. */
+const STILL_MS = 150;
 /** Of graphs with so few boxes rather a readable part is shown than all. */
 const FEW_BOXES = 40;
 /** Pixels beyond the pane in which nodes are kept as elements. */
@@ -57,16 +61,26 @@ export function GraphView({ graph, at, selected, showsPath }) {
       if (camera.isFree) fit();
     });
     const bitmap = new Bitmap();
+    let still = 0;
+    let drawn = null;
+    const rest = () => pane.current?.classList.remove("is-moving");
     const draw = () => {
       const { x, y, scale } = camera.view.value;
-      if (world.current) {
+      if (world.current && drawn !== camera.view.value) {
+        // While it moves, elements are moved as one picture, which is not painted anew.
+        if (drawn) pane.current.classList.add("is-moving");
+        clearTimeout(still);
+        still = setTimeout(rest, STILL_MS);
+        drawn = camera.view.value;
         pane.current.classList.toggle("is-far", scale < TEXT_SCALE);
         world.current.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
       }
-      keep(elements, inView(graph, placed.value, camera, [cursor.value, selected.value]));
+      const wanted = inView(graph, placed.value, camera, [cursor.value, selected.value]);
+      if (!keep(elements, wanted)) onNextFrame(draw);
       const picture = {
         graph,
         camera,
+        elements: elements.value,
         placed: placed.value,
         at: at.value,
         selected: selected.value,
@@ -104,6 +118,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
       forget(draw);
       forget(mark);
       observer.disconnect();
+      clearTimeout(still);
       layout.close();
       bitmap.close();
     };
@@ -231,10 +246,14 @@ function inView(graph, placed, camera, always) {
   return found;
 }
 
-/** Set a list signal only where the list is another. */
-function keep(list, next) {
+/** Set the list of elements to what is wanted; false where some are left for the next frame. */
+function keep(list, wanted) {
   const now = list.value;
+  const known = new Set(now.map((box) => box.id));
+  let room = MAX_NEW_ELEMENTS;
+  const next = wanted.filter((box) => known.has(box.id) || room-- > 0);
   if (now.length !== next.length || now.some((box, index) => box !== next[index])) list.value = next;
+  return next.length === wanted.length;
 }
 
 function boxUnder(graph, placed, camera, px, py) {

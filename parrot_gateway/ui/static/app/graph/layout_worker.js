@@ -12,10 +12,12 @@ const DAGRE_MAX_PARALLEL = 9;
 const MAX_LABELLED = 60;
 const CHARACTER = 5.6;
 const LONGEST_LABEL = 150;
+/** Room for the borders and the name of a group's frame, beyond its members. */
+const FRAME = 36;
 
 addEventListener("message", ({ data: { request, boxes, edges, aspect } }) => {
   const placed = isForDagre(boxes, edges)
-    ? placeByDagre(boxes, edges, aspect < 0.8)
+    ? bestByDagre(boxes, edges, aspect)
     : { ...placeInLayers(boxes, edges, aspect), runsDown: false };
   postMessage({ request, ...placed });
 });
@@ -25,6 +27,15 @@ function isForDagre(boxes, edges) {
   const parallel = new Map();
   for (const { stage } of boxes) parallel.set(stage, (parallel.get(stage) ?? 0) + 1);
   return Math.max(0, ...parallel.values()) <= DAGRE_MAX_PARALLEL;
+}
+
+/** To the right; in a pane that is higher than wide down, if more can be read so. */
+function bestByDagre(boxes, edges, aspect) {
+  const right = placeByDagre(boxes, edges, false);
+  if (aspect >= 0.8) return right;
+  const down = placeByDagre(boxes, edges, true);
+  const scaleOf = ({ width, height }) => Math.min(aspect / width, 1 / height);
+  return scaleOf(down) >= scaleOf(right) ? down : right;
 }
 
 /** Groups are clusters to dagre, at a price in looks, only where frames would enclose others. */
@@ -94,7 +105,7 @@ function orderAlikes(boxes, edges, at, bends, runsDown) {
   }
 }
 
-/** No box stands within the frame of a group that it is not in. */
+/** No box stands within the frame of a group that it is not in, and no two frames overlap. */
 function areFramesClean(boxes, at) {
   const frames = new Map();
   for (const { id, group, width, height } of boxes) {
@@ -106,6 +117,10 @@ function areFramesClean(boxes, at) {
       Math.max(frame[2], x + width), Math.max(frame[3], y + height),
     ]);
   }
+  const all = [...frames.values()];
+  const isApart = ([a, b, c, d], [left, top, right, bottom]) =>
+    a > right + FRAME || c < left - FRAME || b > bottom + FRAME || d < top - FRAME;
+  if (!all.every((one, index) => all.slice(index + 1).every((other) => isApart(one, other)))) return false;
   return boxes.every(({ id, group, width, height }) => {
     const { x, y } = at.get(id);
     return [...frames].every(

@@ -26,7 +26,7 @@ function Facts({ node, state, at, graph }) {
   if (node.maxTokens) return html`<span class="node-facts">up to ${count(node.maxTokens)} tokens</span>`;
   if (node.kind === "transform") return html`<span class="node-facts">${node.transform}</span>`;
   if (state === "failed") {
-    return html`<span class="node-facts is-bad">${node.failure ?? "failed"}</span>`;
+    return html`<span class="node-facts is-bad" title=${node.failure}>${node.failure ?? "failed"}</span>`;
   }
   const word = state === "done" ? "" : `${state} `;
   const tokens = state === "done" ? (node.output_tokens ?? node.tokens) : 0;
@@ -50,6 +50,8 @@ function describeNode(node, state) {
 export const fullName = (variable) =>
   variable.session ? `${variable.session}/${variable.name}` : variable.name;
 
+const nameOf = (node) => (node.kind === "variable" ? fullName(node) : node.name);
+
 export const NodeBox = memo(({ node, state, x, y, at, graph, isSelected, isCursor, isCritical }) => {
   const { width, height } = sizeOf(node);
   const classes = ["node", `is-${state}`, `kind-${node.kind}`];
@@ -66,7 +68,7 @@ export const NodeBox = memo(({ node, state, x, y, at, graph, isSelected, isCurso
   >
     <span class="node-title">
       <${StateMark} state=${state} />
-      <span class="node-name">${node.kind === "variable" ? fullName(node) : node.name}</span>
+      <span class="node-name" title=${nameOf(node)}><bdi>${nameOf(node)}</bdi></span>
       ${node.tools?.length > 0 && state !== "absent" &&
       html`<span class="node-tools" title=${`calls ${node.tools.join(", ")}`}>⚒ ${node.tools.length}</span>`}
     </span>

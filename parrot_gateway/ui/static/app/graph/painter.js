@@ -1,6 +1,6 @@
 /**
- * Draws edges and group frames on a canvas behind the nodes; and the nodes themselves where the
- * scale is too small for text.
+ * Draws edges and group frames on a canvas behind the nodes; and the nodes that are no elements, as
+ * where the scale is too small for text.
  */
 
 import { stateAt } from "../data/session_graph.js";
@@ -13,12 +13,14 @@ export const TEXT_SCALE = 0.42;
 const HEAD_SCALE = 0.25;
 const LABEL_SCALE = 0.72;
 const MAX_LABELLED_EDGES = 60;
+/** What LangChain puts before a group's own name. */
+const RUN_ID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\//;
 /** So many edges are a texture, and stand back behind the nodes. */
 const MANY_EDGES = 250;
 
 /**
  * @param {HTMLCanvasElement} canvas
- * @param {object} picture `graph, placed, camera, at, selected, critical, near`
+ * @param {object} picture `graph, placed, camera, elements, at, selected, critical, near`
  */
 export function paint(canvas, picture) {
   const { camera, placed } = picture;
@@ -36,7 +38,7 @@ export function paint(canvas, picture) {
   const drawing = { ...picture, context, scale, shown, colours: palette() };
   paintGroups(drawing);
   paintEdges(drawing);
-  if (scale < TEXT_SCALE) paintMarks(drawing);
+  paintMarks(drawing);
 }
 
 /** Frames of the declared task groups that have several members. */
@@ -73,7 +75,7 @@ function paintGroups({ context, graph, placed, scale, colours }) {
       context.font = "10.5px system-ui, sans-serif";
       context.fillStyle = colours.muted;
       context.textAlign = "left";
-      context.fillText(`group ${name}`, left, top - pad - 10, right - left);
+      context.fillText(`group ${name.replace(RUN_ID, "")}`, left, top - pad - 10, right - left);
     }
   }
 }
@@ -190,19 +192,45 @@ function arrowHead(path, { points, runsDown }) {
   path.lineTo(...(runsDown ? [x + 3.6, y - 7] : [x - 7, y + 3.6]));
 }
 
+/**
+ * Edges to one box, or from one, that say the same are named once.
+ *
+ * @returns {[object, object, boolean, number][]} edge, line, whether it is near, and how many
+ */
+function bundled(labelled) {
+  const into = countOf(labelled, ([edge]) => `${edge.to} ${edge.label}`);
+  const bundles = new Map();
+  for (const each of labelled) {
+    const [{ key, from, to, label }, , isNear] = each;
+    const end = into.get(`${to} ${label}`) > 1 ? `> ${to}` : `${from} >`;
+    const name = isNear ? key : `${end} ${label}`;
+    if (!bundles.has(name)) bundles.set(name, []);
+    bundles.get(name).push(each);
+  }
+  const named = [...bundles.values()].map((each) => [...each[each.length >> 1], each.length]);
+  return named.sort((a, b) => b[2] - a[2]);
+}
+
+function countOf(items, keyOf) {
+  const counts = new Map();
+  for (const item of items) counts.set(keyOf(item), (counts.get(keyOf(item)) ?? 0) + 1);
+  return counts;
+}
+
 /** Names of edges, near their middle, where they cover no other name. */
 function labels({ context, colours }, labelled) {
   context.font = "10.5px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   const taken = [];
-  for (const [edge, { points, runsDown }, isNear] of labelled.sort((a, b) => b[2] - a[2])) {
+  for (const [edge, { points, runsDown }, isNear, number] of bundled(labelled)) {
     // With an odd number of points the one in the middle is where dagre made room for it.
     const middle = points[Math.floor(points.length / 2)];
     const other = points[Math.ceil(points.length / 2) - 1];
     const [x, y] = [(middle.x + other.x) / 2, (middle.y + other.y) / 2];
     const room = Math.abs(points.at(-1).x - points[0].x) - 16;
-    const text = edge.label.length > 26 ? `${edge.label.slice(0, 25)}…` : edge.label;
+    const label = edge.label.length > 26 ? `${edge.label.slice(0, 25)}…` : edge.label;
+    const text = number > 1 ? `${label} × ${number}` : label;
     const half = context.measureText(text).width / 2 + 4;
     if (!isNear && !runsDown && 2 * half > room) continue;
     if (taken.some((each) => Math.abs(each.x - x) < each.half + half && Math.abs(each.y - y) < 15)) continue;
@@ -220,8 +248,10 @@ function labels({ context, colours }, labelled) {
 }
 
 /** Nodes as marks: a block in the colour of the state, with a notch for those that failed. */
-function paintMarks({ context, graph, placed, scale, shown, colours, at, selected, critical }) {
+function paintMarks({ context, graph, placed, elements, scale, shown, colours, at, selected, critical }) {
+  const isText = new Set(scale < TEXT_SCALE ? [] : elements.map((box) => box.id));
   for (const box of graph.boxes) {
+    if (isText.has(box.id)) continue;
     const place = placed.at.get(box.id);
     if (!place) continue;
     const { width, height } = sizeOf(box);

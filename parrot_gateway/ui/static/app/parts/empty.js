@@ -3,4 +3,4 @@
 import { html } from "../../vendor/preact.js";
 
 export const Empty = ({ title, children }) =>
-  html`<div class="empty-state"><h2>${title}</h2><div>${children}</div></div>`;
+  html`<div class="empty-state"><h1>${title}</h1><div>${children}</div></div>`;

@@ -12,11 +12,20 @@ const listeners = new Set();
 
 /** By name, as of `--NAME` in base.css. */
 export function palette() {
-  if (!colours) {
-    const style = getComputedStyle(document.documentElement);
-    colours = Object.fromEntries(NAMES.map((n) => [n, style.getPropertyValue(`--${n}`).trim()]));
-  }
+  colours ??= resolved();
   return colours;
+}
+
+/** A canvas knows no `light-dark()`: an element tells what that comes to. */
+function resolved() {
+  const probe = document.documentElement.appendChild(document.createElement("i"));
+  const colourOf = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const found = Object.fromEntries(NAMES.map((name) => [name, colourOf(name)]));
+  probe.remove();
+  return found;
 }
 
 /** Be called after the theme has changed; returns what ends that. */

@@ -19,15 +19,20 @@ import { parrotFields, plainRequest } from "./requests.js";
 /** The last run of each kind. */
 export const runs = signal({});
 
-const randomName = () =>
-  `playground-${[...crypto.getRandomValues(new Uint8Array(4))].map((b) => b.toString(16).padStart(2, "0")).join("")}`;
+const WAYS = { graph: "graph", calls: "no graph" };
+
+/** @returns {string} such as "playground 5cc7 · no graph" */
+function nameOf(kind) {
+  const digits = [...crypto.getRandomValues(new Uint8Array(2))].map((byte) => byte.toString(16).padStart(2, "0"));
+  return `playground ${digits.join("")} · ${WAYS[kind]}`;
+}
 
 /** @returns {Run} at once; it goes on */
 export function start(kind, draft) {
   const calls = inOrder(draft.steps);
   const run = {
     kind,
-    name: randomName(),
+    name: nameOf(kind),
     session: signal(null),
     texts: new Map(calls.map((step) => [step.name, signal("")])),
     error: signal(""),

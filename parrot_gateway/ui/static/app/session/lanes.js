@@ -2,7 +2,8 @@
 
 /** A pause of the client that is shorter than this share of the whole is not shown. */
 const MIN_GAP_SHARE = 0.004;
-const NO_ENGINE = "waiting";
+const WAITING = "waiting";
+const NOT_RUN = "not run";
 
 /**
  * @typedef {object} Lane
@@ -24,19 +25,29 @@ export function lanesOf(graph, now) {
     // What still waits for its inputs has no place in time yet.
     const span = spanOf(node, graph, now);
     if (node.kind === "transform" || span === null) continue;
-    const name = node.engine ?? (node.started_s === null ? NO_ENGINE : (node.model ?? NO_ENGINE));
+    const name = laneOf(node);
     if (!byName.has(name)) byName.set(name, []);
     byName.get(name).push(span);
   }
-  const names = [...byName.keys()].sort((a, b) =>
-    a === NO_ENGINE ? 1 : b === NO_ENGINE ? -1 : a.localeCompare(b, "en", { numeric: true }),
+  const last = [WAITING, NOT_RUN];
+  const names = [...byName.keys()].sort(
+    (a, b) => last.indexOf(a) - last.indexOf(b) || a.localeCompare(b, "en", { numeric: true }),
   );
   const lanes = names.map((name) => {
     const spans = byName.get(name);
-    if (name !== NO_ENGINE) return { name, ...pack(spans) };
-    return { name: `${spans.length} waiting`, spans, rows: 1 };
+    if (!last.includes(name)) return { name, ...pack(spans) };
+    return { name: `${spans.length} ${name}`, spans, rows: 1 };
   });
   return { lanes, gaps: gapsOf(graph, now) };
+}
+
+/** An engine; the model where only an upstream knows; else what has become of the call. */
+function laneOf(node) {
+  if (node.engine) return node.engine;
+  const isOver = node.finished_s !== null;
+  if (isOver && node.first_token_s === null && node.state !== "done") return NOT_RUN;
+  if (node.started_s === null) return isOver ? NOT_RUN : WAITING;
+  return node.model ?? WAITING;
 }
 
 /** When a call could have begun (its inputs were there), began and ended; null: not yet. */

@@ -1,11 +1,12 @@
 /** One session: its graph beside its timeline, and the details of a call. */
 
 import { effect, html, useEffect, useMemo, useSignal } from "../../vendor/preact.js";
-import { keyOf, sessions, sessionsChanged } from "../data/overview.js";
+import { keyOf, sessions, sessionsChanged, tenants } from "../data/overview.js";
 import { SessionGraph } from "../data/session_graph.js";
-import { count, duration, percent, plural } from "../format.js";
+import { clockTime, count, duration, percent, plural, titleOf } from "../format.js";
 import { GraphView } from "../graph/graph_view.js";
 import { tick } from "../parts/clock.js";
+import { CopyButton } from "../parts/copy.js";
 import { Empty } from "../parts/empty.js";
 import { LiveRegion } from "../parts/live_region.js";
 import { StateMark } from "../parts/state_mark.js";
@@ -31,7 +32,10 @@ export function SessionPage({ id }) {
   }, [id]);
 
   if (graph.connection.value === "refused") {
-    return html`<${Empty} title="This session cannot be shown">${graph.error.value?.message}<//>`;
+    return html`<${Empty} title="This session cannot be shown">
+      <p>${graph.error.value?.message}</p>
+      <p><a href=${hrefOf("sessions")}>All sessions</a></p>
+    <//>`;
   }
   graph.structure.value;
   if (graph.connection.value === "connecting" && graph.nodes.size === 0) {
@@ -67,10 +71,11 @@ function Head({ graph }) {
   return html`<header class="session-head">
     <div class="session-title">
       <a class="back" href=${hrefOf("sessions")} aria-label="All sessions">‹</a>
-      <h1>${graph.session.name || graph.session.id}</h1>
+      <h1 title=${graph.session.name || graph.session.id}><bdi>${titleOf(view ?? graph.session)}</bdi></h1>
       <span class=${`badge is-${state}`}><${StateMark} state=${state} />${state}</span>
-      ${graph.isInferred && html`<span class="badge" title="Nobody named this session: it was inferred from what its calls say">inferred</span>`}
-      ${view && view.tenant && html`<span class="badge is-quiet" title="Tenant">${view.tenant}</span>`}
+      ${graph.isInferred && html`<span class="badge is-inferred" title="Nobody named this session: it was inferred from what its calls say">inferred</span>`}
+      ${tenants.value.length > 1 && view?.tenant && html`<span class="badge is-quiet" title="Tenant">${view.tenant}</span>`}
+      <span class="session-id"><code>${graph.session.id}</code><${CopyButton} text=${graph.session.id} label="Copy the id of the session" /></span>
       <a class="compare-link" href=${hrefOf("compare", null, { a: graph.id })}>Compare</a>
       ${graph.connection.value === "lost" && html`<span class="badge is-lost">connection lost, trying again</span>`}
     </div>
@@ -80,6 +85,7 @@ function Head({ graph }) {
       <${Fact} name="Waiting">${count(in_("waiting"))}<//>
       <${Fact} name="Failed" isBad=${in_("failed") > 0}>${count(in_("failed"))}<//>
       <${Fact} name="Depth">${plural(depth, "stage")}<//>
+      ${view && html`<${Fact} name="Started"><time datetime=${new Date(view.started * 1000).toISOString()}>${clockTime(view.started)}</time><//>`}
       <${Fact} name="Time"><${Clock} graph=${graph} /><//>
       <${Fact} name="Prompt tokens">${count(prompt || view?.prompt_tokens)}<//>
       <${Fact} name="Cached">${percent(prompt ? cached / prompt : null)}<//>

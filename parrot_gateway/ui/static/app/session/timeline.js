@@ -25,10 +25,14 @@ export function Timeline({ graph, at, selected, showsPath, span, hasScrubber = t
 
   // Ends before the canvas is gone; other effects end after the next frame.
   useLayoutEffect(() => {
+    let most = 0;
     const draw = () => {
       const { clientWidth: width, clientHeight: height } = pane.current;
       const now = graph.now;
       const plan = lanesOf(graph, now);
+      // The pane is as high as its lanes need, where there is room; it does not shrink meanwhile.
+      const natural = Math.max(measure(plan, Infinity).total, most);
+      if (natural !== most) pane.current.style.setProperty("--lanes-height", `${(most = natural)}px`);
       const drawing = { graph, plan, width, height, span: Math.max(now, span?.value ?? 0, 1e-3), now };
       canvas.current.style.height = `${Math.max(height, measure(plan, height).total)}px`;
       bars.current = paintTimeline(canvas.current, {

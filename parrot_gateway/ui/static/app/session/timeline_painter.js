@@ -15,14 +15,14 @@ const SMALL = "10.5px system-ui, sans-serif";
 
 /** Heights of rows such that all lanes fit, if that can be. */
 export function measure({ lanes, gaps }, height) {
-  const rows = lanes.reduce((sum, lane) => sum + lane.rows, 0) + (gaps.length ? 1 : 0);
-  const bands = lanes.length + (gaps.length ? 1 : 0);
-  const room = height - AXIS - bands * 2 * LANE_PAD;
-  const row = Math.max(MIN_ROW, Math.min(MAX_ROW, Math.floor(room / Math.max(1, rows))));
   const minLane = 16;
+  const gapHeight = gaps.length ? minLane + 2 * LANE_PAD : 0;
+  const rows = lanes.reduce((sum, lane) => sum + lane.rows, 0);
+  const room = height - AXIS - gapHeight - lanes.length * 2 * LANE_PAD;
+  const row = Math.max(MIN_ROW, Math.min(MAX_ROW, Math.floor(room / Math.max(1, rows))));
   const laneHeight = (lane) => Math.max(minLane, lane.rows * row) + 2 * LANE_PAD;
-  const total = AXIS + lanes.reduce((sum, lane) => sum + laneHeight(lane), 0) + (gaps.length ? minLane + 2 * LANE_PAD : 0);
-  return { row, laneHeight, total, gapHeight: minLane + 2 * LANE_PAD };
+  const total = AXIS + lanes.reduce((sum, lane) => sum + laneHeight(lane), 0) + gapHeight;
+  return { row, laneHeight, total, gapHeight };
 }
 
 /**

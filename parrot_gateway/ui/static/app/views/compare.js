@@ -3,7 +3,7 @@
 import { computed, html, signal, useEffect, useMemo } from "../../vendor/preact.js";
 import { keyOf, sessions, sessionsChanged } from "../data/overview.js";
 import { SessionGraph } from "../data/session_graph.js";
-import { ago, count, duration, percent, UNKNOWN } from "../format.js";
+import { ago, count, duration, percent, plural, titleOf, UNKNOWN } from "../format.js";
 import { GraphView } from "../graph/graph_view.js";
 import { tick } from "../parts/clock.js";
 import { Empty } from "../parts/empty.js";
@@ -44,7 +44,7 @@ function Choice({ side, id, choose }) {
     <select value=${id ?? ""} onChange=${(event) => choose(side, event.target.value)}>
       <option value="">choose a session…</option>
       ${id && !isOffered && html`<option value=${id}>${id}</option>`}
-      ${offered.map((session) => html`<option key=${keyOf(session)} value=${keyOf(session)}>${session.name || session.id} · ${session.calls} calls · ${ago(session.started)}</option>`)}
+      ${offered.map((session) => html`<option key=${keyOf(session)} value=${keyOf(session)}>${titleOf(session)} · ${plural(session.calls, "call")} · ${ago(session.started)}</option>`)}
     </select>
   </label>`;
 }
@@ -63,20 +63,29 @@ function Both({ a, b }) {
   useEffect(() => () => graphs.forEach((graph) => graph.close()), [graphs]);
   return html`
     <${Figures} graphs=${graphs} />
+    <p class="muted compare-hint">One run of each says little: the first warms engines and caches, and finds other work there. Run both again, in the other order, and see what stays.</p>
     <div class="compare-sides">${graphs.map((graph, index) => html`<${Side} key=${graph.id} graph=${graph} name=${"AB"[index]} shared=${shared} selected=${shared.selected[index]} />`)}</div>`;
 }
 
 function Side({ graph, name, shared, selected }) {
-  graph.structure.value;
+  graph.structure.value, sessionsChanged.value;
   if (graph.connection.value === "refused") {
     return html`<section class="compare-side"><p class="failure">${graph.error.value?.message}</p></section>`;
   }
   const views = { graph, at: shared.at, selected, showsPath: shared.showsPath };
   return html`<section class="compare-side" aria-label=${`Run ${name}`}>
-    <h2>${name} <a href=${hrefOf("sessions", graph.id)}>${graph.session.name || graph.id}</a></h2>
+    <h2>${name} <a href=${hrefOf("sessions", graph.id)}><bdi>${titleOf(sessions.get(graph.id) ?? graph.session)}</bdi></a></h2>
+    <p class="muted">${knowledgeOf(graph)}</p>
     <div class="compare-timeline"><${Timeline} ...${views} span=${shared.span} hasScrubber=${false} /></div>
     <div class="compare-graph"><${GraphView} ...${views} /></div>
   </section>`;
+}
+
+/** What the gateway knew of this run while it ran. */
+function knowledgeOf({ edges }) {
+  if (edges.some((edge) => !edge.inferred)) return "Its graph was declared: the gateway knew what reads what before it ran.";
+  if (edges.length) return "Call by call: the gateway saw what feeds what only in the texts.";
+  return "No call is known to read another one's text.";
 }
 
 /** `[name, value, how it is written, whether less is better]`; values of one run. */
@@ -89,10 +98,10 @@ function figuresOf(graph) {
   const [prompt, cached] = [sum("prompt_tokens"), sum("cached_tokens")];
   return [
     ["Time", graph.now, duration],
-    ["of it nothing was under way", gaps.reduce((total, gap) => total + gap.until - gap.from, 0), duration],
+    ["of it no call was under way", gaps.reduce((total, gap) => total + gap.until - gap.from, 0), duration],
     ["Calls", nodes.length, count],
-    ["Running, all calls together", time("started_s", "finished_s"), duration],
-    ["To the first token, all together", time("started_s", "first_token_s"), duration],
+    ["Sum of running times", time("started_s", "finished_s"), duration],
+    ["Sum of times to the first token", time("started_s", "first_token_s"), duration],
     ["Prompt tokens", prompt, count],
     ["of them computed", prompt - cached, count],
     ["Found in the cache", prompt ? cached / prompt : null, percent],

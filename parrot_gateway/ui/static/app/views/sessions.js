@@ -2,8 +2,8 @@
 
 import { computed, html, signal, useEffect, useRef, useSignal } from "../../vendor/preact.js";
 import { GATEWAY } from "../data/api.js";
-import { connection, keyOf, sessions, sessionsChanged } from "../data/overview.js";
-import { ago, compact, count } from "../format.js";
+import { connection, gateway, keyOf, models, sessions, sessionsChanged, tenants } from "../data/overview.js";
+import { ago, compact, count, titleOf } from "../format.js";
 import { slowTick } from "../parts/clock.js";
 import { CopyBlock } from "../parts/copy.js";
 import { Empty } from "../parts/empty.js";
@@ -32,7 +32,7 @@ const listed = computed(() => {
   for (const session of sessions.values()) {
     if (!isWanted(session)) continue;
     if (words.length) {
-      const text = [session.name, session.id, session.tenant, session.state, ...(session.models ?? [])]
+      const text = [titleOf(session), session.name, session.id, session.tenant, session.state, ...(session.models ?? [])]
         .join(" ")
         .toLowerCase();
       if (!words.every((word) => text.includes(word))) continue;
@@ -76,7 +76,7 @@ function Filter() {
   return html`<div class="list-head">
     <input
       type="search"
-      placeholder="Filter by name, tenant, model"
+      placeholder="Filter by name, id, tenant, model"
       aria-label="Filter sessions"
       value=${filter.value}
       onInput=${(event) => (filter.value = event.target.value)}
@@ -126,6 +126,7 @@ function List({ current }) {
     }));
   };
   slowTick.value;
+  const hasTenants = tenants.value.length > 1;
   return html`<div class="list-pane" ref=${pane} onScroll=${(event) => (top.value = event.target.scrollTop)}>
     ${all.length === 0 && html`<p class="list-none muted">${connection.value === "connecting" ? "Connecting…" : filter.value || only.value !== "all" ? "No session matches." : "No sessions yet."}</p>`}
     <ul style=${{ height: `${all.length * ROW}px` }} onKeyDown=${onKeyDown}>
@@ -137,13 +138,14 @@ function List({ current }) {
         isCurrent=${keyOf(session) === current}
         isReachable=${keyOf(session) === reachable}
         since=${ago(session.last_activity)}
+        hasTenant=${hasTenants}
       />`)}
     </ul>
   </div>`;
 }
 
-const Row = (({ session, place, total, isCurrent, isReachable, since }) => {
-  const { name, id, state, calls, running, failed, tenant, inferred } = session;
+function Row({ session, place, total, isCurrent, isReachable, since, hasTenant }) {
+  const { state, calls, running, failed, tenant, inferred, models } = session;
   return html`<li style=${{ transform: `translateY(${place * ROW}px)` }} aria-setsize=${total} aria-posinset=${place + 1}>
     <a
       class="row"
@@ -152,24 +154,40 @@ const Row = (({ session, place, total, isCurrent, isReachable, since }) => {
       tabindex=${isReachable ? 0 : -1}
       aria-current=${isCurrent ? "page" : undefined}
     >
-      <${StateMark} state=${state} />
-      <span class=${`row-name${inferred ? " is-inferred" : ""}`}>${name || id}</span>
+      <${StateMark} state=${state === "idle" && failed > 0 ? "failed" : state} />
+      <span class=${`row-name${inferred ? " is-inferred" : ""}`} title=${session.name || session.id}><bdi>${titleOf(session)}</bdi></span>
       <span class="row-since">${since}</span>
       <span class="row-facts">
         <span>${compact(calls)} ${calls === 1 ? "call" : "calls"}</span>
         ${running > 0 && html`<span class="is-running">${running} running</span>`}
         ${failed > 0 && html`<span class="is-bad">${failed} failed</span>`}
-        <span class="row-tenant">${tenant}</span>
+        <span class="row-tenant">${hasTenant ? tenant : (models ?? []).join(", ")}</span>
         <span class="unseen">, ${state}</span>
       </span>
     </a>
   </li>`;
-});
+}
 
 function FirstSteps() {
-  return html`<${Empty} title="No sessions yet">
+  const [model] = models.value;
+  if (gateway.value && model === undefined) {
+    return html`<${Empty} title="No model is served yet">
+      <p>One may still be loading; <a href=${hrefOf("engines")}>Engines</a> shows which. Else start the gateway with one:</p>
+      <${CopyBlock} text=${"parrot-gateway serve --model FOLDER_OR_ID\nparrot-gateway serve --upstream NAME=URL"} label="two ways to serve a model" />
+    <//>`;
+  }
+  return html`<${Empty} title="Waiting for the first call">
     <p>Point any program that uses an OpenAI client here. Its calls show up as they come.</p>
     <${CopyBlock} text=${`export OPENAI_BASE_URL=${GATEWAY}/v1`} label="the address of this gateway" />
-    <p>Calls that are linked, by a name of yours or by what they say, are one session.</p>
+    <p>Or make one call:</p>
+    <${CopyBlock} text=${firstCall(model)} label="a first call" />
+    <p>Calls that feed one another are one session, whether the program says so or not. The <a href=${hrefOf("playground")}>playground</a> runs such a graph from here.</p>
   <//>`;
 }
+
+const firstCall = (model) => {
+  const body = JSON.stringify({ model: nameOf(model), prompt: "Once upon a time", max_tokens: 60 });
+  return `curl ${GATEWAY}/v1/completions -H 'Content-Type: application/json' \\\n  -d '${body.replaceAll("'", "'\\''")}'`;
+};
+
+const nameOf = (model) => (typeof model === "string" ? model : model?.id);
