@@ -7,14 +7,7 @@ from typing import Any
 
 from harness.processes import GatewayProcess, wait_until
 from harness.raw_http import RawConnection, Response
-from harness.scripted_upstream import (
-    ScriptedUpstream,
-    chat_document,
-    chat_events,
-    document,
-    error,
-    event_stream,
-)
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 
 from parrot_gateway.telemetry.logs import CALL_FIELDS, COMMON_FIELDS
 
@@ -46,25 +39,6 @@ def test_a_call_is_one_line(relay: GatewayProcess, upstream: ScriptedUpstream) -
     assert (line["prompt_tokens"], line["output_tokens"]) == (3, 2)
     assert 0 <= line["prepared_ms"] <= line["first_token_ms"] <= line["duration_ms"]
     assert "error_message" not in line
-
-
-def test_an_error_is_in_the_log_as_the_client_got_it(
-    relay: GatewayProcess, upstream: ScriptedUpstream
-) -> None:
-    refused, line = ask(relay, upstream.script(error(400)))
-    shown = refused.json["error"]
-    assert line["level"] == "info", "a fault of the caller's"
-    assert (line["status"], line["error_code"]) == (400, shown["code"])
-    assert line["error_message"] == shown["message"]
-    failed, line = ask(relay, "dead/model")
-    assert (line["level"], line["event"]) == ("warning", "call failed")
-    assert (line["status"], line["error_code"]) == (502, failed.json["error"]["code"])
-    assert line["error_message"] == failed.json["error"]["message"]
-    cut = event_stream(*chat_events(["One"])[:1], cut=True)
-    broken, line = ask(relay, upstream.script(cut), stream=True)
-    last = json.loads(broken.body.split(b"data: ")[-2])["error"]
-    assert (line["level"], line["status"], line["streamed"]) == ("warning", 200, True)
-    assert (line["error_code"], line["error_message"]) == (last["code"], last["message"])
 
 
 def test_every_line_is_json_without_prompts_and_keys(relay: GatewayProcess) -> None:

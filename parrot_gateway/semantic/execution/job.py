@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.exceptions import (
+    AnswerError,
     CallCancelledError,
     GatewayError,
     InvalidRequestError,
@@ -263,7 +264,7 @@ class Job:
             if self.node.state == "cancelled":
                 record.status = CLIENT_LEFT
             else:
-                record.status = 500 if self.error is None else self.error.status
+                record.status = 500 if self.error is None else _answered_status(self.error)
         record.end()
 
     def client_error(self) -> GatewayError:
@@ -275,6 +276,12 @@ class Job:
 
     def failure_of(self, error: GatewayError) -> Failure:
         return Failure(error.code or "failed", error.message, self.output_name, self.id)
+
+
+def _answered_status(error: GatewayError) -> int:
+    """The status that a client who waits for the answer gets."""
+    relayed = error.upstream_status if isinstance(error, AnswerError) else None
+    return relayed or error.status
 
 
 def mint_call_id() -> str:
