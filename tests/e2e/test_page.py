@@ -168,7 +168,7 @@ def test_prompt_answer_and_curl_of_a_call_that_is_kept(browser: Any, tmp_path: P
         node(page, "secret").click()
         details.locator("summary", has_text="Answer").click()
         details.get_by_role("region", name="answer").wait_for()
-        assert details.get_by_role("region", name="answer").inner_text() == answer.strip("\n")
+        assert details.get_by_role("region", name="answer").inner_text().strip() == answer.strip()
         assert (
             "A key: sk-…" in details.get_by_role("region", name="curl of this request").inner_text()
         )
