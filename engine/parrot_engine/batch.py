@@ -339,6 +339,11 @@ class Runner(ABC):
     weight_bytes: int = 0
     kv_bytes_per_block: int = 0
 
+    @property
+    def read_once_tokens(self) -> int:
+        """See `AttentionBackend.read_once_tokens`; 0 of one that shares no reads."""
+        return 0
+
     @abstractmethod
     def launch(self, batch: StepBatch) -> Launch:
         """Start a step; it runs after all that were launched before, and sees what they wrote.

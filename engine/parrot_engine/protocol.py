@@ -335,6 +335,9 @@ class EngineStats:
     blocks_from_host: int = 0
     #: Seconds spent in steps, counted by its driver.
     busy_s: float = 0.0
+    #: Tokens of contexts that attention did not read again in a step, as calls that share them had
+    #: them read once; of each such call and step.
+    read_once_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -133,6 +133,7 @@ def step_attributes(
         "parrot.steps.filled_tokens": now.filled_tokens - before.filled_tokens,
         "parrot.steps.cached_tokens": now.cached_tokens - before.cached_tokens,
         "parrot.steps.generated_tokens": now.generated_tokens - before.generated_tokens,
+        "parrot.steps.read_once_tokens": now.read_once_tokens - before.read_once_tokens,
         "parrot.steps.preemptions": now.preemptions - before.preemptions,
         "parrot.engine.running": now.running,
         "parrot.engine.waiting": now.waiting,

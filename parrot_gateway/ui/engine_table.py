@@ -32,6 +32,7 @@ class _Rates:
     prefix_hit_rate: float | None = None
     step_ms: float | None = None
     tokens_per_s: float | None = None
+    read_once_per_step: float | None = None
 
 
 class EngineTable:
@@ -138,6 +139,7 @@ class EngineTable:
             "prefix_hit_rate": rates.prefix_hit_rate,
             "step_ms": rates.step_ms,
             "tokens_per_s": rates.tokens_per_s,
+            "read_once_per_step": rates.read_once_per_step,
             "shared_prefixes": [{"tokens": tokens, "calls": calls} for tokens, calls in prefixes],
             "device": info.device,
         }
@@ -175,6 +177,7 @@ _NOTHING: dict[str, Any] = {
     "prefix_hit_rate": None,
     "step_ms": None,
     "tokens_per_s": None,
+    "read_once_per_step": None,
     "shared_prefixes": [],
     "device": None,
 }
@@ -189,6 +192,8 @@ def _take_rates(rates: _Rates, stats: EngineStats, seconds: float | None) -> Non
         rates.prefix_hit_rate = round(cached / prompt, 4)
     if steps:
         rates.step_ms = round((stats.busy_s - before.busy_s) / steps * 1000, 3)
+        read_once = stats.read_once_tokens - before.read_once_tokens
+        rates.read_once_per_step = round(read_once / steps, 1)
     if seconds is not None:
         rates.tokens_per_s = round((stats.generated_tokens - before.generated_tokens) / seconds, 1)
 

@@ -41,6 +41,11 @@ class HostPlan(NamedTuple):
     lists: dict[int | None, WorkList]
 
     @property
+    def read_once(self) -> int:
+        """`WorkList.read_once` of the layers in which rows share most: those without a window."""
+        return max(work.read_once for work in self.lists.values())
+
+    @property
     def parts(self) -> Parts:
         """The parts that a plan of fixed capacity needs for it."""
         lists = self.lists.values()

@@ -87,6 +87,10 @@ class AttentionBackend(LayerAttention[PlanT]):
     unused slots or blocks of the cache, NaN included.
     """
 
+    #: Keys that rows of all plans so far did not read for themselves, as they share them with rows
+    #: that did: in one layer, the one in which they share most.
+    read_once_tokens: int = 0
+
     @abstractmethod
     def plan(self, rows: Sequence[BatchRow]) -> PlanT:
         """Lay out one step.

@@ -169,7 +169,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
 
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
         """The CPU's half of `plan`; touches no device."""
-        return self._planner.lay_out(rows, share=self._shares_prefixes)
+        host = self._planner.lay_out(rows, share=self._shares_prefixes)
+        self.read_once_tokens += host.read_once
+        return host
 
     def share_prefixes(self, enabled: bool) -> bool:
         self._shares_prefixes = enabled

@@ -77,6 +77,9 @@ class WorkList(NamedTuple):
     #: `Cuts.chunk` and `Cuts.tail`, in keys, by which the keys of rows without tiles were cut.
     chunk: int
     tail: int
+    #: Keys that rows do not read for themselves, as an item reads them for several: of each item
+    #: its keys times its rows but one.
+    read_once: int = 0
 
 
 class _Queries(NamedTuple):
@@ -125,6 +128,7 @@ def build(
         readings, groups, queries, tables.starts, policy, cuts, shape, window
     )
     query = readings.query
+    read_once = _count_read_once(items, queries.row[query])
     of_query = first_slot[query]
     cut = first_slot >= 0
     merges = np.stack([queries.token, first_slot, parts], axis=1)[cut]
@@ -142,7 +146,19 @@ def build(
         tiles=tiles.table,
         chunk=cuts.chunk,
         tail=cuts.tail,
+        read_once=read_once,
     )
+
+
+def _count_read_once(items: Ints, member_rows: Ints) -> int:
+    """See `WorkList.read_once`; members of one row stand together within an item."""
+    items = items[items[:, 5] > 1]
+    if not len(items):
+        return 0
+    changes = np.cumsum(np.diff(member_rows, prepend=member_rows[0]) != 0)
+    first, count = items[:, 4], items[:, 5]
+    others = changes[first + count - 1] - changes[first]
+    return int((others * (items[:, 3] - items[:, 2])).sum())
 
 
 def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:

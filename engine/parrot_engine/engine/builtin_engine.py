@@ -132,6 +132,8 @@ class BuiltinEngine:
                 "block_size", f"{settings.block_size}, but the runner has {runner.block_size}"
             )
         self._runner: Runner | None = runner
+        #: Of plans that were made to try the runner.
+        self._read_once_before = runner.read_once_tokens
         self._eos = frozenset(runner.eos_token_ids)
         self._random = random.Random(settings.seed)  # noqa: S311 -- sampling, not secrets
         self._inbox: deque[Primitive] = deque()
@@ -306,6 +308,9 @@ class BuiltinEngine:
             host_blocks=0 if self._host is None else len(self._host.slots),
             blocks_to_host=0 if self._host is None else self._host.num_stored,
             blocks_from_host=0 if self._host is None else self._host.num_loaded,
+            read_once_tokens=0
+            if self._runner is None
+            else self._runner.read_once_tokens - self._read_once_before,
         )
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:

@@ -360,6 +360,10 @@ class ModelRunner(Runner):
             self._graphs.forget()
         self._graphs = None
 
+    @property
+    def read_once_tokens(self) -> int:
+        return self._attention.read_once_tokens
+
     def share_prefixes(self, enabled: bool) -> bool:
         return self._attention.share_prefixes(enabled)
 

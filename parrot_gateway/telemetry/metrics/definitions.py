@@ -249,6 +249,11 @@ ENGINE_SHARED = _gauge(
     _ENGINE,
     "Prompt tokens of running calls that the engine holds, and can read, once for many of them.",
 )
+ENGINE_READ_ONCE = _counter(
+    "parrot_engine_read_once_tokens",
+    _ENGINE,
+    "Tokens of contexts that attention did not read again in a step: read once for many calls.",
+)
 ENGINE_STEPS = _counter("parrot_engine_steps", _ENGINE, "Steps (batches) computed.")
 ENGINE_BUSY = _counter("parrot_engine_busy_seconds", _ENGINE, "Seconds spent in steps.")
 ENGINE_BLOCKS = _gauge(

@@ -163,6 +163,7 @@ def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) 
     add(d.ENGINE_GENERATED, stats.generated_tokens, model, name)
     # Added to by those who share.
     add(d.ENGINE_SHARED, 0, model, name)
+    add(d.ENGINE_READ_ONCE, stats.read_once_tokens, model, name)
     add(d.ENGINE_STEPS, stats.steps, model, name)
     add(d.ENGINE_BUSY, stats.busy_s, model, name)
     add(d.ENGINE_QUEUED_TOKENS, engine.queued_tokens, model, name)

@@ -184,6 +184,30 @@ def test_every_key_is_read_once(
     assert len(merges) == len(work.merges)
 
 
+@settings(deadline=None)
+@given(batches(), st.sampled_from(CUTS), st.sampled_from([1, 1000]))
+def test_keys_that_rows_do_not_read_themselves_are_counted(
+    rows: list[BatchRow], cuts: Cuts, wide_round: int
+) -> None:
+    decodes = [BatchRow([0], row.start, row.block_table) for row in rows]
+    policy = POLICY._replace(cuts=cuts, wide_round=wide_round, wide_min_bytes=1)
+    tables = flatten_tables(decodes, BLOCK)
+    work = build(tables, SHAPE, policy, None)
+    items = np.concatenate([work.narrow, work.wide])
+    read = int((items[:, 3] - items[:, 2]).sum())
+    assert work.read_once == sum(row.start + 1 for row in decodes) - read
+    assert build(tables, SHAPE, policy, None, share=False).read_once == 0
+
+
+def test_tokens_of_one_row_count_once() -> None:
+    prefix = [*range(8)]
+    rows = [BatchRow([0] * 3, 32, [*prefix, 20]), BatchRow([0] * 2, 33, [*prefix, 30])]
+    for some, read_once in ((rows[:1], 0), (rows, 32)):
+        work = build(flatten_tables(some, BLOCK), SHAPE, POLICY, None)
+        assert max(work.narrow[:, 5]) > 1
+        assert work.read_once == read_once
+
+
 def _rows(shared_blocks: int, own: int, count: int) -> list[BatchRow]:
     prefix = list(range(shared_blocks))
     rows = []

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
-from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, scripted_engine
+from doubles import (
+    EOS,
+    POISON,
+    VOCAB_SIZE,
+    ScriptedRunner,
+    Trace,
+    prompt,
+    reference_generate,
+    scripted_engine,
+)
 from harness.engine_checks import check_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -353,6 +362,17 @@ def test_info_and_stats() -> None:
     trace.submit(FreeContext(1), FreeContext(2)).run()
     stats = engine.stats()
     assert (stats.contexts, stats.free_blocks, stats.cached_blocks) == (0, 8, 2)
+
+
+def test_reads_that_were_shared_count_from_the_engines_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = 5
+    monkeypatch.setattr(ScriptedRunner, "read_once_tokens", property(lambda _: counted))
+    engine, _ = scripted_engine()
+    assert engine.stats().read_once_tokens == 0, "those of plans that were tried before"
+    counted = 12
+    assert engine.stats().read_once_tokens == 7
 
 
 def test_scripted_runner_passes_the_checks_of_every_engine() -> None:

@@ -152,16 +152,21 @@ def test_shared_prefixes_in_wide_items(window: int | None) -> None:
 
 def test_shared_prefixes_in_narrow_items(shared: Tensor) -> None:
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    assert not len(
-        interpreted_backend(GROUPED, wide_min_bytes=10**12).plan(case.rows).work[None].wide
-    )
+    backend = interpreted_backend(GROUPED, wide_min_bytes=10**12)
+    assert not len(backend.plan(case.rows).work[None].wide)
+    once = backend.read_once_tokens
+    assert once > 0
+    backend.plan(case.rows)
+    assert backend.read_once_tokens == 2 * once
     assert relative_error(shared, case.expected()) < 2e-6
 
 
 def test_sharing_changes_no_sum(shared: Tensor) -> None:
     """Where keys are cut does not depend on who shares them."""
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    alone = case.run(interpreted_backend(GROUPED, share_prefixes=False))
+    unshared = interpreted_backend(GROUPED, share_prefixes=False)
+    alone = case.run(unshared)
+    assert unshared.read_once_tokens == 0
     # Equal but for the host's BLAS, which rounds a row by its place (exact in tests/gpu).
     assert relative_error(shared, alone) < 3e-7
 

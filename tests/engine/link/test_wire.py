@@ -183,3 +183,12 @@ def test_everything_filled_in() -> None:
     assert decode_from_engine(encode(events)) == events
     assert decode_from_engine(encode(register)) == register
     assert decode_from_engine(encode(Heartbeat(protocol.EngineStats(running=1)))).stats.running == 1  # type: ignore[union-attr]
+
+
+def test_statistics_that_only_one_end_knows_are_no_mistake() -> None:
+    tag, stats = msgspec.msgpack.decode(encode(Heartbeat(protocol.EngineStats(steps=3))))
+    del stats["read_once_tokens"]
+    stats["of_a_later_version"] = 7
+    found = decode_from_engine(msgspec.msgpack.encode([tag, stats]))
+    assert isinstance(found, Heartbeat)
+    assert (found.stats.steps, found.stats.read_once_tokens) == (3, 0)

@@ -98,7 +98,9 @@ async def test_a_page_holds_what_is_defined(http: Http) -> None:
     assert (await http.call(COMPLETIONS, "hi")).status_code == 200
     gateway = http.service.gateway
     http.service.remote.note_stats(
-        EngineStats(running=3, filled_tokens=100, cached_tokens=40, steps=5, busy_s=0.25)
+        EngineStats(
+            running=3, filled_tokens=100, cached_tokens=40, steps=5, busy_s=0.25, read_once_tokens=9
+        )
     )
     page = await page_of(http)
     defined = {definition.name: definition for definition in DEFINITIONS}
@@ -114,6 +116,7 @@ async def test_a_page_holds_what_is_defined(http: Http) -> None:
     assert page.value("vllm:prefix_cache_hits_total", **engine) == 40
     assert page.value("parrot_engine_prompt_tokens_total", source="computed", **engine) == 60
     assert page.value("parrot_engine_busy_seconds_total", **engine) == 0.25
+    assert page.value("parrot_engine_read_once_tokens_total", **engine) == 9
     assert page.value("parrot_engines", kind="scripted", state="ready") == 1
     assert page.value("parrot_requests_accepted_total") == gateway.gate.accepted
     assert page.value("parrot_scheduler_placements_total", reason="load") == 1

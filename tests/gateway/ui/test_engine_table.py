@@ -41,11 +41,12 @@ async def test_rates_are_those_between_heartbeats(monkeypatch: pytest.MonkeyPatc
     engine.note_stats(
         replace(
             engine.stats, steps=110, busy_s=0.6, filled_tokens=75, cached_tokens=125,
-            generated_tokens=1500,
+            generated_tokens=1500, read_once_tokens=4250,
         )
     )  # fmt: skip
     await table.refresh()
     (view,) = table.engines
+    assert view["read_once_per_step"] == 42.5
     assert (view["prefix_hit_rate"], view["step_ms"], view["tokens_per_s"]) == (0.75, 5.0, 250.0)
     gateway.registry.drain(engine.id)
     await table.refresh()

@@ -57,7 +57,7 @@ function Engine({ engine }) {
         <${Chart} title="%" most=${100} history=${history} label=${`KV use and prefix hit rate of ${engine.name} in percent`}
           series=${[{ name: "kv_share", colour: "accent", scale: 100, text: "KV used" }, { name: "prefix_hit_rate", colour: "cancelled", scale: 100, text: "prefix hits" }]} />`}
     </div>`}
-    <${SharedPrefixes} of=${engine.shared_prefixes ?? []} />
+    <${SharedPrefixes} of=${engine.shared_prefixes ?? []} readOnce=${engine.read_once_per_step} />
   </article>`;
 }
 
@@ -77,12 +77,12 @@ function KvCache({ engine }) {
   </div>`;
 }
 
-function SharedPrefixes({ of }) {
+function SharedPrefixes({ of, readOnce }) {
   if (!of.length) return null;
   const shown = [...of].sort((a, b) => b.tokens * b.calls - a.tokens * a.calls).slice(0, MAX_PREFIXES);
   const most = shown[0].tokens * shown[0].calls;
   return html`<section class="prefixes">
-    <h3>Shared prefixes, read once for all their calls</h3>
+    <h3>Shared prefixes${readOnce > 0 && html` <b>${compact(Math.round(readOnce))} tokens a step not read again</b>`}</h3>
     <ul>${shown.map(({ tokens, calls }, index) => html`<li key=${index}>
       <span class="bar" style=${{ width: `${(tokens * calls * 100) / most}%` }}></span>
       <span>${count(tokens)} tokens × ${count(calls)} calls</span>
