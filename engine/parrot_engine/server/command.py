@@ -45,6 +45,9 @@ EXIT_CONFIG = 78
 #: Exit status after the engine broke down.
 EXIT_CRASH = 70
 
+#: Packages of the extra `engine`.
+_PACKAGES = frozenset({"torch", "transformers", "safetensors", "llguidance"})
+
 #: How long an orderly end may take once the parent process is gone.
 _ORPHAN_GRACE_S = 5.0
 
@@ -71,6 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except ParrotEngineError as error:
         print_line(f"error: {error}")
+        return EXIT_CONFIG
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
+        print_line(
+            f"error: {error.name} is not installed, which own engines need: "
+            "pip install 'parrot-gateway[engine]'"
+        )
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130
