@@ -24,7 +24,7 @@ from parrot_gateway.semantic.drawing.labels import clip
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
 #: Columns of a drawing that goes into a file or a pipe, which have none.
-_PIPE_WIDTH = 200
+_PIPE_WIDTH = 1000
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 BaseUrl = Annotated[

@@ -6,6 +6,8 @@ Only parses and prints. Imports what a command needs inside it.
 from __future__ import annotations
 
 import gc
+import io
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,13 @@ app = typer.Typer(
 
 
 def main() -> None:
+    """Run the command line."""
+    if sys.stdout is None:
+        # Closed by the shell (`>&-`): what is printed is lost, the work is done all the same.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal does not know must not end a command.
+        sys.stdout.reconfigure(errors="replace")
     app()
 
 

@@ -37,6 +37,8 @@ _RETRY_S = 1.0
 _IDLE_S = 1.0
 #: Width of what is printed into a pipe: nothing is cut.
 _PIPE_COLUMNS = 1000
+#: Least width of what is printed once: a narrower terminal breaks the lines itself.
+_LEAST_COLUMNS = 80
 #: Of a name in a narrow terminal.
 _LEAST_NAME = 8
 #: Seconds over which rates are taken.
@@ -352,7 +354,7 @@ def _print(view: View) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    width = console.width if console.is_terminal else _PIPE_COLUMNS
+    width = max(console.width, _LEAST_COLUMNS) if console.is_terminal else _PIPE_COLUMNS
     for line in view.lines(width, None):
         console.print(line, soft_wrap=True)
 

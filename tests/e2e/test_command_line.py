@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -164,3 +167,15 @@ def test_an_engine_that_could_never_join_or_listen_ends_before_it_loads() -> Non
         assert word in run.stderr
         assert "loading" not in run.stderr
         assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("redirect", ["", ">&-", "| head -1"])
+def test_output_that_cannot_be_written_ends_in_no_trace(redirect: str) -> None:
+    # A terminal of old: no UTF-8, of which Python has not made one itself.
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "60"}
+    command = f"set -o pipefail; '{sys.executable}' -m parrot_gateway --help {redirect}"
+    run = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env={**os.environ, **plain}
+    )
+    assert "Traceback" not in run.stderr
+    assert ("Usage" in run.stdout) == (not redirect)

@@ -30,7 +30,7 @@ from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
 
 _MAX_CALLS = 500
 _MIN_WIDTH = 40
-_MAX_NAME = 24
+_MAX_NAME = 32
 _MAX_BAR = 24
 
 

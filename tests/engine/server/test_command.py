@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from parrot_engine.server.command import EXIT_CONFIG
 
 
