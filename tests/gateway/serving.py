@@ -34,6 +34,7 @@ from parrot_gateway.settings.model import (
     ServerSettings,
     SessionSettings,
     Settings,
+    TelemetrySettings,
     UISettings,
     UpstreamSettings,
 )
@@ -155,6 +156,7 @@ async def serving(
     upstreams: Sequence[UpstreamSettings] = (),
     models: Sequence[ModelSettings] = (),
     ui: UISettings | None = None,
+    telemetry: TelemetrySettings | None = None,
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does.
 
@@ -173,6 +175,7 @@ async def serving(
         upstreams=list(upstreams),
         models=list(models),
         ui=ui or UISettings(),
+        telemetry=telemetry or TelemetrySettings(),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)

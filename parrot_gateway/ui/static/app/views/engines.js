@@ -82,7 +82,7 @@ function SharedPrefixes({ of, readOnce }) {
   const shown = [...of].sort((a, b) => b.tokens * b.calls - a.tokens * a.calls).slice(0, MAX_PREFIXES);
   const most = shown[0].tokens * shown[0].calls;
   return html`<section class="prefixes">
-    <h3>Shared prefixes${readOnce > 0 && html` <b>${compact(Math.round(readOnce))} tokens a step not read again</b>`}</h3>
+    <h3>Shared prefixes${readOnce > 0 && html`, which save reading <b>${compact(Math.round(readOnce))} tokens</b> a step`}</h3>
     <ul>${shown.map(({ tokens, calls }, index) => html`<li key=${index}>
       <span class="bar" style=${{ width: `${(tokens * calls * 100) / most}%` }}></span>
       <span>${count(tokens)} tokens × ${count(calls)} calls</span>
