@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Images of Parrot Gateway; docs/operations.md tells how to run them.
+# Images of Parrot Gateway; docs/deployment.md tells how to run them.
 #
 #   docker build --target gateway -t parrot-gateway .        for upstreams: no torch
 #   docker build --target cpu -t parrot-gateway:cpu .        own engines on CPUs, the default
@@ -17,19 +17,18 @@ RUN python -m build --wheel --no-isolation --outdir /wheels
 FROM python:${PYTHON} AS gateway-packages
 RUN python -m venv /opt/parrot
 ENV PATH=/opt/parrot/bin:$PATH
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir /wheels/*.whl
+    pip install --no-cache-dir "$(echo /wheels/*.whl)[tracing]"
 
 FROM gateway-packages AS cpu-packages
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" "$(echo /wheels/*.whl)[engine]"
+    pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" "$(echo /wheels/*.whl)[engine,tracing]"
 
 FROM gateway-packages AS cuda-packages
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir "$(echo /wheels/*.whl)[engine]"
+    pip install --no-cache-dir "$(echo /wheels/*.whl)[engine,tracing]"
 
 FROM python:${PYTHON} AS runtime
 LABEL org.opencontainers.image.title="Parrot Gateway" \
@@ -56,7 +55,7 @@ VOLUME /data
 EXPOSE 8000 9464
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f\"http://127.0.0.1:{os.environ['PARROT_SERVER_PORT']}/health/readiness\", timeout=4)"]
-# SIGTERM drains: give `docker stop` longer than server.drain_timeout_s (30 s).
+# SIGTERM drains: give `docker stop` 30 s more than server.drain_timeout_s (30 s).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["parrot-gateway"]
 CMD ["serve"]

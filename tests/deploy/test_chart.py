@@ -15,11 +15,18 @@ from parrot_gateway import __version__
 from parrot_gateway.settings.sources import load_settings
 
 CHART = Path(__file__).parent.parent.parent / "deploy" / "helm" / "parrot-gateway"
-#: Everything that is off by default.
+#: Everything that is off by default, but for a volume, which replicas cannot share.
 ALL = {
     "autoscaling": {"enabled": True},
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
-    "persistence": {"enabled": True, "storageClass": "fast"},
+    "networkPolicy": {
+        "enabled": True,
+        "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
+        "metrics": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+    },
+    "serviceAccountName": "gateway",
+    "extraVolumes": [{"name": "keys", "secret": {"secretName": "more"}}],
+    "extraVolumeMounts": [{"name": "keys", "mountPath": "/run/secrets", "readOnly": True}],
     "imagePullSecrets": [{"name": "registry"}],
     "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
     "podAnnotations": {"a": "b"},
@@ -34,6 +41,9 @@ ALL = {
     "runtimeClassName": "nvidia",
     "priorityClassName": "high",
 }
+
+
+VOLUME = {"persistence": {"enabled": True, "storageClass": "fast"}}
 
 
 def values() -> Any:
@@ -98,7 +108,11 @@ def test_the_version_is_the_gateways() -> None:
     assert chart["appVersion"] == __version__
 
 
-@pytest.mark.parametrize("given", [{}, ALL], ids=["defaults", "all"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, ALL, VOLUME, {"networkPolicy": {"enabled": True}}, {"replicaCount": 3, "resources": {}}],
+    ids=["defaults", "all", "volume", "policy", "replicas"],
+)
 def test_what_is_installed_is_valid(given: dict[str, Any]) -> None:
     parts = rendered(given)
     assert {part["kind"] for part in parts} >= {"Deployment", "Service", "ConfigMap"}
@@ -162,7 +176,8 @@ def test_a_pod_is_confined_probed_and_drained() -> None:
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/readiness"
     drain = values()["drain"]
     assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == str(drain["preStopSeconds"])
-    assert pod["terminationGracePeriodSeconds"] > sum(drain.values())
+    # Engines have 10 s to end, clients whose calls are cut off 1 s, connections 5 s.
+    assert pod["terminationGracePeriodSeconds"] >= sum(drain.values()) + 20
     assert container["envFrom"] == [{"secretRef": {"name": values()["existingSecret"]}}]
 
 
@@ -180,3 +195,25 @@ def test_scaling_follows_a_metric_of_the_gateway() -> None:
         if part["kind"] == "Service" and labels.items() <= part["metadata"]["labels"].items()
     ]  # fmt: skip
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+
+
+def test_a_volume_belongs_to_one_gateway_at_a_time() -> None:
+    assert kind(rendered(VOLUME), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    assert kind(rendered({}), "Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
+    given = VOLUME | {"strategy": {"type": "RollingUpdate"}}
+    assert kind(rendered(given), "Deployment")["spec"]["strategy"] == {"type": "RollingUpdate"}
+    for more in ({"replicaCount": 2}, {"autoscaling": {"enabled": True}}):
+        with pytest.raises(Exception, match="a volume belongs to one gateway"):
+            rendered(VOLUME | more)
+
+
+def test_metrics_without_a_key_are_read_by_those_who_are_named() -> None:
+    def ports(given: dict[str, Any]) -> dict[str, Any]:
+        policy = kind(rendered({"networkPolicy": {"enabled": True, **given}}), "NetworkPolicy")
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        return {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
+
+    sources = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    assert ports({}) == {"http": []}
+    assert ports({"clients": sources, "metrics": sources}) == {"http": sources, "metrics": sources}
+    assert "NetworkPolicy" not in {part["kind"] for part in rendered({})}

@@ -73,6 +73,16 @@ def test_settings_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name in values if "KEY" in name or "TOKEN" in name]
 
 
+def test_the_images_can_do_what_settings_ask_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, extras in (("gateway", {"tracing"}), ("cpu", {"engine", "tracing"}),
+                         ("cuda", {"engine", "tracing"})):  # fmt: skip
+        _, text = stages()[f"{name}-packages"]
+        found = re.search(r"/wheels/\*\.whl\)\[([a-z,]+)\]", text)
+        assert found is not None, name
+        assert set(found[1].split(",")) == extras <= set(project["optional-dependencies"])
+
+
 def test_the_probe_of_the_images_is_a_program() -> None:
     probe = re.search(r'CMD (\["python", "-c", .*\])', stages()["runtime"][1])
     assert probe is not None
@@ -120,8 +130,8 @@ def test_compose() -> None:
     assert gateway["build"]["target"] == "${PARROT_IMAGE_TARGET:-cpu}"
     assert gateway["read_only"] is True
     assert gateway["environment"]["PARROT_API_KEY"].startswith("${PARROT_API_KEY:?")
-    assert float(gateway["stop_grace_period"].removesuffix("s")) > (
-        load_settings().server.drain_timeout_s
+    assert float(gateway["stop_grace_period"].removesuffix("s")) >= (
+        load_settings().server.drain_timeout_s + 20
     )
     for name, service in services.items():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
