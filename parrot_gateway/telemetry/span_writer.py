@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import (
@@ -50,6 +52,48 @@ class _GivenIds(IdGenerator):
         return self.span_id
 
 
+class _QuietExporter(SpanExporter):
+    """Logs once that a receiver takes no spans, and once that it does again.
+
+    Exporters log each try, of which there are several for every batch. Used in the thread of the
+    processor; `lost` is read by others.
+
+    Attributes:
+        lost: spans that were not taken.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._reason = ""
+        self._fails = False
+        self.lost = 0
+        self._log = logging.getLogger(type(exporter).__module__)
+        self._log.addFilter(self._note)
+
+    def _note(self, record: logging.LogRecord) -> bool:
+        # The first says why, later ones that it was given up.
+        self._reason = self._reason or record.getMessage()
+        return False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export spans, or count them as lost."""
+        self._reason = ""
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.lost += len(spans)
+            if not self._fails:
+                logger.warning("spans are not exported: %s", self._reason or "no reason is given")
+        elif self._fails:
+            logger.info("spans are exported again; %d were lost", self.lost)
+        self._fails = result is not SpanExportResult.SUCCESS
+        return result
+
+    def shutdown(self) -> None:
+        """Export no more; a try that waits for the next one ends."""
+        self._exporter.shutdown()
+        self._log.removeFilter(self._note)
+
+
 def span_context(trace_id: int, span_id: int) -> SpanContext:
     """Of a span that is exported, here or by somebody else."""
     return SpanContext(
@@ -70,8 +114,9 @@ class SpanWriter:
         self._ids = _GivenIds()
         queued = min(_MAX_QUEUED, max(16, _MAX_QUEUED_BYTES // span_bytes))
         at_once = min(_MAX_AT_ONCE, max(1, _MAX_REQUEST_BYTES // span_bytes), queued)
+        self._exporter = _QuietExporter(exporter)
         self._processor = BatchSpanProcessor(
-            exporter,
+            self._exporter,
             max_queue_size=queued,
             max_export_batch_size=at_once,
             export_timeout_millis=10_000,
@@ -113,8 +158,21 @@ class SpanWriter:
 
     async def close(self) -> None:
         """Export what has ended, within a few seconds, and stop."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._processor.shutdown()  # type: ignore[no-untyped-call]
+            with suppress(RuntimeError):
+                # The loop may be gone, where this took too long.
+                loop.call_soon_threadsafe(closed.set)
+
+        # NOTE: not a thread of the loop's, whose end waits for all of those.
+        threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await asyncio.to_thread(self._processor.shutdown)
+                await closed.wait()
         except TimeoutError:
-            logger.warning("some spans were not exported: their receiver does not answer")
+            self._exporter.shutdown()
+            logger.warning("the last spans were not exported: their receiver does not answer")
+        if self._exporter.lost:
+            logger.warning("%d spans were not exported", self._exporter.lost)

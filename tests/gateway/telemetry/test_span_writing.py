@@ -1,0 +1,116 @@
+"""How spans are written, without a gateway: sessions that pause, receivers that fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Span
+from serving import until
+
+from parrot_gateway.settings.model import TelemetrySettings
+from parrot_gateway.telemetry import span_writer
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.span_fields import CallFacts
+from parrot_gateway.telemetry.span_writer import SpanWriter
+from parrot_gateway.telemetry.tracing import CallTracer
+
+
+class CountingWriter(SpanWriter):
+    """Counts the spans of sessions, which are exported later."""
+
+    sessions = 0
+
+    def begin(self, name: str, *args: Any, **kwargs: Any) -> Span:
+        self.sessions += name == "invoke_workflow tale"
+        return super().begin(name, *args, **kwargs)
+
+
+def call(name: str) -> CallRecord:
+    now = time.perf_counter()
+    return CallRecord(
+        name, name, now - 1.0, path="/v1/completions", session="s", started_at=time.time() - 1.0,
+        status=200, ended=now,
+    )  # fmt: skip
+
+
+async def test_a_session_that_goes_on_after_a_pause_gets_another_span() -> None:
+    async def facts(record: CallRecord) -> CallFacts:
+        return CallFacts(record.session, "tale")
+
+    exporter = InMemorySpanExporter()
+    writer = CountingWriter("gateway", exporter)
+    tracer = CallTracer(TelemetrySettings(traces_session_idle_s=0.01), facts, writer)
+    tracer.start()
+    for part in range(2):
+        tracer.ended(call(f"call_{part}"))
+        await until(lambda part=part: writer.sessions > part)
+    await tracer.close()
+    spans = {span.context.span_id: span for span in exporter.get_finished_spans()}
+    assert len(spans) == 4
+    calls = [span for span in spans.values() if span.parent is not None]
+    assert len({span.parent.span_id for span in calls if span.parent}) == 2
+    assert {spans[span.parent.span_id].name for span in calls if span.parent} == {
+        "invoke_workflow tale"
+    }
+    assert len({span.context.trace_id for span in spans.values()}) == 1
+
+
+class ScriptedExporter(SpanExporter):
+    """Takes spans or not, as a receiver would, and logs each try, as exporters do.
+
+    Args:
+        takes: of each batch; the last one repeats.
+        gate: waited for in each.
+    """
+
+    def __init__(self, takes: list[bool], gate: threading.Event | None = None) -> None:
+        self.takes, self.gate = takes, gate
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self.gate is not None:
+            self.gate.wait(20.0)
+        taken = self.takes.pop(0) if len(self.takes) > 1 else self.takes[0]
+        if not taken:
+            for text in ("it is not there", "given up"):
+                logging.getLogger(__name__).error(text)
+        return SpanExportResult.SUCCESS if taken else SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_receiver_that_fails_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    # A batch a span.
+    writer = SpanWriter("gateway", ScriptedExporter([False, False, True]), 8 * 1024 * 1024)
+    for _ in range(3):
+        writer.begin("one", 1, 1, 1).end(2)
+    await writer.close()
+    assert caplog.messages == [
+        "spans are not exported: it is not there",
+        "spans are exported again; 2 were lost",
+        "2 spans were not exported",
+    ]
+
+
+async def test_the_end_does_not_wait_for_a_receiver(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_writer, "_CLOSE_TIMEOUT_S", 0.01)
+    gate = threading.Event()
+    writer = SpanWriter("gateway", ScriptedExporter([True], gate))
+    writer.begin("one", 1, 1, 1).end(2)
+    await writer.close()
+    assert caplog.messages == ["the last spans were not exported: their receiver does not answer"]
+    gate.set()
