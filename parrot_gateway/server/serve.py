@@ -26,7 +26,7 @@ from parrot_gateway.server.reload import SettingsReloader
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings
 from parrot_gateway.settings.sources import SettingsSources
-from parrot_gateway.telemetry.logs import CallLog, configure_logging
+from parrot_gateway.telemetry.logs import CallLog, Log, configure_logging, log_uncaught
 
 logger = logging.getLogger(__name__)
 
@@ -104,21 +104,41 @@ def run_server(
     sources: SettingsSources | None = None,
     read: Callable[[], SettingsSources] | None = None,
 ) -> int:
-    """Serve until a signal; returns the exit status.
+    """Serve until a signal; returns the exit status, 2 where the settings cannot be honoured.
 
     Args:
         settings: as checked by `load_settings`.
         announce: called once when every model is ready, with the gateway, the base URL and the
             seconds since the start.
-        report: shows a line to the operator.
+        report: shows a line to the operator, where the log is for people; else it is logged.
         sources: where the settings come from.
         read: reads them anew, for SIGHUP.
+    """
+    log = configure_logging(settings.server.log_level, settings.telemetry.log_format)
+    log_uncaught()
+    if settings.telemetry.log_format == "json":
+        report = logger.error
+    try:
+        return _serve(settings, log, announce, report, sources, read)
+    except ConfigError as error:
+        report(str(error))
+        return 2
+
+
+def _serve(
+    settings: Settings,
+    log: Log,
+    announce: Callable[[Gateway, str, float], None],
+    report: Callable[[str], None],
+    sources: SettingsSources | None,
+    read: Callable[[], SettingsSources] | None,
+) -> int:
+    """See `run_server`.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or something is not installed.
     """
     started = time.perf_counter()
-    log = configure_logging(settings.server.log_level, settings.telemetry.log_format)
     _raise_descriptor_limit()
     listeners = [bind(settings.server.host, settings.server.port, "--port")]
     listener, metrics_port, telemetry = listeners[0], None, settings.telemetry

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -98,6 +99,24 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
         lambda record: "returned without completing handshake" not in record.getMessage()
     )
     return log
+
+
+def log_uncaught() -> None:
+    """Log what ends the process or a thread of it, in place of a traceback in no format."""
+
+    def log_exception(*exception: Any) -> None:
+        kind, error, trace = exception
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            logging.getLogger("parrot_gateway").critical(
+                "an error that nothing handles", exc_info=(kind, error, trace)
+            )
+
+    sys.excepthook = log_exception
+    threading.excepthook = lambda args: log_exception(
+        args.exc_type, args.exc_value, args.exc_traceback
+    )
 
 
 def set_log_level(level: str) -> None:

@@ -46,3 +46,13 @@ def test_every_line_is_json_without_prompts_and_keys(relay: GatewayProcess) -> N
     assert all(json.loads(line)["event"] for line in log.splitlines())
     assert PROMPT not in log
     assert "sk-not-for-the-log" not in log
+
+
+def test_the_log_is_json_where_nothing_can_be_served() -> None:
+    with GatewayProcess(
+        config={"models": ["/nowhere/at-all"], "telemetry": {"log_format": "json"}}, wait=False
+    ) as gateway:
+        assert gateway.wait() == 1
+        lines = [json.loads(line) for line in gateway.stderr().splitlines()]
+    assert lines[-1]["event"] == "Nothing can be served; stopping."
+    assert lines[-1]["level"] == "error"

@@ -75,3 +75,24 @@ def test_fields_are_documented() -> None:
     page = Path(__file__).parents[3] / "docs" / "observability.md"
     text = page.read_text(encoding="utf-8").split("\n## The log\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [*COMMON_FIELDS, *CALL_FIELDS]
+
+
+def test_what_nothing_handles_is_a_line_of_the_log() -> None:
+    program = """
+import threading
+from parrot_gateway.telemetry.logs import configure_logging, log_uncaught
+configure_logging("info", "json")
+log_uncaught()
+thread = threading.Thread(target=lambda: int("of a thread"))
+thread.start()
+thread.join()
+int("of the process")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    lines = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["critical", "critical"]
+    assert "of a thread" in lines[0]["exception"]
+    assert "of the process" in lines[1]["exception"]
+    assert ran.returncode == 1
