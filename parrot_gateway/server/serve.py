@@ -30,6 +30,10 @@ from parrot_gateway.telemetry.logs import CallLog, Log, configure_logging, log_u
 
 logger = logging.getLogger(__name__)
 
+#: Objects made and not freed after which the garbage collector looks through them: more than some
+#: hundred calls in work have, which it would else walk again and again, and find nothing.
+_GC_THRESHOLDS = (10_000, 10, 10)
+
 #: Seconds in which the clients of calls that are cut off get their error.
 CUT_OFF_GRACE_S = 1.0
 
@@ -206,6 +210,7 @@ def _serve(
             # walking it again and again stops all calls for tens of milliseconds.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLDS)
             return
         for name, reason in gateway.failures().items():
             report(f"{name}: {reason}")
