@@ -157,6 +157,7 @@ class Gateway:
             Parts(
                 is_ready=self.is_ready,
                 requests=self.gate,
+                calls=self.call_records,
                 registry=self.registry,
                 supervisor=self.supervisor,
                 upstreams=self.upstreams,
@@ -168,7 +169,7 @@ class Gateway:
             )
         )
         if settings.telemetry.metrics:
-            self.call_records.sinks.append(self.metrics.calls.ended)
+            self.call_records.batch_sinks.append(self.metrics.calls.count)
         self.feed = LiveFeed(
             self.semantic,
             self.linking,

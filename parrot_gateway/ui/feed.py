@@ -344,4 +344,4 @@ class LiveFeed:
                     watcher.push(data)
 
     def _scheduler(self) -> dict[str, Any]:
-        return self._engines.scheduler() | {"placements": dict(self.calls.placements)}
+        return self._engines.scheduler() | {"placements": self.calls.placements()}

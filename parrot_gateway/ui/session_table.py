@@ -107,12 +107,13 @@ class SessionTable:
         self._clear()
         self._on_change = on_change
         self._whole.clear()
-        for number, record in enumerate(self._calls.all_ended()):
+        ended = self._calls.all_ended()
+        self._calls.follow(self._ended)
+        for number, record in enumerate(ended):
             if record.session:
                 self._tokens.setdefault(record.session, Tokens()).add(record)
             if number % _NODES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._calls.follow(self._ended)
         self._linking.watch(self._take)
         if self._linking.is_running:
             try:
@@ -182,8 +183,9 @@ class SessionTable:
             self._linked[summary.id] = summary
             self._dirty[summary.id] = None
             for call in summary.joined:
-                self._session_of[call] = summary.id
+                # NOTE: before its session is known, so that `_ended` does not count it as well.
                 record = self._calls.ended(call)
+                self._session_of[call] = summary.id
                 if record is not None and not record.session:
                     self._tokens.setdefault(summary.id, Tokens()).add(record)
         if len(self._session_of) > _MAX_CALLS:

@@ -1,8 +1,7 @@
 """Counters and histograms of calls, fed with the record of each call that has ended.
 
 What a call's labels depend on is looked up once, as a whole; the rest of its cost is an addition
-for each metric. Calls are counted some dozens at a time: between the other work of a call the same
-lines take four times as long.
+for each metric.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from parrot_gateway.telemetry.operations import PROVIDER, operation_of
 UNKNOWN = "unknown"
 #: Combinations of labels that are remembered; they are looked up anew when there are more.
 _MAX_REMEMBERED = 4096
-#: Calls that have ended and are not counted yet, at most.
-_MAX_PENDING = 64
 #: vLLM's words for ends of generations.
 _FINISHED = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length"}
 
@@ -103,20 +100,12 @@ class CallMetrics:
             for name in ("inputs", "prepare", "queue", "first_token", "generate")
         }
         self._remembered: dict[tuple[object, ...], _Series] = {}
-        self._pending: list[CallRecord] = []
         self._left = self._cell(d.CALLS_LEFT)
         self._deferred = self._cell(d.CALLS_DEFERRED)
 
-    def ended(self, record: CallRecord) -> None:
-        """Take a call that has ended; a sink of `CallRecords`."""
-        self._pending.append(record)
-        if len(self._pending) >= _MAX_PENDING:
-            self.count()
-
-    def count(self) -> None:
-        """Count the calls that have ended, before they are read."""
-        pending, self._pending = self._pending, []
-        for record in pending:
+    def count(self, records: Sequence[CallRecord]) -> None:
+        """Count calls that have ended; a batch sink of `CallRecords`."""
+        for record in records:
             self._count(record)
 
     def _count(self, record: CallRecord) -> None:

@@ -15,6 +15,7 @@ from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.telemetry.call_record import CallRecords
 from parrot_gateway.telemetry.metrics import definitions as d
 from parrot_gateway.telemetry.metrics.definitions import Definition
 from parrot_gateway.telemetry.metrics.labels import (
@@ -53,6 +54,7 @@ class Parts:
     _: KW_ONLY
     is_ready: Callable[[], bool]
     requests: RequestCounts
+    calls: CallRecords
     registry: EngineRegistry
     supervisor: EngineSupervisor
     upstreams: Mapping[str, Upstream | UpstreamFleet]

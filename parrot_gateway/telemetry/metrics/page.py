@@ -27,7 +27,7 @@ class Metrics:
         parts: that are read for each page.
 
     Attributes:
-        calls: counts calls; `CallMetrics.ended` takes the record of each.
+        calls: counts calls; `CallMetrics.count` takes their records.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -36,6 +36,7 @@ class Metrics:
             lambda: {name for each in parts.upstreams.values() for name in each.settings.servers},
             parts.serves,
         )
+        self._records = parts.calls
         self._gauges = Gauges(parts)
         self._graphs = {
             definition: Distribution(definition)
@@ -67,7 +68,7 @@ class Metrics:
 
     async def _render(self) -> bytes:
         await self._gauges.refresh()
-        self.calls.count()
+        self._records.settle()
         return await render(self._pieces())
 
     def _has_rendered(self, _: asyncio.Task[bytes]) -> None:

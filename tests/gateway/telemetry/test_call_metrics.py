@@ -144,9 +144,8 @@ def record(**fields: Any) -> CallRecord:
 def test_labels_are_bounded() -> None:
     metrics = CallMetrics(lambda: [f"e{number}" for number in range(300)])
     for number in range(300):
-        metrics.ended(record(tenant=f"t{number}", served_model=f"m{number}", engine=f"e{number}"))
-        metrics.ended(record(status=404, served_model=f"made-up-{number}"))
-    metrics.count()
+        served = record(tenant=f"t{number}", served_model=f"m{number}", engine=f"e{number}")
+        metrics.count([served, record(status=404, served_model=f"made-up-{number}")])
     assert len(metrics.counters(TENANT_CALLS)) == 51
     # One of the 50 is that of the calls that failed.
     assert metrics.counters(TENANT_CALLS)['{tenant="other"}'] == 251
@@ -159,9 +158,8 @@ def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -
     metrics = CallMetrics(is_served=lambda name: name == "mine")
     for error in ("e", None, "e"):
         status = 502 if error else 200
-        metrics.ended(record(status=status, served_model="theirs", error_code=error))
-    metrics.ended(record(status=502, served_model="mine", error_code="e"))
-    metrics.count()
+        metrics.count([record(status=status, served_model="theirs", error_code=error)])
+    metrics.count([record(status=502, served_model="mine", error_code="e")])
     assert metrics.counters(CALL_ERRORS) == {
         '{model_name="other",error="e"}': 1,
         '{model_name="theirs",error="e"}': 1,
@@ -171,8 +169,7 @@ def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -
 
 def test_a_client_that_left_is_an_abort() -> None:
     metrics = CallMetrics()
-    metrics.ended(record(status=499, client_left=True, served_model="m", engine="e"))
-    metrics.count()
+    metrics.count([record(status=499, client_left=True, served_model="m", engine="e")])
     (labels,) = metrics.counters(SUCCESS)
     assert 'finished_reason="abort"' in labels
 
@@ -182,11 +179,9 @@ def test_engines_that_are_gone_make_room() -> None:
     metrics = CallMetrics(lambda: now)
     for generation in range(3):
         now[:] = [f"e{generation}-{number}" for number in range(150)]
-        for name in now:
-            metrics.ended(record(served_model="m", engine=name, prompt_tokens=1))
-        # A call that has just ended on one that has just left.
-        metrics.ended(record(served_model="m", engine="gone", prompt_tokens=1))
-        metrics.count()
+        # The last one's engine has just left.
+        names = [*now, "gone"]
+        metrics.count([record(served_model="m", engine=name, prompt_tokens=1) for name in names])
     labels = metrics.counters(PROMPT_TOKENS)
     assert all(any(f'"{name}"' in each for each in labels) for name in now)
     assert len(labels) <= 202

@@ -180,17 +180,22 @@ async def test_calls_that_upstreams_answer() -> None:
 
 
 def test_a_sink_that_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    calls, ended = CallRecords(), list[CallRecord]()
+    calls, ended, settled = CallRecords(), list[CallRecord](), list[CallRecord]()
 
-    def broken(record: CallRecord) -> None:
+    def broken(records: object) -> None:
         raise ValueError("full")
 
     calls.sinks += [broken, ended.append]
-    for number in range(2):
+    calls.batch_sinks += [broken, settled.extend]
+    for number in range(100):
         record = CallRecord(f"req_{number}", "call", 0.0)
         calls.begin(record, "/v1/completions")
         record.fail(GatewayError("Something broke."))
         record.end()
         record.end()
-    assert [each.request_id for each in ended] == ["req_0", "req_1"]
-    assert caplog.text.count("a sink of call records failed") == 1
+    assert [each.request_id for each in ended] == [f"req_{number}" for number in range(100)]
+    assert 0 < len(settled) < 100
+    calls.settle()
+    calls.settle()
+    assert settled == ended
+    assert caplog.text.count("a sink of call records failed") == 2
