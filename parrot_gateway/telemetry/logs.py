@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Literal, TextIO, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 
@@ -33,9 +33,9 @@ COMMON_FIELDS: Final = ("timestamp", "level", "logger", "event", "exception")
 
 #: Loggers that report every connection, at info or with its address: never below warning.
 _NOISY = ("uvicorn", "websockets", "urllib3")
-#: Longest wait of a call's line, in seconds, and characters that wait at most.
+#: Longest wait of a call's line, in seconds, and lines that wait at most.
 _HELD_S = 0.05
-_MAX_HELD = 64 * 1024
+_MAX_HELD = 64
 #: Characters of a name that a client chose which are shown.
 _MAX_NAME = 200
 #: What is shown without quotes.
@@ -126,11 +126,22 @@ def set_log_level(level: str) -> None:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
 
 
+class _HeldCall(NamedTuple):
+    """A call whose line is to be written."""
+
+    record: CallRecord
+    #: Unix time of the line.
+    at: float
+    level: str
+    event: str
+
+
 class Log:
     """Lines of all loggers on their way to a stream, in order and in one format.
 
-    Those of calls are written together, after a moment: a system call for each would take longer
-    than all that is in its line. The standard library's handler writes to it as to a stream.
+    Those of calls are made and written together, after a moment: between the other work of a call
+    the same line takes four times as long, and a system call for each longer still. The standard
+    library's handler writes to it as to a stream.
     """
 
     def __init__(self, stream: TextIO, log_format: LogFormat) -> None:
@@ -140,40 +151,46 @@ class Log:
         #: Renders the fields of a line.
         self.render = _as_json if self._is_json else _as_text
         # NOTE: threads of libraries log, too; a deque can be filled and emptied at once.
-        self._held: deque[str] = deque()
-        self._size = 0
+        self._held: deque[str | _HeldCall] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def call(self, line: CallLine) -> None:
-        """Write the line of a call within `_HELD_S`, or at once outside of the event loop."""
-        if self._is_json:
-            text = _encoder.encode(line).decode()
-        else:
-            text = self.render(msgspec.to_builtins(line))
-        self.write(f"{text}\n")
-        if self._size >= _MAX_HELD:
+    def call(self, record: CallRecord, level: str, event: str) -> None:
+        """Write the line of a call that has ended, within `_HELD_S`, or at once outside of the
+        event loop."""
+        self._held.append(_HeldCall(record, time.time(), level, event))
+        if len(self._held) >= _MAX_HELD:
             self.flush()
-        elif len(self._held) == 1:
+        elif self._timer is None:
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
                 self.flush()
             else:
-                loop.call_later(_HELD_S, self.flush)
+                self._timer = loop.call_later(_HELD_S, self._flush_late)
 
     def write(self, text: str) -> None:
         """Take text, which leaves with `flush`."""
         self._held.append(text)
-        self._size += len(text)
 
     def flush(self) -> None:
         """Write what is held."""
-        self._size = 0
         texts = []
         while self._held:
-            texts.append(self._held.popleft())
+            held = self._held.popleft()
+            texts.append(held if isinstance(held, str) else self._line(held))
         if texts:
             self._stream.write("".join(texts))
             self._stream.flush()
+
+    def _flush_late(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _line(self, held: _HeldCall) -> str:
+        line = _line_of(held.record, self.stamp.at(held.at), held.level, held.event)
+        if self._is_json:
+            return f"{_encoder.encode(line).decode()}\n"
+        return f"{self.render(msgspec.to_builtins(line))}\n"
 
 
 class _LineFormatter(logging.Formatter):
@@ -185,7 +202,7 @@ class _LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            "timestamp": self._log.stamp.now(),
+            "timestamp": self._log.stamp.at(time.time()),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": hide_keys(record.getMessage()),
@@ -213,9 +230,9 @@ class CallLog:
     def __call__(self, record: CallRecord) -> None:
         if record.status >= 500 or (record.error_code is not None and record.status < 400):
             if self._levels.isEnabledFor(logging.WARNING):
-                self._log.call(_line_of(record, self._log.stamp.now(), "warning", "call failed"))
+                self._log.call(record, "warning", "call failed")
         elif self._logs_all() and self._levels.isEnabledFor(logging.INFO):
-            self._log.call(_line_of(record, self._log.stamp.now(), "info", "call"))
+            self._log.call(record, "info", "call")
 
 
 def _line_of(record: CallRecord, timestamp: str, level: str, event: str) -> CallLine:
@@ -264,18 +281,17 @@ def _short(name: str | None) -> str | None:
 
 
 class _TextTime:
-    """The local time to the millisecond."""
+    """Local times to the millisecond."""
 
     def __init__(self) -> None:
         self._second, self._text = 0, ""
 
-    def now(self) -> str:
-        """The time, written."""
-        now = time.time()
-        second = int(now)
+    def at(self, moment: float) -> str:
+        """A Unix time, written."""
+        second = int(moment)
         if second != self._second:
             self._second, self._text = second, self._written(second)
-        return self._with_ms(self._text, int((now - second) * 1000))
+        return self._with_ms(self._text, int((moment - second) * 1000))
 
     def _written(self, second: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
