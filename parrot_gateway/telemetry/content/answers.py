@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ _REASONS = {
 }
 #: Events that end a response's stream and hold all of it.
 _WHOLE = ("response.completed", "response.incomplete", "response.failed")
+_event_decoder = msgspec.json.Decoder(dict[str, Any])
+_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 #: Of an answer that broke off.
 _BROKEN = "error"
 
@@ -132,29 +135,35 @@ class _Choice:
 
 
 def _streamed(body: bytes, room: Room) -> list[Message]:
-    choices: dict[int, _Choice] = {}
+    choices: defaultdict[int, _Choice] = defaultdict(_Choice)
     for event in _events(body):
         kind = event.get("type")
         if kind in _WHOLE:
             return [_of_response(event["response"], room)]
         if isinstance(kind, str):
-            _take_event(kind, event, choices.setdefault(0, _Choice()))
+            _take_event(kind, event, choices[0])
         for choice in event.get("choices") or ():
-            _take_choice(choice, choices.setdefault(choice.get("index", 0), _Choice()))
+            _take_choice(choice, choices[choice.get("index", 0)])
     return [choices[index].message(room) for index in sorted(choices)]
 
 
 def _events(body: bytes) -> Iterator[dict[str, Any]]:
-    for line in body.splitlines():
-        if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
-            continue
+    found = [
+        line[5:]
+        for line in body.splitlines()
+        if line.startswith(b"data:") and not line.endswith(b"[DONE]")
+    ]
+    try:
+        yield from _decoder.decode(b"[" + b",".join(found) + b"]")
+        return
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    for data in found:
         try:
-            event = msgspec.json.decode(line[5:])
+            yield _event_decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # The stream broke off here.
             return
-        if isinstance(event, dict):
-            yield event
 
 
 def _take_choice(choice: dict[str, Any], found: _Choice) -> None:

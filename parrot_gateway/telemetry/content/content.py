@@ -15,7 +15,7 @@ from parrot_gateway.telemetry.key_hiding import hide_keys
 #: Bytes of an answer that are held; of a longer one the beginning is read.
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: Bytes up to which a call is read in the event loop: within a millisecond.
-_MAX_INLINE_BYTES = 128 * 1024
+_MAX_INLINE_BYTES = 64 * 1024
 #: The routes whose calls have prompts and answers in text.
 TEXT_ROUTES = frozenset(
     {
