@@ -18,6 +18,9 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 
+#: Parts of a place that name no setting, but which of several types was tried.
+_IS_TYPE = re.compile(r"function-|(?:list|dict|literal|constrained-\w+)\[")
+
 
 class SettingsSources:
     """The file, the environment and the command line, as they were read.
@@ -92,7 +95,7 @@ class SettingsSources:
         """One line a fault: where it was set, which field, what is wrong."""
         lines, fields = [], []
         for fault in error.errors(include_url=False):
-            location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
+            location = tuple(part for part in fault["loc"] if not _IS_TYPE.match(str(part)))
             dotted = ".".join(str(part) for part in location)
             message = str(fault["msg"]).removeprefix("Value error, ")
             if fault["type"] == "extra_forbidden":
