@@ -17,6 +17,7 @@ from parrot_gateway.telemetry.metrics.labels import (
     MAX_ENGINES,
     MAX_MODELS,
     MAX_TENANTS,
+    MAX_UNLISTED,
     MAX_WORDS,
     OTHER,
     BoundedValues,
@@ -177,9 +178,11 @@ class CallMetrics:
         upstreams = self._upstreams_now()
         if self._engines.is_full:
             self._forget_engines({*upstreams, *self._engines_now(), UNKNOWN})
-        # What clients make up, and nothing serves, takes no place among the labels.
+        # What clients make up, and nothing serves, takes no place among the labels; what an
+        # upstream takes without listing it leaves some to the models of the gateway's own.
         name, known = record.served_model or UNKNOWN, len(self._models.shown)
-        model = self._models.of(name, is_real=not failed or self._is_served(name))
+        places = MAX_MODELS if self._is_served(name) else 0 if failed else MAX_UNLISTED
+        model = self._models.of(name, places=places)
         if len(self._models.shown) > known:
             # Its calls that failed before it was known are remembered under `other`.
             self._remembered.clear()

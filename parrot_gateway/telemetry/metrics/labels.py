@@ -9,6 +9,8 @@ from functools import lru_cache
 OTHER = "other"
 
 MAX_MODELS = 200
+#: Of these, models that no engine has and no upstream lists.
+MAX_UNLISTED = 100
 MAX_ENGINES = 200
 MAX_TENANTS = 50
 #: Of error codes, reasons and the like, which are words of the gateway and of upstreams.
@@ -41,16 +43,17 @@ class BoundedValues:
         self._known = {value: name for value, name in self._known.items() if value in values}
         return len(self._known) < before
 
-    def of(self, value: str, *, is_real: bool = True) -> str:
+    def of(self, value: str, *, places: int | None = None) -> str:
         """The value to count under.
 
         Args:
-            is_real: whether it may take one of the places; else it is `other` unless it is known.
+            places: it may take one of so many, of which others may have taken some; all of them by
+                default. Without one it is `other`, unless it is known.
         """
         known = self._known.get(value)
         if known is not None:
             return known
-        if not is_real or self.is_full:
+        if len(self._known) >= (self._limit if places is None else places):
             return OTHER
         self._known[value] = value[:_MAX_CHARACTERS]
         return self._known[value]

@@ -149,7 +149,8 @@ def test_labels_are_bounded() -> None:
     assert len(metrics.counters(TENANT_CALLS)) == 51
     # One of the 50 is that of the calls that failed.
     assert metrics.counters(TENANT_CALLS)['{tenant="other"}'] == 251
-    assert len(metrics.counters(SUCCESS)) == 201
+    # One of the 200 engines is none, that of the calls that failed.
+    assert len(metrics.counters(SUCCESS)) == 200
     assert "made-up" not in "".join(metrics.counters(SUCCESS))
     assert sum(metrics.counters(CALLS).values()) == 600
 
@@ -165,6 +166,14 @@ def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -
         '{model_name="theirs",error="e"}': 1,
         '{model_name="mine",error="e"}': 1,
     }
+
+
+def test_names_that_an_upstream_takes_leave_room_for_served_models() -> None:
+    metrics = CallMetrics(is_served=lambda name: name == "mine")
+    names = [*(f"m{number}" for number in range(300)), "mine"]
+    metrics.count([record(served_model=name, engine="e") for name in names])
+    shown = "".join(metrics.counters(SUCCESS))
+    assert ('"m99"' in shown, '"m100"' in shown, '"mine"' in shown) == (True, False, True)
 
 
 def test_a_client_that_left_is_an_abort() -> None:

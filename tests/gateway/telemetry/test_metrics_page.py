@@ -204,9 +204,9 @@ async def test_labels_are_escaped_and_cut(http: Http, engine: ScriptedRemoteEngi
 
 def test_only_real_values_take_a_place() -> None:
     values = BoundedValues(2)
-    assert values.of("made-up", is_real=False) == "other"
+    assert values.of("made-up", places=0) == "other"
     assert [values.of(each) for each in ("a", "b", "c", "a")] == ["a", "b", "other", "a"]
-    assert values.of("b", is_real=False) == "b"
+    assert values.of("b", places=0) == "b"
     assert label_text((), ()) == ""
 
 
