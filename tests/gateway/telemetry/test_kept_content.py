@@ -86,7 +86,7 @@ async def test_outputs_of_parrots_own_api(engine: ScriptedRemoteEngine) -> None:
         answer = await http.post("/v1/semantic_call", json=body)
         assert answer.status_code == 200, answer.text
         records = http.service.gateway.feed.calls
-        await until(lambda: len(records.all_ended()) == 2)
+        await until(lambda: len(list(records.all_ended())) == 2)
         first, second = records.all_ended()
         asked, answered = await said(http, first.call_id)
         assert asked == ["Tell me: "]
@@ -108,7 +108,7 @@ async def test_lines_of_batches(engine: ScriptedRemoteEngine, tmp_path: Path) ->
         begun = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
         assert (await http.post("/v1/batches", json=begun)).status_code == 200
         records = http.service.gateway.feed.calls
-        await until(lambda: len(records.all_ended()) == 1)
+        await until(lambda: len(list(records.all_ended())) == 1)
         (record,) = records.all_ended()
         assert await said(http, record.call_id) == (["A line"], ["<A line>"])
 
