@@ -35,6 +35,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import CallMetadata, Placer
 from parrot_gateway.generation.reasoning import writes_reasoning
 from parrot_gateway.generation.tools.definitions import template_source
+from parrot_gateway.scheduling.fleet_call import FleetCall
 from parrot_gateway.scheduling.placer import ModelPlacer, SchedulerRunner
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
@@ -306,7 +307,7 @@ class ModelDirectory(Catalog):
             metadata: of the call; called where there are several servers to choose from.
         """
         upstream = self.upstreams[name]
-        return upstream if isinstance(upstream, Upstream) else upstream.call(metadata())
+        return upstream if isinstance(upstream, Upstream) else FleetCall(upstream, metadata())
 
     @property
     def explains(self) -> bool:

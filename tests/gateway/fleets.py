@@ -1,0 +1,87 @@
+"""An upstream of several scripted servers, behind a whole gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from harness.fake_upstream import FakeUpstream
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving
+
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
+
+MODEL = "fake"
+
+
+class Fleet:
+    """A gateway before several scripted servers."""
+
+    def __init__(self, service: Service, fakes: Sequence[FakeUpstream]) -> None:
+        self.service = service
+        self.fakes = fakes
+        upstream = service.gateway.upstreams["vllm"]
+        assert isinstance(upstream, UpstreamFleet)
+        self.upstream = upstream
+
+    async def chat(self, messages: list[dict[str, Any]], **more: Any) -> tuple[str, bytes]:
+        """The server that answered, and its answer."""
+        body = {"model": MODEL, "messages": messages, **more}
+        status, headers, answer = await self.service.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        return headers[b"x-parrot-engine"].decode(), answer
+
+    def counts(self) -> list[int]:
+        """Calls that each server got."""
+        return [sum(each.method == "POST" for each in fake.log) for fake in self.fakes]
+
+    def servers(self) -> list[dict[str, Any]]:
+        """What `/health` says of them."""
+        described: list[dict[str, Any]] = self.upstream.describe()["servers"]
+        return described
+
+    def placed_on(self, name: str) -> int:
+        """Calls in flight at one server."""
+        return next(each["placed"] for each in self.servers() if each["name"] == name)
+
+    def placed(self) -> list[int]:
+        """Calls in flight at each server, as the gateway counts them."""
+        return [each["placed"] for each in self.servers()]
+
+
+@asynccontextmanager
+async def started(upstream: Upstream | UpstreamFleet) -> AsyncIterator[None]:
+    await upstream.start()
+    try:
+        yield
+    finally:
+        await upstream.close()
+
+
+@asynccontextmanager
+async def fleet(
+    engine: ScriptedRemoteEngine,
+    count: int = 2,
+    scheduler: SchedulerSettings | None = None,
+    **settings: Any,
+) -> AsyncIterator[Fleet]:
+    fakes = [FakeUpstream() for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.close)
+        urls = [fake.url for fake in fakes]
+        given = {"models": [MODEL], "backoff_s": 0.001, **settings}
+        entry = UpstreamSettings(name="vllm", urls=urls, **given)
+        service = await stack.enter_async_context(
+            serving(engine, upstreams=[entry], scheduler=scheduler)
+        )
+        await stack.enter_async_context(started(service.gateway.upstreams["vllm"]))
+        yield Fleet(service, fakes)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
