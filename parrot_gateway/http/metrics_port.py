@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from parrot_gateway.exceptions import GatewayError, NotFoundError
 from parrot_gateway.http.dispatch import ASGIApp
 from parrot_gateway.http.exchange import Exchange, Receive, Scope, Send
-from parrot_gateway.telemetry.metrics.exposition import CONTENT_TYPE
+from parrot_gateway.telemetry.metrics.exposition import negotiate
 
 
 class MetricsPort:
@@ -16,10 +16,10 @@ class MetricsPort:
     Args:
         app: answers at every other port.
         port: where only metrics are answered, to anybody who can reach it.
-        page: makes the page.
+        page: makes the page of a content type.
     """
 
-    def __init__(self, app: ASGIApp, port: int, page: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, app: ASGIApp, port: int, page: Callable[[str], Awaitable[bytes]]) -> None:
         self._app = app
         self._port = port
         self._page = page
@@ -34,8 +34,9 @@ class MetricsPort:
         else:
             exchange = Exchange(scope, receive, send)
             if exchange.path == "/metrics" and exchange.method == "GET":
-                content_type = (b"content-type", CONTENT_TYPE.encode())
-                await exchange.respond(200, await self._page(), [content_type])
+                kind = negotiate(exchange.headers.get(b"accept", b"").decode("latin-1"))
+                page = await self._page(kind)
+                await exchange.respond(200, page, [(b"content-type", kind.encode())])
             else:
                 error: GatewayError = NotFoundError(
                     "This port answers GET /metrics only.", code="unknown_route"

@@ -23,7 +23,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.settings.model import admin_key_of
-from parrot_gateway.telemetry.metrics.exposition import CONTENT_TYPE
+from parrot_gateway.telemetry.metrics.exposition import negotiate
 from parrot_gateway.ui.static_files import REFERENCE, SAFE_HEADERS
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck) -> None:
                 if not admin_keys.required:
                     raise
                 admin_keys.check(*credentials)
-        return PlainTextResponse(await gateway.metrics.page(), media_type=CONTENT_TYPE)
+        kind = negotiate(request.headers.get("accept", ""))
+        return PlainTextResponse(await gateway.metrics.page(kind), media_type=kind)
 
 
 def knows_path(path: str) -> bool:

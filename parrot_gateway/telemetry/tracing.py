@@ -133,7 +133,8 @@ class CallTracer:
         trace = record.trace
         if trace is None:
             ratio = self._settings.traces_sample_ratio
-            trace = CallTrace.choose(record.tenant, record.session, ratio)
+            # Metrics name it, too.
+            trace = record.trace = CallTrace.choose(record.tenant, record.session, ratio)
         if not trace.sampled:
             return
         if len(self._pending) >= MAX_PENDING:

@@ -33,7 +33,7 @@ from harness.scripted_upstream import (
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 from harness.otlp_receiver import Receiver, Span
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 CHAT = "/v1/chat/completions"
 #: What an upstream repeats in an error.
@@ -88,6 +88,7 @@ class Calls:
     Attributes:
         told, ids: by case, what the client was told and the id of the request.
         metrics: when all but the last calls had ended: by name and values of labels.
+        exemplars: the traces that they name.
         lines, spans: of calls, by the id of the request.
     """
 
@@ -96,6 +97,7 @@ class Calls:
         self.told: dict[str, Told] = {}
         self.ids: dict[str, str] = {}
         self.metrics: dict[tuple[str, ...], float] = {}
+        self.exemplars: set[str] = set()
         self.lines: dict[str, dict[str, Any]] = {}
         self.spans: dict[str, Span] = {}
 
@@ -145,12 +147,13 @@ class Calls:
 
     def scrape(self) -> None:
         with self.connect() as connection:
-            page = connection.ask("GET", "/metrics").body.decode()
-        self.metrics = {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-        }
+            accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.3"}
+            page = connection.ask("GET", "/metrics", None, accept).body.decode()
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                self.metrics[sample.name, *sample.labels.values()] = sample.value
+                if sample.exemplar:
+                    self.exemplars.add(sample.exemplar.labels["trace_id"])
 
     def counted(self, name: str, label: int) -> Counter[str]:
         """The values of a counter by one of its labels, those of 0 left out."""
@@ -342,3 +345,8 @@ def test_metrics_count_what_the_clients_were_told(calls: Calls) -> None:
     for kind, field in (("prompt", "prompt"), ("generation", "output")):
         tokens = sum(line.get(f"{field}_tokens", 0) for line in ran)
         assert calls.counted(f"vllm:{kind}_tokens_total", 1).total() == tokens
+
+
+def test_exemplars_name_exported_traces(calls: Calls) -> None:
+    assert calls.exemplars
+    assert calls.exemplars <= {span.trace for span in calls.spans.values()}

@@ -24,6 +24,7 @@ from parrot_gateway.telemetry.metrics.labels import (
     label_text,
 )
 from parrot_gateway.telemetry.operations import PROVIDER, operation_of
+from parrot_gateway.telemetry.trace_context import CallTrace
 
 #: What is not known of a call.
 UNKNOWN = "unknown"
@@ -137,6 +138,8 @@ class CallMetrics:
             for cell in series.output:
                 cell[0] += output
         model = series.model
+        if record.trace is not None and record.trace.sampled:
+            _exemplify(record, record.trace, series, began)
         if model is None:
             return
         model.e2e.observe(took)
@@ -264,24 +267,31 @@ class CallMetrics:
         cells = self._cells.get(definition, {})
         return {label_text(definition.labels, labels): cell[0] for labels, cell in cells.items()}
 
-    def histogram(self, definition: Definition) -> Iterator[str]:
-        """The samples of a histogram; none of one that is not counted here."""
-        names = definition.labels
+    def histogram(self, definition: Definition, *, has_exemplars: bool = False) -> Iterator[str]:
+        """The samples of a histogram; none of one that is not counted here.
+
+        Args:
+            has_exemplars: as of `Distribution.lines`.
+        """
+        for labels, each in self._distributions(definition):
+            text = label_text(definition.labels, labels)
+            yield from each.lines(definition, text, has_exemplars=has_exemplars)
+
+    def _distributions(
+        self, definition: Definition
+    ) -> Iterator[tuple[tuple[str, ...], Distribution]]:
         if definition is d.STAGES:
             for stage, each in self._stages.items():
-                yield from each.lines(definition, label_text(names, (stage,)))
+                yield (stage,), each
         elif definition is d.GEN_AI_DURATION:
-            for labels, each in list(self._durations.items()):
-                yield from each.lines(definition, label_text(names, labels))
+            yield from list(self._durations.items())
         elif definition in _BY_MODEL:
             for model, each in self._summed_up(_BY_MODEL[definition], definition).items():
-                yield from each.lines(definition, label_text(names, (model,)))
+                yield (model,), each
         else:
             for (operation, model), group in list(self._by_model.items()):
                 for field, *rest in _GEN_AI.get(definition, ()):
-                    labels = (operation, PROVIDER, model, *rest)
-                    each = getattr(group, field)
-                    yield from each.lines(definition, label_text(names, labels))
+                    yield (operation, PROVIDER, model, *rest), getattr(group, field)
 
     def _summed_up(self, field: str, definition: Definition) -> dict[str, Distribution]:
         """A field of `_ByModel` by model, over all operations."""
@@ -289,6 +299,17 @@ class CallMetrics:
         for (_, model), group in self._by_model.items():
             summed.setdefault(model, Distribution(definition)).add(getattr(group, field))
         return summed
+
+
+def _exemplify(record: CallRecord, trace: CallTrace, series: _Series, began: float) -> None:
+    """Name the trace of a call beside its times."""
+    assert record.ended is not None
+    at = record.started_at + record.ended - record.started
+    series.duration.exemplify(record.ended - began, trace, at)
+    if series.model is not None:
+        series.model.e2e.exemplify(record.ended - began, trace, at)
+        if series.has_first and record.first_token is not None:
+            series.model.ttft.exemplify(record.first_token - began, trace, at)
 
 
 #: The metrics of `_ByModel`'s fields, by model.

@@ -5,48 +5,79 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
 from parrot_gateway.telemetry.metrics.definitions import Definition
 from parrot_gateway.telemetry.metrics.exposition import number
+from parrot_gateway.telemetry.trace_context import CallTrace
+
+
+class Exemplar(NamedTuple):
+    """A call that was counted in, and where to read of it."""
+
+    #: Its id may still change, until the call's session is known.
+    trace: CallTrace
+    value: float
+    #: Unix time.
+    at: float
 
 
 class Distribution:
     """Counts of values between the bounds of a metric."""
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, definition: Definition) -> None:
         self._bounds = definition.buckets
         #: One more than bounds; each without those below.
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
+        #: The latest between two bounds, by the number of the upper one.
+        self._exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value in, as often as it was seen."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    def exemplify(self, value: float, trace: CallTrace, at: float) -> None:
+        """Name the trace of a call whose value was counted in."""
+        self._exemplars[bisect_left(self._bounds, value)] = Exemplar(trace, value, at)
+
     def add(self, other: Distribution) -> None:
         """Count in what another of the same bounds has counted."""
         self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
         self._sum += other._sum
+        self._exemplars.update(other._exemplars)
 
-    def lines(self, definition: Definition, labels: str) -> Iterator[str]:
+    def lines(
+        self, definition: Definition, labels: str, *, has_exemplars: bool = False
+    ) -> Iterator[str]:
         """Its samples under `definition`, whose bounds may be the first of its own.
 
         Args:
             labels: as of `label_text`.
+            has_exemplars: with them, which the text format of OpenMetrics knows alone.
         """
+        exemplars = dict(self._exemplars) if has_exemplars else {}
         name, total, counts = definition.name, 0, list(self._counts)
         others = labels[1:-1] + "," if labels else ""
         bucket = f'{name}_bucket{{{others}le="'
-        for bound, count in zip(_written_bounds(definition), counts, strict=False):
-            total += count
-            yield f'{bucket}{bound}"}} {total}\n'
+        for place, bound in enumerate(_written_bounds(definition)):
+            total += counts[place]
+            yield f'{bucket}{bound}"}} {total}{_written(exemplars.pop(place, None))}\n'
         total = sum(counts)
-        yield f'{bucket}+Inf"}} {total}\n'
+        rest = exemplars[max(exemplars)] if exemplars else None
+        yield f'{bucket}+Inf"}} {total}{_written(rest)}\n'
         yield f"{name}_count{labels} {total}\n"
         yield f"{name}_sum{labels} {number(self._sum)}\n"
+
+
+def _written(exemplar: Exemplar | None) -> str:
+    if exemplar is None:
+        return ""
+    trace, value, at = exemplar
+    return f' # {{trace_id="{trace.trace_id:032x}"}} {number(value)} {at:.3f}'
 
 
 @cache

@@ -12,11 +12,18 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from parrot_gateway.telemetry.metrics import definitions as d
 from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
 from parrot_gateway.telemetry.metrics.distribution import Distribution
-from parrot_gateway.telemetry.metrics.exposition import family, render, with_head
+from parrot_gateway.telemetry.metrics.exposition import (
+    CONTENT_TYPE,
+    OPENMETRICS,
+    family,
+    render,
+    with_head,
+)
 from parrot_gateway.telemetry.metrics.gauges import Gauges, Parts, Samples
 
 
@@ -46,7 +53,8 @@ class Metrics:
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
         PlatformCollector(registry=self._process)
-        self._rendering: asyncio.Task[bytes] | None = None
+        #: By content type.
+        self._rendering: dict[str, asyncio.Task[bytes]] = {}
 
     def session_ended(self, calls: int, depth: int, width: int) -> None:
         """A session with a graph of that size has ended; empty ones do not count."""
@@ -56,36 +64,42 @@ class Metrics:
             ):
                 distribution.observe(size)
 
-    async def page(self) -> bytes:
-        """All metrics as they are now, in Prometheus's text format.
+    async def page(self, content_type: str = CONTENT_TYPE) -> bytes:
+        """All metrics as they are now.
 
         Whoever asks while a page is being written gets that one.
-        """
-        if self._rendering is None:
-            self._rendering = asyncio.ensure_future(self._render())
-            self._rendering.add_done_callback(self._has_rendered)
-        return await asyncio.shield(self._rendering)
 
-    async def _render(self) -> bytes:
+        Args:
+            content_type: from `negotiate`.
+        """
+        rendering = self._rendering.get(content_type)
+        if rendering is None:
+            rendering = asyncio.ensure_future(self._render(content_type))
+            self._rendering[content_type] = rendering
+            rendering.add_done_callback(lambda _: self._rendering.pop(content_type))
+        return await asyncio.shield(rendering)
+
+    async def _render(self, content_type: str) -> bytes:
         await self._gauges.refresh()
         self._records.settle()
-        return await render(self._pieces())
+        return await render(self._pieces(content_type))
 
-    def _has_rendered(self, _: asyncio.Task[bytes]) -> None:
-        self._rendering = None
-
-    def _pieces(self) -> Iterator[str]:
-        samples = Samples()
+    def _pieces(self, content_type: str) -> Iterator[str]:
+        samples, is_open = Samples(), content_type == OPENMETRICS
         for _ in self._gauges.read(samples):
             # Nothing to write yet, but other work may go on.
             yield ""
         for definition in d.DEFINITIONS:
             if definition in self._graphs:
-                yield from with_head(definition, self._graphs[definition].lines(definition, ""))
+                lines = self._graphs[definition].lines(definition, "")
+                yield from with_head(definition, lines, content_type)
             elif definition.kind == "histogram":
-                yield from with_head(definition, self.calls.histogram(definition))
+                lines = self.calls.histogram(definition, has_exemplars=is_open)
+                yield from with_head(definition, lines, content_type)
             else:
                 source = definition.same_as or definition
                 values = {**samples.of(source), **self.calls.counters(source)}
-                yield from family(definition, values)
-        yield generate_latest(self._process).decode()
+                yield from family(definition, values, content_type)
+        # The latter ends with the mark of the end.
+        write = openmetrics.generate_latest if is_open else generate_latest
+        yield write(self._process).decode()

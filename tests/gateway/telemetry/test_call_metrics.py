@@ -25,10 +25,12 @@ from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
 from parrot_gateway.telemetry.metrics.definitions import (
     CALL_ERRORS,
     CALLS,
+    E2E,
     PROMPT_TOKENS,
     SUCCESS,
     TENANT_CALLS,
 )
+from parrot_gateway.telemetry.trace_context import CallTrace
 
 
 async def values_of(http: Http) -> dict[tuple[str, ...], float]:
@@ -166,6 +168,18 @@ def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -
         '{model_name="theirs",error="e"}': 1,
         '{model_name="mine",error="e"}': 1,
     }
+
+
+def test_exemplars_are_of_sampled_calls_and_of_their_last_trace() -> None:
+    metrics, moved = CallMetrics(), CallTrace(1, 1)
+    traces = [moved, CallTrace(2, 1, sampled=False), None]
+    metrics.count([record(served_model="m", engine="e", trace=trace) for trace in traces])
+    # The call's session is known only now.
+    moved.move(255)
+    lines = list(metrics.histogram(E2E, has_exemplars=True))
+    (line,) = (each for each in lines if "#" in each)
+    assert f' 3 # {{trace_id="{255:032x}"}} ' in line
+    assert not any("#" in each for each in metrics.histogram(E2E))
 
 
 def test_names_that_an_upstream_takes_leave_room_for_served_models() -> None:

@@ -12,6 +12,7 @@ import pytest
 from parrot_engine.link.wire import Register
 from parrot_engine.protocol import EngineStats
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, Http
@@ -200,6 +201,18 @@ async def test_labels_are_escaped_and_cut(http: Http, engine: ScriptedRemoteEngi
     page = await page_of(http)
     found = {sample.labels["engine"] for sample in page.families["parrot_engine_steps"].samples}
     assert name[:200] in found
+
+
+async def test_openmetrics_where_a_scraper_asks_for_it(http: Http) -> None:
+    await http.call(CHAT, "hello")
+    text = (await http.get("/metrics")).text
+    asked = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"
+    answer = await http.get("/metrics", headers={"accept": asked})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0;")
+    found = list(openmetrics.text_string_to_metric_families(answer.text))
+    assert {sample.name for family in found for sample in family.samples} == {
+        sample.name for family in text_string_to_metric_families(text) for sample in family.samples
+    }
 
 
 def test_only_real_values_take_a_place() -> None:
