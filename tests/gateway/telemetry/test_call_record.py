@@ -18,7 +18,8 @@ from serving import Service, read_head, serving, until
 
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.settings.model import UpstreamSettings
-from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
+from parrot_gateway.telemetry.call_record import CallRecord, CallRecords, WantedContents
+from parrot_gateway.telemetry.content.content import CallContent
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 
@@ -199,3 +200,45 @@ def test_a_sink_that_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None
     calls.settle()
     assert settled == ended
     assert caplog.text.count("a sink of call records failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("ratio", "excluded", "traceparent", "is_wanted"),
+    [
+        (1.0, (), b"", True),
+        (0.0, (), b"", False),
+        (1.0, ("one",), b"", False),
+        (1.0, (), b"00-%032x-%016x-00" % (7, 7), False),
+        (0.0, (), b"00-%032x-%016x-01" % (7, 7), True),
+    ],
+)
+def test_only_calls_of_exported_traces_hold_what_they_say(
+    ratio: float, excluded: tuple[str, ...], traceparent: bytes, is_wanted: bool
+) -> None:
+    ended: list[CallContent | None] = []
+    records = CallRecords(ratio, WantedContents(are_kept=False, exclude_tenants=excluded))
+    records.sinks.append(lambda record: ended.append(record.content))
+    record = CallRecord("req", "call", 0.0)
+    headers = {b"traceparent": traceparent} if traceparent else {}
+    records.begin(record, "/v1/chat/completions", headers)
+    assert record.content is not None, "the key, and so the tenant, has not been checked yet"
+    record.tenant = "one"
+    record.take_answer(b"data", False)
+    assert (record.content is not None) == is_wanted
+    record.take_answer(b"more", True)
+    record.end()
+    (content,) = ended
+    assert (content is not None) == is_wanted
+    if content is not None:
+        assert content.size_bytes == len(b"datamore")
+    assert record.content is None, "records outlive their calls"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech", "/v1/*"])
+def test_calls_without_text_hold_nothing(path: str) -> None:
+    record = CallRecord("req", "call", 0.0)
+    CallRecords(1.0, WantedContents(True, ())).begin(record, path)
+    assert record.content is None
+    plain = CallRecord("req", "call", 0.0)
+    CallRecords(1.0).begin(plain, "/v1/chat/completions")
+    assert plain.content is None, "nobody asks for content"
