@@ -226,6 +226,9 @@ class HttpProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
                 cast(_ResponseTransport, cycle.transport).disconnect()
         super().connection_lost(exc)
+        # They hold methods of this object: all that a connection has would else wait for the
+        # garbage collector.
+        del self._timeouts
 
     def data_received(self, data: bytes) -> None:
         self._unparsed += len(data)

@@ -323,6 +323,7 @@ class Dispatcher:
         try:
             await self._dispatch(exchange, scope, receive, send)
         finally:
+            exchange.release()
             if record.path:
                 if not record.deferred:
                     record.end()

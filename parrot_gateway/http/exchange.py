@@ -314,6 +314,15 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.completed = True
 
+    def release(self) -> None:
+        """Forget who was called on the way, once nothing more is sent.
+
+        Most of them hold the exchange: request and answer, some 20 kB of a stream, would else wait
+        for the garbage collector.
+        """
+        self._end_with, self._add_headers, self._copies = None, None, ()
+        self._error_body = GatewayError.body
+
     def finish(self) -> None:
         """End the watch for a disconnect. Safe to call twice."""
         if self._watched is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -256,6 +258,21 @@ async def test_streams_are_byte_identical(path: str, script: str) -> None:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["x-accel-buffering"] == "no"
         assert "content-length" not in answer.headers
+
+
+async def test_calls_leave_nothing_to_the_garbage_collector() -> None:
+    """Nobody holds their requests and answers when they have ended."""
+    async with relaying() as relay:
+        gc.collect()
+        gc.disable()
+        try:
+            for body in (BODY, STREAM):
+                await relay.post(CHAT, body, "chunks=4")
+            # In use, or held by each other: nothing has been collected.
+            objects = partial(gc.get_objects, generation=0)
+            await eventually(lambda: not any(isinstance(each, Exchange) for each in objects()))
+        finally:
+            gc.enable()
 
 
 async def test_requests_reach_the_upstream_byte_by_byte() -> None:
