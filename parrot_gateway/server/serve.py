@@ -23,6 +23,7 @@ from parrot_gateway.http.connection import http_protocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.reload import SettingsReloader
+from parrot_gateway.server.service_manager import keep_alive, notify
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings
 from parrot_gateway.settings.sources import SettingsSources
@@ -76,6 +77,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         timeout_s = self._gateway.settings.server.drain_timeout_s
+        notify("STOPPING=1", "STATUS=waiting for running calls")
         running = self._gateway.gate.running
         deferred = self._gateway.semantic.executor.deferred
         if running or deferred:
@@ -189,10 +191,12 @@ def _serve(
     async def main() -> None:
         _reload_at_hangup(server, reloader)
         ready = asyncio.create_task(announce_when_ready(), name="announce")
+        alive = asyncio.create_task(keep_alive(), name="keep-alive")
         try:
             await server.serve(listeners)
         finally:
             ready.cancel()
+            alive.cancel()
             if server.force_exit:
                 # NOTE: the application is then cancelled with the loop instead of shut down, of
                 # which uvicorn would write a stack trace.
@@ -201,11 +205,14 @@ def _serve(
     async def announce_when_ready() -> None:
         nonlocal status
         await server.listening.wait()
+        # Models may take long: who waits for them asks for readiness.
+        notify("READY=1", "STATUS=waiting for models")
         await gateway.wait_ready()
         if gateway.gate.draining:
             return
         if gateway.can_serve():
             announce(gateway, f"{root}/v1", time.perf_counter() - started)
+            notify(f"STATUS=ready at {root}/v1")
             # What exists by now lives as long as the process. Left to the garbage collector,
             # walking it again and again stops all calls for tens of milliseconds.
             gc.collect()

@@ -36,6 +36,13 @@ def test_a_drain_has_time_and_a_reload_is_a_signal() -> None:
     assert not [each for each in values("Environment") if "KEY" in each]
 
 
+def test_the_start_and_life_are_told() -> None:
+    # `parrot_gateway.server.service_manager` does.
+    assert (values("Type"), values("NotifyAccess")) == (["notify"], ["main"])
+    assert float(*values("WatchdogSec")) > 0
+    assert any("AF_UNIX" in each for each in values("RestrictAddressFamilies"))
+
+
 def test_the_unit_is_valid(tmp_path: Path) -> None:
     # It names a program that is not there: one that is stands in for it.
     unit = tmp_path / UNIT.name
