@@ -260,10 +260,15 @@ def _table(
     """A line of titles and one for each row: names to the left, figures to the right.
 
     The first column gives way where a line would be too long: the middle of a name is left out.
+    Where that is not enough, the last columns are left out.
     """
     table = [list(titles), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    room = max(_LEAST_NAME, width - sum(widths[1:]) - 2 * (len(widths) - 1))
+    least = min(_LEAST_NAME, widths[0])
+    while len(widths) > 1 and least + sum(each + 2 for each in widths[1:]) > width:
+        widths.pop()
+    table = [row[: len(widths)] for row in table]
+    room = max(_LEAST_NAME, width - sum(each + 2 for each in widths[1:]))
     left = 2 if "STATE" in titles else 1
     for row in table:
         row[0] = _shortened(row[0], room)

@@ -123,6 +123,14 @@ def test_keys_sort_sessions() -> None:
     assert (first(), "(by calls)" in text(view)) == ("busy", True)
 
 
+def test_a_narrow_terminal_has_fewer_columns_and_no_cut_ones() -> None:
+    view = view_of(engines=[engine("a-name-of-some-length-0")])
+    titles = [line.split() for line in text(view, 40).splitlines() if line[:2].isupper()]
+    assert titles[0] == ["ENGINE", "STATE", "BATCH", "WAIT", "KV"]
+    assert not [word for line in titles for word in line[1:] if "…" in word]
+    assert "TOK/S" in text(view, 100)
+
+
 @settings(max_examples=25)
 @given(
     width=st.integers(20, 120),
