@@ -40,11 +40,23 @@ from parrot_engine.kernels.experts.packed_experts import (
     packed_vector_down,
     packed_vector_gate_up,
 )
+from parrot_engine.kernels.matmul.hopper_product import BOX_LAYOUT as RING_LAYOUT
+from parrot_engine.kernels.matmul.hopper_product import (
+    hopper_product,
+    product_constants,
+    register_limit,
+)
 from parrot_engine.kernels.matmul.lora_product import expand_kernel, shrink_kernel
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_tiles
+from parrot_engine.kernels.matmul.quantized_tuning import STEP_COLUMNS, quantized_tuning
 from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
 from parrot_engine.kernels.matmul.skinny_matmul import tile_product, vector_product
-from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
+from parrot_engine.kernels.matmul.skinny_tuning import (
+    GROUP_ROWS,
+    MAX_NORM_TOKENS,
+    Product,
+    tuning_for,
+)
 from parrot_engine.kernels.matmul.split_rows import split_rows_kernel
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.sampling import draw
@@ -394,9 +406,42 @@ def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             yield Variant(name, quantized_tiles, tile, dtype, {"num_warps": 4}, own)
     if streams:
         for norm in (False, True):
-            constants = {"HAS_NORM": norm, "SIZE": 4096, "BLOCK": 4096}
+            constants = {"HAS_NORM": norm, "SIZE": 4096, "BLOCK": 4096, "LETS_NEXT_START": norm}
             types = {"parts": "*fp8e4nv", "scales": "*fp32", "rows": "i32"}
             yield Variant("split", split_rows_kernel, constants, dtype, {"num_warps": 8}, types)
+
+
+#: Some of what the table has: two groups of warps, and one with columns cut.
+_RINGS = [("fp8 in groups", True, 14336, 4096, 128), ("fp8", False, 4096, 14336, 64)]
+
+
+def ring_variants(dtype: torch.dtype) -> Iterator[Variant]:
+    """What warps of different kinds multiply."""
+    for kind, gated, out_size, in_size, tokens in _RINGS:
+        group, rows = (128, 128) if kind == "fp8 in groups" else (in_size, 1)
+        height = out_size * (2 if gated else 1)
+        codes = torch.empty((height, in_size), dtype=torch.float8_e4m3fn, device="meta")
+        scales = torch.empty((in_size // group, -(-height // rows)), device="meta")
+        weight = PackedWeight("fp8", codes, scales, None, None, group, rows, "none")
+        product = Product(tokens, out_size, in_size, dtype, gated)
+        tuning = quantized_tuning(
+            product, weight, SHARED_KIB[90] * 1024, copy_engine=True, hopper=True
+        )
+        assert tuning is not None
+        constants = product_constants(
+            weight, tuning, gated=gated, has_bias=gated, has_residual=not gated
+        )
+        types = dict.fromkeys(("x_scales", "scales", "partial"), "*fp32")
+        for name, box in (("x_boxes", tokens), ("code_boxes", GROUP_ROWS)):
+            types[name] = f"tensordesc<fp8e4nv[{box},{STEP_COLUMNS}],{RING_LAYOUT!r}>"
+        yield Variant(
+            f"{kind} by a ring, {out_size} x {in_size}, {tokens} tokens",
+            hopper_product,
+            {"C": constants},
+            dtype,
+            {"num_warps": 4, "maxnreg": register_limit(constants)},
+            types,
+        )
 
 
 #: Codes, columns of a group, tokens, the product and the target of packed experts.
@@ -531,6 +576,8 @@ def quantized_cache_variants() -> Iterator[tuple[Variant, int]]:
 
 def packed_weight_variants() -> Iterator[tuple[Variant, int]]:
     """What multiplies packed weights, and the targets."""
+    for variant in ring_variants(torch.bfloat16):
+        yield variant, 90
     for capability in SHARED_KIB:
         for variant in packed_variants(torch.bfloat16, capability):
             yield variant, capability

@@ -59,7 +59,9 @@ def _chosen(case: QuantizedCase, weight: PackedWeight) -> Tuning | None:
     limits = device_limits(DEVICE)
     sizes = (case.num_tokens, case.out_size, case.in_size, case.dtype)
     product = Product(*sizes, "g" in case.fused, "n" in case.fused)
-    return quantized_tuning(product, weight, limits.shared_memory, copy_engine=limits.copy_engine)
+    return quantized_tuning(
+        product, weight, limits.shared_memory, copy_engine=limits.copy_engine, hopper=limits.hopper
+    )
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -102,6 +104,33 @@ def test_columns_in_parts(kind: str, seed: int) -> None:
         for _ in range(3):
             out = compute(case, operands, tuning)
             assert relative_error(out, reference(case, operands)) < BOUND
+
+
+@pytest.mark.skipif(
+    torch.cuda.get_device_capability() != (9, 0), reason="for compute capability 9.0"
+)
+@pytest.mark.parametrize("kind", ["fp8-tensor", "fp8-rows", "fp8-blocks"])
+@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64, 100, 128])
+@pytest.mark.usefixtures("poison")
+def test_products_by_warps_of_different_kinds(kind: str, num_tokens: int, seed: int) -> None:
+    """Outputs in whole programs and not, columns whole and in parts that differ."""
+    tokens = max(16, 1 << (num_tokens - 1).bit_length())
+    for block_out, splits, fused, dtype in (
+        (64, 1, "ng", torch.bfloat16),
+        (128, 1, "bg", torch.float16),
+        (64, 2, "nb", torch.bfloat16),
+        (128, 3, "br", torch.bfloat16),
+        (64, 5, "r", torch.bfloat16),
+    ):
+        for out_size in (512, 1000):
+            case = QuantizedCase(kind, num_tokens, out_size, 1280, fused, dtype, group=128)
+            operands = draw(case, "cuda", seed)
+            tuning = Tuning(
+                "specialized", tokens, block_out, 128, block_out // 16, 3, splits, descriptors=True
+            )
+            for _ in range(2):
+                out = compute(case, operands, tuning)
+                assert relative_error(out, reference(case, operands)) < BOUND, (case, tuning)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

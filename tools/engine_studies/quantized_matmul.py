@@ -20,8 +20,19 @@ import torch.nn.functional as F
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import time_s
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
-from parrot_engine.kernels.matmul.quantized_tuning import fit, takes_vector, vector_columns
-from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.quantized_tuning import (
+    STEP_COLUMNS,
+    fit,
+    takes_ring,
+    takes_vector,
+    vector_columns,
+)
+from parrot_engine.kernels.matmul.skinny_tuning import (
+    MAX_NORM_TOKENS,
+    Product,
+    Tuning,
+    num_counters,
+)
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from torch import Tensor
@@ -87,7 +98,6 @@ def draw_operands(job: Job) -> Operands:
 def apply(job: Job, operands: Operands, weight: PackedWeight, tuning: Tuning) -> Tensor:
     x, residual, norm = operands
     product = job.product
-    blocks = -(-product.out_size // tuning.block_out)
     return quantized_product(
         x,
         weight,
@@ -95,17 +105,17 @@ def apply(job: Job, operands: Operands, weight: PackedWeight, tuning: Tuning) ->
         norm=(norm, _EPS) if product.norm else None,
         gated=product.gated,
         residual=residual if job.case.kind == "onto" else None,
-        arrivals=_arrivals(blocks) if tuning.splits > 1 else None,
+        arrivals=_arrivals(num_counters(tuning, product.out_size)) if tuning.splits > 1 else None,
     )
 
 
 _COUNTS: dict[int, Tensor] = {}
 
 
-def _arrivals(blocks: int) -> Tensor:
-    if blocks not in _COUNTS:
-        _COUNTS[blocks] = torch.zeros(blocks, dtype=torch.int32, device="cuda")
-    return _COUNTS[blocks]
+def _arrivals(count: int) -> Tensor:
+    if count not in _COUNTS:
+        _COUNTS[count] = torch.zeros(count, dtype=torch.int32, device="cuda")
+    return _COUNTS[count]
 
 
 def expected(job: Job, operands: Operands, weight: PackedWeight) -> Tensor:
@@ -139,6 +149,26 @@ def candidates(job: Job, weight: PackedWeight, shared_memory: int) -> Iterator[T
     ):
         tuning = Tuning(
             kind, min(width, 128), block_out, columns, warps, stages, splits, descriptors=True
+        )
+        tuning = fit(tuning, product, weight, shared_memory, copy_engine=True)
+        if tuning not in seen:
+            seen.add(tuning)
+            yield tuning
+    if not takes_ring(weight):
+        return
+    for block_out, splits, stages in itertools.product((64, 128), (1, 2, 3, 4), (2, 3, 4, 6, 12)):
+        programs = -(-product.out_size // block_out) * splits
+        if not 80 <= programs <= 264 or (product.gated and splits > 1):
+            continue
+        tuning = Tuning(
+            "specialized",
+            min(width, 128),
+            block_out,
+            STEP_COLUMNS,
+            block_out // 16,
+            stages,
+            splits,
+            descriptors=True,
         )
         tuning = fit(tuning, product, weight, shared_memory, copy_engine=True)
         if tuning not in seen:

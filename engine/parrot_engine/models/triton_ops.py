@@ -29,7 +29,13 @@ from parrot_engine.kernels.matmul.lora_product import StackedWeights, add_lora
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning
 from parrot_engine.kernels.matmul.skinny_matmul import product
-from parrot_engine.kernels.matmul.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.matmul.skinny_tuning import (
+    MAX_TOKENS,
+    Product,
+    Tuning,
+    num_counters,
+    tuning_for,
+)
 from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
@@ -60,7 +66,9 @@ def tune_packed(case: Product, weight: PackedWeight, device: torch.device) -> Tu
     if device.type != "cuda":
         return None
     limits = _limits(device)
-    return quantized_tuning(case, weight, limits.shared_memory, copy_engine=limits.copy_engine)
+    return quantized_tuning(
+        case, weight, limits.shared_memory, copy_engine=limits.copy_engine, hopper=limits.hopper
+    )
 
 
 def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
@@ -129,7 +137,7 @@ class TritonOps(Ops):
         """Zeros of these operations alone: a model's layers follow each other."""
         if tuning.splits == 1:
             return None
-        key = x.device, -(-len(linear.weight) // tuning.block_out)
+        key = x.device, num_counters(tuning, len(linear.weight))
         # NOTE: graphs go on reading what is here.
         if key not in self._arrivals:
             self._arrivals[key] = torch.zeros(key[1], dtype=torch.int32, device=x.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from attention_cases import relative_error
 from paged import PagedHarness
 from parrot_engine.kernels.matmul.dequantize import dequantize
-from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning
+from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning, takes_ring
 from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
 from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.runner.loader import load_runner
@@ -108,14 +109,17 @@ def test_dequantized(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 64, 100, 128])
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 64, 100, 128, 200])
 def test_the_table_fits_every_weight(kind: str, num_tokens: int) -> None:
     """Tiles lie within groups, and cut columns only where that is allowed."""
-    for fused in ("", "n", "g", "ng"):
-        case = QuantizedCase(kind, num_tokens, 48, 192, fused)
+    for fused, (in_size, hopper) in itertools.product(
+        ("", "n", "g", "ng"), ((192, True), (256, False), (256, True))
+    ):
+        group = 128 if in_size == 256 else 0
+        case = QuantizedCase(kind, num_tokens, 48, in_size, fused, group=group)
         weight = draw(case).weight
-        product = Product(num_tokens, 48, 192, torch.bfloat16, "g" in fused, "n" in fused)
-        tuning = quantized_tuning(product, weight, 227 * 1024, copy_engine=True)
+        product = Product(num_tokens, 48, in_size, torch.bfloat16, "g" in fused, "n" in fused)
+        tuning = quantized_tuning(product, weight, 227 * 1024, copy_engine=True, hopper=hopper)
         if tuning is None:
             assert "n" in fused or num_tokens > 64
             continue
@@ -125,7 +129,9 @@ def test_the_table_fits_every_weight(kind: str, num_tokens: int) -> None:
         assert tuning.tokens >= 16
         assert not is_grouped(weight) or weight.group % tuning.block_in == 0
         assert tuning.splits == 1 or "g" not in fused
-        assert tuning.splits == 1 or "n" not in fused or tuning.kind == "split"
+        assert tuning.splits == 1 or "n" not in fused or tuning.kind in ("split", "specialized")
+        whole = hopper and in_size == 256 and num_tokens <= 128
+        assert (tuning.kind == "specialized") == (whole and takes_ring(weight))
 
 
 def test_a_model_with_packed_weights(tmp_path: Path) -> None:

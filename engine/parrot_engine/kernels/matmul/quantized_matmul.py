@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from parrot_engine.kernels.matmul.hopper_product import specialized_product
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
 from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
 from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED, finish, silu_gate
@@ -375,6 +376,17 @@ def quantized_product(
     are those of groups, `tuning.block_in` columns must be a part of one.
     """
     assert x.is_contiguous()
+    if tuning.kind == "specialized":
+        return specialized_product(
+            x,
+            weight,
+            tuning,
+            norm=norm,
+            gated=gated,
+            bias=bias,
+            residual=residual,
+            arrivals=arrivals,
+        )
     num_tokens, in_size = x.shape
     out_size = weight.codes.shape[0] // (2 if gated else 1)
     token_blocks = triton.cdiv(num_tokens, tuning.tokens)

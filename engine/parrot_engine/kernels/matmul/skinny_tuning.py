@@ -24,8 +24,9 @@ _MAX_POINTER_TOKENS = 16
 class Tuning(NamedTuple):
     """Options of a product's kernel; see `skinny_matmul`."""
 
-    #: `split`: a tile for x in two numbers of 8 bits, weights of FP8 only; `rounded`: in one.
-    kind: Literal["vector", "tile", "split", "rounded"]
+    #: `split`: a tile for x in two numbers of 8 bits, weights of FP8 only; `rounded`: in one;
+    #: `specialized`: as `split`, by warps of different kinds (`hopper_product`).
+    kind: Literal["vector", "tile", "split", "rounded", "specialized"]
     #: Most tokens, a power of two: 1 to 4 for vectors, 8 to 128 for tiles.
     tokens: int
     #: Outputs of a program (of either half where gate and up are multiplied).
@@ -38,6 +39,16 @@ class Tuning(NamedTuple):
     splits: int = 1
     #: The copy engine fetches what it can (compute capability 9.0 and later; tiles only).
     descriptors: bool = False
+
+
+#: Outputs of each group of warps of a `specialized` kernel.
+GROUP_ROWS = 64
+
+
+def num_counters(tuning: Tuning, out_size: int) -> int:
+    """Counters of a product whose columns are cut: by program, or by group of its warps."""
+    groups = tuning.block_out // GROUP_ROWS if tuning.kind == "specialized" else 1
+    return -(-out_size // tuning.block_out) * groups
 
 
 class Product(NamedTuple):

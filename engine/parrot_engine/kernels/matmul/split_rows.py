@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
@@ -19,10 +20,13 @@ def split_rows_kernel(
     rows,
     eps,
     HAS_NORM: tl.constexpr,
+    LETS_NEXT_START: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program a row: what is nearest in 8 bits, and what that leaves."""
+    if LETS_NEXT_START:
+        gdc_launch_dependents()
     row = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < SIZE
@@ -51,8 +55,13 @@ class SplitRows(NamedTuple):
     scales: Tensor
 
 
-def split_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> SplitRows:
-    """Contiguous `x` `[rows, size]`, normalised first where there is a `norm`."""
+def split_rows(
+    x: Tensor, norm: tuple[Tensor, float] | None = None, *, lets_next_start: bool = False
+) -> SplitRows:
+    """Contiguous `x` `[rows, size]`, normalised first where there is a `norm`.
+
+    A kernel behind it that waits for itself may start at once (compute capability 9.0 and later).
+    """
     assert x.is_contiguous()
     rows, size = x.shape
     parts = torch.empty((2, rows, size), dtype=torch.float8_e4m3fn, device=x.device)
@@ -67,6 +76,7 @@ def split_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> SplitRows
         rows,
         eps,
         HAS_NORM=norm is not None,
+        LETS_NEXT_START=lets_next_start,
         SIZE=size,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
