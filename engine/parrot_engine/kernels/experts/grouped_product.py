@@ -40,6 +40,90 @@ def gate_units(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def store_units(
+    gate,
+    up,
+    bias,
+    above,
+    pair,
+    rows,
+    out,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    """Write `gate_units` of a pair; `above` are the places of the gate's `rows` in the bias."""
+    if HAS_BIAS:
+        gate += tl.load(bias + above).to(tl.float32)
+        up += tl.load(bias + above + OUT).to(tl.float32)
+    total = gate_units(gate, up, ALPHA, LIMIT)
+    tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def store_sum(
+    total,
+    bias,
+    experts,
+    factors,
+    residual,
+    token,
+    rows,
+    out,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    TOP_K: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    """Write the sum of a token's experts with their biases and the residual."""
+    present = tl.minimum(rows, OUT - 1)
+    if HAS_BIAS:
+        for slot in tl.static_range(TOP_K):
+            expert = tl.load(experts + token * TOP_K + slot).to(tl.int64)
+            factor = tl.load(factors + token * TOP_K + slot)
+            held = tl.where(expert >= 0, OUT, 0) if PARTIAL else OUT
+            value = tl.load(bias + expert * OUT + present, mask=present < held, other=0.0)
+            total += value.to(tl.float32) * factor
+    places = token.to(tl.int64) * OUT + rows
+    if HAS_RESIDUAL:
+        total += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def store_tile(
+    total,
+    up,
+    biases,
+    pair,
+    rows,
+    factors,
+    out,
+    HAS_BIAS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    """Write a tile's outputs, `total` `[rows, pairs]`; `biases` point to those of its rows."""
+    if HAS_BIAS:
+        total += tl.load(biases).to(tl.float32)[:, None]
+        if GATED:
+            up += tl.load(biases + OUT).to(tl.float32)[:, None]
+    if GATED:
+        total = gate_units(total, up, ALPHA, LIMIT)
+    wanted = pair >= 0
+    if HAS_FACTORS:
+        total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
+    places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
+    stored = (rows < OUT)[:, None] & wanted[None, :]
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
 def vector_gate_up(
     x,
     weight,
@@ -83,11 +167,8 @@ def vector_gate_up(
         gate += w.to(tl.float32) * value
         up += v.to(tl.float32) * value
     opened, upper = tl.sum(gate, 1), tl.sum(up, 1)
-    if HAS_BIAS:
-        opened += tl.load(bias + expert * (2 * OUT) + present).to(tl.float32)
-        upper += tl.load(bias + expert * (2 * OUT) + OUT + present).to(tl.float32)
-    total = gate_units(opened, upper, ALPHA, LIMIT)
-    tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
+    above = expert * (2 * OUT) + present
+    store_units(opened, upper, bias, above, pair, rows, out, HAS_BIAS, ALPHA, LIMIT, OUT)
 
 
 @triton.jit
@@ -133,18 +214,10 @@ def vector_down(
         )
         value = tl.load(x + pair.to(tl.int64) * IN + start + lanes, mask=inside, other=0.0)
         total += w.to(tl.float32) * (value.to(tl.float32) * factor)[None, :]
-    result = tl.sum(total, 1)
-    if HAS_BIAS:
-        for slot in tl.static_range(TOP_K):
-            expert = tl.load(experts + token * TOP_K + slot).to(tl.int64)
-            factor = tl.load(factors + token * TOP_K + slot)
-            held = tl.where(expert >= 0, OUT, 0) if PARTIAL else OUT
-            value = tl.load(bias + expert * OUT + present, mask=present < held, other=0.0)
-            result += value.to(tl.float32) * factor
-    places = token.to(tl.int64) * OUT + rows
-    if HAS_RESIDUAL:
-        result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=rows < OUT)
+    store_sum(
+        tl.sum(total, 1), bias, experts, factors, residual, token, rows, out,
+        HAS_BIAS, HAS_RESIDUAL, PARTIAL, TOP_K, OUT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -222,18 +295,11 @@ def tile_product(
         total = tl.dot(w, value, total, input_precision="ieee")
         if GATED:
             up = tl.dot(v.to(w.dtype), value, up, input_precision="ieee")
-    if HAS_BIAS:
-        biases = bias + expert.to(tl.int64) * (HALVES * OUT) + present
-        total += tl.load(biases).to(tl.float32)[:, None]
-        if GATED:
-            up += tl.load(biases + OUT).to(tl.float32)[:, None]
-    if GATED:
-        total = gate_units(total, up, ALPHA, LIMIT)
-    if HAS_FACTORS:
-        total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
-    places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
-    stored = (rows < OUT)[:, None] & wanted[None, :]
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+    biases = bias + expert.to(tl.int64) * (HALVES * OUT) + present
+    store_tile(
+        total, up, biases, pair, rows, factors, out,
+        HAS_BIAS, ALPHA, LIMIT, GATED, HAS_FACTORS, OUT,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -17,9 +17,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.kernels.experts.expert_routing import Chosen, Tiles, align
-from parrot_engine.kernels.experts.grouped_product import gate_units, sum_pairs
+from parrot_engine.kernels.experts.grouped_product import (
+    store_sum,
+    store_tile,
+    store_units,
+    sum_pairs,
+)
 from parrot_engine.kernels.experts.grouped_tuning import ExpertWeights, MixtureTuning
-from parrot_engine.kernels.matmul.quantized_matmul import add_product
+from parrot_engine.kernels.matmul.dequantize import columns_of
+from parrot_engine.kernels.matmul.quantized_matmul import add_product, load_of_step, sum_columns
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
 from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED
 from parrot_engine.kernels.matmul.skinny_tuning import Tuning
@@ -37,6 +43,16 @@ def _load_values(x, place, inside, BITS: tl.constexpr):
     if BITS == 4:
         high = tl.load(x + place + _HALF, mask=inside, other=0.0).to(tl.float32)
     return low, high
+
+
+@triton.jit
+def _sum_chunks(low, high, CHUNKS: tl.constexpr, BITS: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Sums of x over chunks, by which zero points are multiplied; 0 without these."""
+    sums = tl.zeros([CHUNKS], tl.float32)
+    if HAS_ZEROS:
+        added = low + high if BITS == 4 else low
+        sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
+    return sums
 
 
 @triton.jit
@@ -106,9 +122,7 @@ def packed_vector_gate_up(
     ROW_BYTES: tl.constexpr = IN * BITS // 8
     CHUNKS: tl.constexpr = BLOCK_IN // _HALF
     lanes = tl.arange(0, BLOCK_IN)
-    columns = lanes
-    if BITS == 4:
-        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    columns = columns_of(lanes, BITS)
     chunks = tl.arange(0, CHUNKS) * _HALF
     above = expert * (2 * OUT) + present
     source = codes + above.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
@@ -123,10 +137,7 @@ def packed_vector_gate_up(
             source + start + OUT * ROW_BYTES, mask=here, other=0.0, eviction_policy="evict_first"
         )
         low, high = _load_values(values, start * 8 // BITS + columns, inside, BITS)
-        sums = tl.zeros([CHUNKS], tl.float32)
-        if HAS_ZEROS:
-            added = low + high if BITS == 4 else low
-            sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
+        sums = _sum_chunks(low, high, CHUNKS, BITS, HAS_ZEROS)
         there = (start + chunks < ROW_BYTES)[None, :]
         groups = ((start + chunks) * 8 // BITS // GROUP)[None, :] * SCALES
         place = groups + (above // SCALE_ROWS)[:, None]
@@ -134,11 +145,7 @@ def packed_vector_gate_up(
         place = groups + ((above + OUT) // SCALE_ROWS)[:, None]
         up = _add_bytes(up, v, low, high, sums, scales, zeros, place, there, BITS, HAS_ZEROS)
     opened, upper = tl.sum(gate, 1), tl.sum(up, 1)
-    if HAS_BIAS:
-        opened += tl.load(bias + above).to(tl.float32)
-        upper += tl.load(bias + above + OUT).to(tl.float32)
-    total = gate_units(opened, upper, ALPHA, LIMIT)
-    tl.store(out + pair.to(tl.int64) * OUT + rows, total.to(out.dtype.element_ty), mask=rows < OUT)
+    store_units(opened, upper, bias, above, pair, rows, out, HAS_BIAS, ALPHA, LIMIT, OUT)
 
 
 @triton.jit
@@ -174,9 +181,7 @@ def packed_vector_down(
     ROW_BYTES: tl.constexpr = IN * BITS // 8
     CHUNKS: tl.constexpr = BLOCK_IN // _HALF
     lanes = tl.arange(0, BLOCK_IN)
-    columns = lanes
-    if BITS == 4:
-        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    columns = columns_of(lanes, BITS)
     chunks = tl.arange(0, CHUNKS) * _HALF
     total = tl.zeros([BLOCK_OUT, CHUNKS], tl.float32)
     STEPS: tl.constexpr = (ROW_BYTES + BLOCK_IN - 1) // BLOCK_IN
@@ -201,27 +206,16 @@ def packed_vector_down(
         low, high = _load_values(x, place, inside, BITS)
         low *= factor
         high *= factor
-        sums = tl.zeros([CHUNKS], tl.float32)
-        if HAS_ZEROS:
-            added = low + high if BITS == 4 else low
-            sums = tl.sum(tl.reshape(added, [CHUNKS, _HALF]), 1)
+        sums = _sum_chunks(low, high, CHUNKS, BITS, HAS_ZEROS)
         groups = ((start + chunks) * 8 // BITS // GROUP)[None, :] * SCALES
         place = groups + (above // SCALE_ROWS)[:, None]
         total = _add_bytes(
             total, w, low, high, sums, scales, zeros, place, there[None, :], BITS, HAS_ZEROS
         )
-    result = tl.sum(total, 1)
-    if HAS_BIAS:
-        for slot in tl.static_range(TOP_K):
-            expert = tl.load(experts + token * TOP_K + slot)
-            factor = tl.load(factors + token * TOP_K + slot)
-            held = tl.where(expert >= 0, OUT, 0) if PARTIAL else OUT
-            value = tl.load(bias + expert * OUT + present, mask=present < held, other=0.0)
-            result += value.to(tl.float32) * factor
-    places = token.to(tl.int64) * OUT + rows
-    if HAS_RESIDUAL:
-        result += tl.load(residual + places, mask=rows < OUT, other=0.0).to(tl.float32)
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=rows < OUT)
+    store_sum(
+        tl.sum(total, 1), bias, experts, factors, residual, token, rows, out,
+        HAS_BIAS, HAS_RESIDUAL, PARTIAL, TOP_K, OUT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -291,9 +285,7 @@ def packed_tile_product(
     WHOLE: tl.constexpr = IN % BLOCK_IN == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
     lanes = tl.arange(0, BYTES)
-    columns = lanes
-    if BITS == 4:
-        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    columns = columns_of(lanes, BITS)
     top = expert * (HALVES * OUT)
     above = top + present
     source = codes + above.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
@@ -321,24 +313,13 @@ def packed_tile_product(
             x_high = _load_tile(x, line + start + _HALF, wanted, inside, WHOLE)
         elif X_PARTS == 2:
             x_high = _load_tile(x + num_rows.to(tl.int64) * IN, line + start, wanted, inside, WHOLE)
-        scale = tl.zeros([BLOCK_OUT], tl.float32)
-        zero = scale
-        up_scale = scale
-        up_zero = scale
-        sums = tl.zeros([TILE], tl.float32)
-        if GROUPED:
-            place = start // GROUP * SCALES + above // SCALE_ROWS
-            up_place = start // GROUP * SCALES + (above + OUT) // SCALE_ROWS
-            scale = tl.load(scales + place).to(tl.float32)
-            if GATED:
-                up_scale = tl.load(scales + up_place).to(tl.float32)
-            if HAS_ZEROS:
-                zero = tl.load(zeros + place).to(tl.float32)
-                if GATED:
-                    up_zero = tl.load(zeros + up_place).to(tl.float32)
-                sums = tl.sum(x_low.to(tl.float32), 1)
-                if BITS == 4:
-                    sums += tl.sum(x_high.to(tl.float32), 1)
+        place = start // GROUP * SCALES + above // SCALE_ROWS
+        up_place = start // GROUP * SCALES + (above + OUT) // SCALE_ROWS
+        scale = load_of_step(scales, place, GROUPED)
+        up_scale = load_of_step(scales, up_place, GROUPED and GATED)
+        zero = load_of_step(zeros, place, HAS_ZEROS)
+        up_zero = load_of_step(zeros, up_place, HAS_ZEROS and GATED)
+        sums = sum_columns(x_low, x_high, HAS_ZEROS, BITS)
         if INTERPRETED:
             x_low = x_low.to(tl.float32)
             x_high = x_high.to(tl.float32)
@@ -361,17 +342,10 @@ def packed_tile_product(
         factor = tl.load(x_scales + token, mask=wanted, other=0.0)[None, :]
         total *= factor
         up *= factor
-    if HAS_BIAS:
-        total += tl.load(bias + above).to(tl.float32)[:, None]
-        if GATED:
-            up += tl.load(bias + above + OUT).to(tl.float32)[:, None]
-    if GATED:
-        total = gate_units(total, up, ALPHA, LIMIT)
-    if HAS_FACTORS:
-        total *= tl.load(factors + pair, mask=wanted, other=0.0)[None, :]
-    places = pair.to(tl.int64)[None, :] * OUT + rows[:, None]
-    stored = (rows < OUT)[:, None] & wanted[None, :]
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+    store_tile(
+        total, up, bias + above, pair, rows, factors, out,
+        HAS_BIAS, ALPHA, LIMIT, GATED, HAS_FACTORS, OUT,
+    )  # fmt: skip
 
 
 def layout_of(weight: PackedWeight) -> dict[str, Any]:

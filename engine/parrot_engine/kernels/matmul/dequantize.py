@@ -13,6 +13,18 @@ _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
 
 
 @triton.jit
+def columns_of(lanes, BITS: tl.constexpr):
+    """The columns whose codes are the bytes `lanes`; of 4 bits, the lower half of each byte.
+
+    That of the upper half is 16 further.
+    """
+    columns = lanes
+    if BITS == 4:
+        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    return columns
+
+
+@triton.jit
 def dequantize_kernel(
     codes,
     scales,
@@ -36,12 +48,9 @@ def dequantize_kernel(
     inside = lanes < ROW_BYTES
     code = tl.load(codes + row * ROW_BYTES + lanes, mask=inside, other=0.0)
     for half in tl.static_range(8 // BITS):
-        columns = lanes
-        if BITS == 4:
-            columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF + half * _HALF
-            values = ((code >> (4 * half)) & 15).to(tl.float32) - 8
-        else:
-            values = code.to(tl.float32)
+        columns = columns_of(lanes, BITS) + half * _HALF
+        values = (code if BITS == 8 else (code >> (4 * half)) & 15).to(tl.float32)
+        values = values if BITS == 8 else values - 8
         place = columns // GROUP * SCALES + row // SCALE_ROWS
         if HAS_ZEROS:
             values -= tl.load(zeros + place, mask=inside, other=0).to(tl.float32)

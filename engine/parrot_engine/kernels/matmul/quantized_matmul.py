@@ -18,10 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from parrot_engine.kernels.matmul.dequantize import columns_of
 from parrot_engine.kernels.matmul.hopper_product import specialized_product
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
 from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
-from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED, finish, silu_gate
+from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED, finish_part, silu_gate
 from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.quantization.packed import CHUNK, PackedWeight
@@ -111,6 +112,26 @@ def _load_x(
         scale = tl.load(norm_weight + places, mask=inside, other=0.0).to(tl.float32)
         value = (exact * scale[None, :]).to(x.dtype.element_ty)
     return value, exact * exact
+
+
+@triton.jit
+def load_of_step(values, places, PRESENT: tl.constexpr):
+    """Scales, or zero points, of a step; 0 where it has none of its own."""
+    value = tl.zeros(places.shape, tl.float32)
+    if PRESENT:
+        value = tl.load(values + places).to(tl.float32)
+    return value
+
+
+@triton.jit
+def sum_columns(x_low, x_high, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
+    """Sums of x over a step's columns, by which zero points are multiplied; 0 without these."""
+    sums = tl.zeros([x_low.shape[0]], tl.float32)
+    if HAS_ZEROS:
+        sums = tl.sum(x_low.to(tl.float32), 1)
+        if BITS == 4:
+            sums += tl.sum(x_high.to(tl.float32), 1)
+    return sums
 
 
 @triton.jit
@@ -219,9 +240,7 @@ def quantized_tiles(
     WHOLE: tl.constexpr = IN % BLOCK_IN == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
     lanes = tl.arange(0, BYTES)
-    columns = lanes
-    if BITS == 4:
-        columns = lanes // _HALF * (2 * _HALF) + lanes % _HALF
+    columns = columns_of(lanes, BITS)
     source = codes + present.to(tl.int64)[:, None] * ROW_BYTES + lanes[None, :]
     scale_rows = present // SCALE_ROWS
     up_scale_rows = (present + OUT) // SCALE_ROWS
@@ -283,23 +302,12 @@ def quantized_tiles(
             )
             if HAS_NORM:
                 squares += squared
-        scale = tl.zeros([BLOCK_OUT], tl.float32)
-        zero = scale
-        up_scale = scale
-        up_zero = scale
-        sums = tl.zeros([TOKENS], tl.float32)
-        if GROUPED:
-            place = start // GROUP * SCALES
-            scale = tl.load(scales + place + scale_rows).to(tl.float32)
-            if GATED:
-                up_scale = tl.load(scales + place + up_scale_rows).to(tl.float32)
-            if HAS_ZEROS:
-                zero = tl.load(zeros + place + scale_rows).to(tl.float32)
-                if GATED:
-                    up_zero = tl.load(zeros + place + up_scale_rows).to(tl.float32)
-                sums = tl.sum(x_low.to(tl.float32), 1)
-                if BITS == 4:
-                    sums += tl.sum(x_high.to(tl.float32), 1)
+        place = start // GROUP * SCALES
+        scale = load_of_step(scales + place, scale_rows, GROUPED)
+        up_scale = load_of_step(scales + place, up_scale_rows, GROUPED and GATED)
+        zero = load_of_step(zeros + place, scale_rows, HAS_ZEROS)
+        up_zero = load_of_step(zeros + place, up_scale_rows, HAS_ZEROS and GATED)
+        sums = sum_columns(x_low, x_high, HAS_ZEROS, BITS)
         if INTERPRETED:
             x_low = x_low.to(tl.float32)
             x_high = x_high.to(tl.float32)
@@ -330,33 +338,22 @@ def quantized_tiles(
         total = silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
     places = tokens[None, :] * OUT + rows[:, None]
     stored = (rows < OUT)[:, None] & wanted[None, :]
-    if SPLITS == 1:
-        finish(
-            total,
-            places,
-            present[:, None],
-            stored,
-            bias,
-            residual,
-            out,
-            HAS_BIAS and not GATED,
-            HAS_RESIDUAL,
-        )
-    else:
-        lines = tl.arange(0, BLOCK_OUT)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
-        parts = partial + tl.program_id(1) * (SPLITS * BLOCK_OUT * TOKENS) + lines
-        tl.store(parts + split * (BLOCK_OUT * TOKENS), total)
-        # All threads have stored before the count is raised.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            tl.store(arrivals + tl.program_id(1), 0)
-            total = tl.load(parts)
-            for other in tl.static_range(1, SPLITS):
-                total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
-            finish(
-                total, places, present[:, None], stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL
-            )
+    finish_part(
+        total,
+        tl.program_id(1),
+        split,
+        places,
+        present[:, None],
+        stored,
+        bias,
+        residual,
+        out,
+        partial,
+        arrivals,
+        HAS_BIAS and not GATED,
+        HAS_RESIDUAL,
+        SPLITS,
+    )
 
 
 def quantized_product(

@@ -57,6 +57,48 @@ def finish(
 
 
 @triton.jit
+def finish_part(
+    total,
+    block,
+    split,
+    places,
+    rows,
+    stored,
+    bias,
+    residual,
+    out,
+    partial,
+    arrivals,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """`finish`, where columns are cut by the last program of a block of outputs.
+
+    `total` `[rows, tokens]` is the `split`-th part of `block`. Parts go to `partial`
+    `[blocks, SPLITS, rows, tokens]`; the last program, as `arrivals[block]` counts, adds up all of
+    them in their order. Counts end as they began, at 0.
+    """
+    if SPLITS == 1:
+        finish(total, places, rows, stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL)
+    else:
+        HEIGHT: tl.constexpr = total.shape[0]
+        TOKENS: tl.constexpr = total.shape[1]
+        lines = tl.arange(0, HEIGHT)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        parts = partial + block * (SPLITS * HEIGHT * TOKENS) + lines
+        tl.store(parts + split * (HEIGHT * TOKENS), total)
+        # All threads have stored before the count is raised.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + block, 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrivals + block, 0)
+            total = tl.load(parts)
+            for other in tl.static_range(1, SPLITS):
+                total += tl.load(parts + other * (HEIGHT * TOKENS))
+            finish(total, places, rows, stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL)
+
+
+@triton.jit
 def silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
     """silu(gate) x up, biases of both halves added first (arXiv 2002.05202)."""
     if HAS_BIAS:
@@ -200,9 +242,8 @@ def tile_product(
     """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
 
     With `SPLITS` > 1 program (i, s) sums the s-th part of the columns; neither norm nor gate may be
-    fused then. Sums go to `partial` `[blocks, SPLITS, BLOCK_OUT, TOKENS]`; the last program, as
-    `arrivals[i]` counts, adds up all of them in their order. Counts end as they began, at 0. With
-    `DESCRIPTORS` the copy engine fetches W, and x where it is not normalised.
+    fused then; see `finish_part`. With `DESCRIPTORS` the copy engine fetches W, and x where it is
+    not normalised.
     """
     first = tl.program_id(0) * BLOCK_OUT
     rows = first + tl.arange(0, BLOCK_OUT)
@@ -265,33 +306,22 @@ def tile_product(
         total = silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
     places = tokens[None, :] * OUT + rows[:, None]
     stored = (rows < OUT)[:, None] & wanted[None, :]
-    if SPLITS == 1:
-        finish(
-            total,
-            places,
-            present[:, None],
-            stored,
-            bias,
-            residual,
-            out,
-            HAS_BIAS and not GATED,
-            HAS_RESIDUAL,
-        )
-    else:
-        lines = tl.arange(0, BLOCK_OUT)[:, None] * TOKENS + tokens[None, :]
-        parts = partial + tl.program_id(0) * (SPLITS * BLOCK_OUT * TOKENS) + lines
-        tl.store(parts + split * (BLOCK_OUT * TOKENS), total)
-        # All threads have stored before the count is raised.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            tl.store(arrivals + tl.program_id(0), 0)
-            total = tl.load(parts)
-            for other in tl.static_range(1, SPLITS):
-                total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
-            finish(
-                total, places, present[:, None], stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL
-            )
+    finish_part(
+        total,
+        tl.program_id(0),
+        tl.program_id(1),
+        places,
+        present[:, None],
+        stored,
+        bias,
+        residual,
+        out,
+        partial,
+        arrivals,
+        HAS_BIAS and not GATED,
+        HAS_RESIDUAL,
+        SPLITS,
+    )
 
 
 def product(
