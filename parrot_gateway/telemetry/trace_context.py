@@ -85,12 +85,16 @@ class CallTrace:
     def headers(self, headers: Headers) -> Headers:
         """Headers of a request, with this call's span as the parent of what the upstream does.
 
-        Of a trace that is not exported the client's own go on unchanged.
+        Of a trace that its client does not export its own go on unchanged. Of one that is not
+        exported here they say so, so that an upstream does not begin one in the middle.
         """
-        if not self.sampled:
+        if self.sampled:
+            self.sent_on = True
+            own = b"00-%032x-%016x-01" % (self.trace_id, self.span_id)
+        elif self.parent_id:
             return headers
-        self.sent_on = True
-        own = b"00-%032x-%016x-01" % (self.trace_id, self.span_id)
+        else:
+            own = b"00-%032x-%016x-00" % (random.getrandbits(128) or 1, _new_span_id())
         return [(name, value) for name, value in headers if name != TRACEPARENT] + [
             (TRACEPARENT, own)
         ]
