@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from parrot_gateway.exceptions import AnswerError
 from parrot_gateway.generation import upstream_call
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
-from parrot_gateway.generation.upstream_call import UpstreamAnswerReader
+from parrot_gateway.generation.upstream_call import UpstreamAnswerReader, reported_error
 
 EVENTS = b"text/event-stream; charset=utf-8"
 JSON = b"application/json"
@@ -140,3 +140,27 @@ def test_what_is_held_of_an_answer_is_bounded(
 
 def test_empty_answers_are_texts() -> None:
     assert read(chat_events([])) == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"error": {"message": "no", "code": 400, "type": "Bad"}}, "Bad"),
+        ({"type": "error", "error": {"type": "api_error", "message": "no"}}, "api_error"),
+        ({"type": "error", "code": "c", "message": "no"}, "c"),
+        ({"type": "response.failed", "response": {"error": {"code": "c", "message": "no"}}}, "c"),
+        ({"error": "no"}, "answer_unusable"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", ""])
+def test_an_error_with_a_status_of_success(event: dict[str, Any], code: str, end: str) -> None:
+    text = f'data: {{"choices": []}}\n\ndata: {json.dumps(event)}{end}'
+    found = reported_error(text.encode())
+    assert found is not None
+    assert (found.code, found.message) == (code, "no")
+
+
+@given(st.text() | st.sampled_from(['"error": {"message": "no"}', '{"type": "error"}']))
+def test_what_a_model_writes_is_no_error(text: str) -> None:
+    event = {"error": None, "choices": [{"delta": {"content": text}}]}
+    assert reported_error(b"data: " + json.dumps(event).encode() + b"\n\n") is None
