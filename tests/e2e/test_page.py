@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, clean_environment
@@ -206,6 +207,44 @@ def test_the_keyboard_goes_from_call_to_call(view: Page, told: str) -> None:
     page.get_by_role("complementary", name="Details").wait_for(state="detached")
 
 
+def test_tab_begins_at_the_top_and_escape_closes_from_anywhere(view: Page, told: str) -> None:
+    page = view.session(told)
+    page.reload()
+    node(page, "tale").wait_for()
+    page.keyboard.press("Tab")
+    page.get_by_role("link", name="Skip to the content").and_(page.locator(":focus")).wait_for()
+    node(page, "tale").click()
+    page.get_by_role("slider").focus()
+    page.keyboard.press("Escape")
+    page.get_by_role("complementary", name="Details").wait_for(state="detached")
+
+
+def test_a_wrong_key_is_told_but_not_a_missing_one(view: Page) -> None:
+    page = view.page
+    page.goto(f"{view.root}/ui/")
+    key = page.get_by_role("textbox", name="Key")
+    key.wait_for()
+    assert page.get_by_role("alert").count() == 0
+    key.fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("This key was not taken.").wait_for()
+
+
+def test_a_call_that_never_ran_has_a_lane_that_says_so(view: Page) -> None:
+    script = """async (nodes) => {
+        const { lanesOf } = await import(new URL("app/session/lanes.js", document.baseURI));
+        const byId = new Map(nodes.map((node) => [node.id, node]));
+        const graph = { nodes: byId, variables: new Map() };
+        return lanesOf(graph, 3).lanes.map((lane) => lane.name);
+    }"""
+    times = {"submitted_s": 0, "started_s": 1, "first_token_s": None, "finished_s": 2, "inputs": []}
+    refused = {**times, "id": "a", "state": "failed", "engine": None, "model": "m"}
+    passed_on = {**times, "id": "b", "state": "done", "engine": None, "model": "m"}
+    waiting = {**refused, "id": "c", "state": "waiting", "started_s": None, "finished_s": None}
+    page = view.open("sessions")
+    assert page.evaluate(script, [refused, passed_on, waiting]) == ["m", "1 waiting", "1 not run"]
+
+
 def test_the_scrubber_goes_back_in_time(view: Page, told: str) -> None:
     page = view.session(told)
     page.locator(".node.is-done").nth(2).wait_for()
@@ -227,13 +266,23 @@ def test_names_are_text(view: Page, client: openai.OpenAI) -> None:
     assert page.locator("img[src=x], b", has_text="bold").count() == 0
 
 
-def test_the_list_is_filtered(view: Page, told: str) -> None:
+def test_the_list_is_filtered(view: Page, client: openai.OpenAI, told: str) -> None:
+    answer = client.completions.with_raw_response.create(
+        model=DEMO_MODEL, prompt="Nobody names this", max_tokens=2
+    )
     page = view.open("sessions")
     page.get_by_role("link", name=told).first.wait_for()
     page.get_by_label("Filter sessions").fill("no session is called so")
     page.get_by_text("No session matches.").wait_for()
     page.get_by_label("Filter sessions").fill(told)
     page.get_by_role("link", name=told).first.wait_for()
+    # What nobody has named is called by its shape, and still found by its id.
+    call = client.get("/calls/" + answer.headers["x-request-id"], cast_to=httpx.Response)
+    session = call.json()["session"]
+    page.get_by_label("Filter sessions").fill(session)
+    page.get_by_role("link", name=f"Completion · {session[5:11]}").click()
+    page.get_by_role("heading", name=f"Completion · {session[5:11]}").wait_for()
+    assert page.locator(".session-id").inner_text().startswith(session)
 
 
 def test_engines_scheduler_and_tenants_are_shown(view: Page, told: str) -> None:
@@ -315,6 +364,12 @@ def test_the_theme_is_kept(view: Page) -> None:
     page.get_by_role("button", name="Theme").click()
     assert page.evaluate(colour) != light
     dark = page.evaluate(colour)
+    # What is drawn on a canvas has colours of its own theme.
+    script = """async () => {
+        const { palette } = await import(new URL("app/parts/palette.js", document.baseURI));
+        return palette().text;
+    }"""
+    assert page.evaluate(script) == page.evaluate("getComputedStyle(document.body).color")
     page.reload()
     assert page.evaluate(colour) == dark
 

@@ -14,13 +14,14 @@ import { Scheduler } from "./views/scheduler.js";
 import { Sessions } from "./views/sessions.js";
 import { Tenants } from "./views/tenants.js";
 
+/** Those that scroll as a whole can take the focus, so that keys scroll them. */
 const VIEWS = [
   { name: "sessions", title: "Sessions", View: Sessions },
-  { name: "engines", title: "Engines", View: Engines },
-  { name: "scheduler", title: "Scheduler", View: Scheduler },
-  { name: "tenants", title: "Tenants", View: Tenants },
+  { name: "engines", title: "Engines", View: Engines, scrolls: true },
+  { name: "scheduler", title: "Scheduler", View: Scheduler, scrolls: true },
+  { name: "tenants", title: "Tenants", View: Tenants, scrolls: true },
   { name: "playground", title: "Playground", View: Playground },
-  { name: "compare", title: "Compare", View: Compare },
+  { name: "compare", title: "Compare", View: Compare, scrolls: true },
 ];
 
 const CONNECTIONS = {
@@ -77,12 +78,14 @@ function App() {
   useEffect(followGateway, []);
   useEffect(() => {
     document.title = `${found?.title ?? "Not found"} · Parrot Gateway`;
-    // On a phone not all views fit into the head.
-    document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+    // On a phone not all views fit into the head. NOTE: after `scrollIntoView` Tab would begin there.
+    const link = document.querySelector("nav [aria-current]");
+    const nav = link?.parentElement;
+    if (nav) nav.scrollLeft = link.offsetLeft - nav.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
   }, [view]);
   return html`
     <${Head} current=${view} />
-    <main id="content" tabindex="0">
+    <main id="content" tabindex=${found?.scrolls ? 0 : -1}>
       ${connection.value === "refused" && html`<${Empty} title="The gateway did not let this page in">
         <p>${refusal.value?.message}</p>
         <button type="button" class="primary" onClick=${() => location.reload()}>Try again</button>

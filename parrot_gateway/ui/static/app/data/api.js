@@ -81,7 +81,8 @@ export async function request(path, { kind = "view", headers = {}, ...options } 
     if (response.ok) return response;
     const error = await errorOf(response);
     if (!wantsKey(error) || options.signal?.aborted) throw error;
-    if (!(await askForKey(kind, error.message))) throw error;
+    // Where none was sent, none was wrong.
+    if (!(await askForKey(kind, key ? error.message : ""))) throw error;
   }
 }
 

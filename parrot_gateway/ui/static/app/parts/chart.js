@@ -69,7 +69,7 @@ function options(width, series, most) {
     cursor: { show: false },
     padding: [6, 4, 0, 0],
     scales: {
-      x: { time: false, range: (_, low, high) => [Math.min(low, high - 60), high] },
+      x: { time: false, range: lastMinutes },
       y: { range: (_, low, high) => [0, Math.max(most ?? 0, high ?? 0) * (most ? 1 : 1.15) || 1] },
     },
     axes: [
@@ -106,6 +106,12 @@ function options(width, series, most) {
       })),
     ],
   };
+}
+
+/** A minute at least, up to the newest point. uPlot's own ends are none where that is the only one. */
+function lastMinutes({ data: [at] }) {
+  const end = at.at(-1) ?? 0;
+  return [Math.min(at[0] ?? end, end - 60), end];
 }
 
 const ago = (seconds) => (seconds < 1 ? "now" : seconds < 90 ? `-${Math.round(seconds)} s` : `-${+(seconds / 60).toFixed(1)} min`);

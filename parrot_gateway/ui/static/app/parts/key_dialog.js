@@ -34,7 +34,7 @@ export function KeyDialog() {
       <h2 id="key-title">${title}</h2>
       <p>${hint} It is kept in this tab until it is closed, and sent to this gateway alone.</p>
       <label>Key <input name="key" type="password" autocomplete="off" spellcheck=${false} required /></label>
-      ${asked?.message && html`<p class="failure">${asked.message}</p>`}
+      ${asked?.message && html`<p class="failure" role="alert">This key was not taken. ${asked.message}</p>`}
       <div class="dialog-buttons">
         <button type="button" onClick=${() => keyRequest.value?.settle("")}>Cancel</button>
         <button type="submit" class="primary">Use this key</button>

@@ -1,7 +1,7 @@
 /** One session: its graph beside its timeline, and the details of a call. */
 
 import { effect, html, useEffect, useMemo, useSignal } from "../../vendor/preact.js";
-import { keyOf, sessions, sessionsChanged, tenants } from "../data/overview.js";
+import { connection, keyOf, sessions, sessionsChanged, tenants } from "../data/overview.js";
 import { SessionGraph } from "../data/session_graph.js";
 import { clockTime, count, duration, percent, plural, titleOf } from "../format.js";
 import { GraphView } from "../graph/graph_view.js";
@@ -42,11 +42,14 @@ export function SessionPage({ id }) {
     return html`<div class="session is-loading" aria-busy="true"></div>`;
   }
   const shared = { graph, at, selected, showsPath };
-  return html`<article class=${`session${selected.value ? " has-details" : ""}`}>
+  const onKeyDown = (event) => {
+    if (event.key === "Escape" && selected.value !== null) selected.value = null;
+  };
+  return html`<article class=${`session${selected.value ? " has-details" : ""}`} onKeyDown=${onKeyDown}>
     <${Head} graph=${graph} />
     <div class="session-graph"><${GraphView} key=${id} ...${shared} /></div>
-    <div class="session-timeline"><${Timeline} key=${id} ...${shared} /></div>
     ${selected.value && html`<${CallDetails} graph=${graph} selected=${selected} />`}
+    <div class="session-timeline"><${Timeline} key=${id} ...${shared} /></div>
     <${Announcer} graph=${graph} />
   </article>`;
 }
@@ -77,7 +80,7 @@ function Head({ graph }) {
       ${tenants.value.length > 1 && view?.tenant && html`<span class="badge is-quiet" title="Tenant">${view.tenant}</span>`}
       <span class="session-id"><code>${graph.session.id}</code><${CopyButton} text=${graph.session.id} label="Copy the id of the session" /></span>
       <a class="compare-link" href=${hrefOf("compare", null, { a: graph.id })}>Compare</a>
-      ${graph.connection.value === "lost" && html`<span class="badge is-lost">connection lost, trying again</span>`}
+      ${graph.connection.value === "lost" && connection.value !== "lost" && html`<span class="badge is-lost">connection lost, trying again</span>`}
     </div>
     <div class="facts-pane" tabindex="0" role="region" aria-label="Figures of the session"><dl class="facts">
       <${Fact} name="Calls">${count(nodes.length)}${graph.notKept > 0 && html`<small> + ${count(graph.notKept)} not kept</small>`}<//>
