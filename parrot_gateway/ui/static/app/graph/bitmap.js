@@ -24,10 +24,12 @@ export class Bitmap {
    * @param {{x: number, y: number, scale: number}} view of the camera
    * @param {() => void} paint
    * @param {() => void} again called in a later frame where it was not painted
+   * @param {number} leastPause between two paintings, in milliseconds: what a canvas takes after
+   *   `paint`, on the compositor's thread or in software, cannot be measured here
    */
-  show(canvas, view, paint, again) {
+  show(canvas, view, paint, again, leastPause) {
     const begun = performance.now();
-    const wait = this.#paintedAt + this.#pause - begun;
+    const wait = this.#paintedAt + Math.max(this.#pause, leastPause) - begun;
     if (wait > 0) {
       const { x, y, scale } = this.#view;
       const grown = view.scale / scale;

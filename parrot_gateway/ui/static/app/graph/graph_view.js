@@ -18,7 +18,10 @@ import { sizeOf } from "./sizes.js";
 /** Nodes that are elements at once; more are marks on the canvas. */
 const MAX_ELEMENTS = 260;
 /** Elements that are made in one frame: more in the next ones, and marks stand for them until then. */
-const MAX_NEW_ELEMENTS = 32;
+const MAX_NEW_ELEMENTS = 64;
+/** While it moves, a picture of so many edges is painted so seldom, and moved as it is in between. */
+const MANY_EDGES = 150;
+const MOVING_PAUSE_MS = 120;
 /** So long after the last movement the picture is drawn sharp again. */
 const STILL_MS = 150;
 /** Of graphs with so few boxes rather a readable part is shown than all. */
@@ -63,7 +66,11 @@ export function GraphView({ graph, at, selected, showsPath }) {
     const bitmap = new Bitmap();
     let still = 0;
     let drawn = null;
-    const rest = () => pane.current?.classList.remove("is-moving");
+    const rest = () => {
+      still = 0;
+      pane.current?.classList.remove("is-moving");
+      onNextFrame(draw);
+    };
     const draw = () => {
       const { x, y, scale } = camera.view.value;
       if (world.current && drawn !== camera.view.value) {
@@ -75,19 +82,22 @@ export function GraphView({ graph, at, selected, showsPath }) {
         pane.current.classList.toggle("is-far", scale < TEXT_SCALE);
         world.current.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
       }
-      const wanted = inView(graph, placed.value, camera, [cursor.value, selected.value]);
-      if (!keep(elements, wanted)) onNextFrame(draw);
       const picture = {
         graph,
         camera,
-        elements: elements.value,
         placed: placed.value,
         at: at.value,
         selected: selected.value,
         near: selected.value,
         critical: critical.value,
       };
-      bitmap.show(canvas.current, camera.view.value, () => paint(canvas.current, picture), draw);
+      const refresh = () => {
+        const wanted = inView(graph, placed.value, camera, [cursor.value, selected.value]);
+        if (!keep(elements, wanted)) onNextFrame(draw);
+        paint(canvas.current, { ...picture, elements: elements.value });
+      };
+      const pause = still && graph.edges.length > MANY_EDGES ? MOVING_PAUSE_MS : 0;
+      bitmap.show(canvas.current, camera.view.value, refresh, draw, pause);
     };
     const mark = () => (critical.value = showsPath.value ? criticalPath(graph) : NOTHING);
     const observer = new ResizeObserver(([{ contentRect }]) => {
