@@ -84,7 +84,7 @@ def _shape(
         return f"{calls} calls side by side"
     if depth == calls:
         is_chat = set(link_kinds) == {"continues"}
-        return f"Conversation of {calls} turns" if is_chat else f"Chain of {calls} calls"
+        return f"Chat of {calls} turns" if is_chat else f"Chain of {calls} calls"
     if depth == 2 and depths[2] == 1:
         return f"Map-reduce of {depths[1]}"
     if depth == 2 and depths[1] == 1:

@@ -13,7 +13,7 @@ ID = "sess_91b5bc865948c0a547933009"
     [
         ({1: 1}, set(), "Chat call · 91b5bc"),
         ({1: 3}, set(), "3 calls side by side · 91b5bc"),
-        ({1: 1, 2: 1, 3: 1}, {"continues"}, "Conversation of 3 turns · 91b5bc"),
+        ({1: 1, 2: 1, 3: 1}, {"continues"}, "Chat of 3 turns · 91b5bc"),
         ({1: 1, 2: 1, 3: 1}, {"continues", "output"}, "Chain of 3 calls · 91b5bc"),
         ({1: 6, 2: 1}, {"output"}, "Map-reduce of 6 · 91b5bc"),
         ({1: 1, 2: 4}, {"output"}, "Fan-out to 4 · 91b5bc"),
