@@ -23,7 +23,7 @@ from parrot_gateway.server.serve import bind
 from parrot_gateway.settings import DEMO_MODEL
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import ModelSettings, Settings, UpstreamSettings, api_key_of
-from parrot_gateway.settings.secret_reference import read_secret
+from parrot_gateway.settings.secret_reference import read_secret, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
 
 _PROBE_TIMEOUT_S = 1.0
@@ -237,7 +237,7 @@ async def _ask_upstreams(
             return []
         finally:
             await upstream.close()
-        return [(place, f"{upstream.name} ({server[1]}): {reason}")]
+        return [(place, f"{upstream.name} ({without_credentials(server[1])}): {reason}")]
 
     asked = [ask(number, item, each) for number, item in items for each in item.servers.items()]
     return [problem for found in await asyncio.gather(*asked) for problem in found]
@@ -336,7 +336,7 @@ def _is_cached(model: str) -> bool:
 
 
 def _upstream_line(upstream: UpstreamSettings) -> str:
-    urls = ", ".join(upstream.servers.values())
+    urls = ", ".join(map(without_credentials, upstream.servers.values()))
     reference = upstream.key_reference()
     key = "without a key" if reference is None else f"with the key in {reference}"
     models = "models as it lists them" if upstream.models is None else "any model"

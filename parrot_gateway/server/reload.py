@@ -24,6 +24,7 @@ from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 from parrot_gateway.settings.reload import changed_fields, fields_of, reload_of
+from parrot_gateway.settings.secret_reference import HIDDEN, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
 from parrot_gateway.telemetry.logs import set_log_level
 
@@ -73,7 +74,7 @@ class SettingsReloader:
         names = list(fields_of(settings))
         places = {name: tuple(name.split(".")) for name in names}
         return {
-            "settings": settings.model_dump(mode="json"),
+            "settings": _hide(settings.model_dump(mode="json")),
             "origins": {
                 name: self._sources.origin(place)
                 for name, place in places.items()
@@ -122,6 +123,7 @@ class SettingsReloader:
                 )
             try:
                 file = await asyncio.to_thread(_parse, body)
+                _unhide(file.data, self._gateway.settings)
                 changed = await self._take(SettingsSources(file), from_file=False)
             except ConfigError as error:
                 raise InvalidRequestError(
@@ -214,3 +216,31 @@ def _parse(body: bytes) -> ConfigFile:
     if not isinstance(data, dict):
         raise ConfigError(f"{_BODY}: it must be an object of settings")
     return ConfigFile(_BODY, data, None)
+
+
+def _hide(data: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they may be shown: keys are references, but a URL may hold a password."""
+    for upstream in data["upstreams"]:
+        upstream["url"] = without_credentials(upstream["url"], HIDDEN)
+        upstream["urls"] = [without_credentials(url, HIDDEN) for url in upstream["urls"]]
+    return data
+
+
+def _unhide(data: dict[str, Any], settings: Settings) -> None:
+    """Put back what `_hide` took from URLs that are the same otherwise."""
+    known = {
+        (each.name, without_credentials(url, HIDDEN)): url
+        for each in settings.upstreams
+        for url in each.servers.values()
+    }
+    upstreams = data.get("upstreams")
+    for upstream in upstreams if isinstance(upstreams, list) else ():
+        if not isinstance(upstream, dict):
+            continue
+        name, urls = upstream.get("name"), upstream.get("urls")
+        if isinstance(name, str) and isinstance(upstream.get("url"), str):
+            upstream["url"] = known.get((name, upstream["url"]), upstream["url"])
+        if isinstance(name, str) and isinstance(urls, list):
+            upstream["urls"] = [
+                known.get((name, url), url) if isinstance(url, str) else url for url in urls
+            ]

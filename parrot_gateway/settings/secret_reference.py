@@ -27,6 +27,9 @@ def _check_secret_reference(value: str) -> str:
 _FILE = "file:"
 _MAX_FILE_BYTES = 65536
 
+#: Stands for credentials in a URL that is shown.
+HIDDEN = "***@"
+
 #: `env:NAME` or `file:/PATH`: where a secret is found, not the secret.
 SecretReference: TypeAlias = Annotated[str, AfterValidator(_check_secret_reference)]
 
@@ -56,6 +59,11 @@ def _read_file(path: str) -> str:
     if not value or len(value) > _MAX_FILE_BYTES or not value.isprintable():
         raise ConfigError(f"{_FILE}{path}: expected one line with the key.")
     return value
+
+
+def without_credentials(url: str, sign: str = "") -> str:
+    """A URL as it may be shown: with `sign` in the place of a user's name and password."""
+    return re.sub(r"^(\w+://)[^/?#]*@", rf"\1{sign}", url)
 
 
 def key_of_option(reference: str, option: str = "--api-key") -> str:

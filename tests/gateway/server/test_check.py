@@ -46,12 +46,13 @@ def test_what_would_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         f"""
 server: {{api_key: env:THE_KEY}}
 models: [{{model: {tmp_path}/mine, engines: 2}}, owner/on-the-hub]
-upstreams: [{{name: openai, url: "https://127.0.0.1:1/v1"}}]
+upstreams: [{{name: openai, url: "https://bob:hunter2@127.0.0.1:1/v1"}}]
 aliases: {{gpt: mine, "*": openai/gpt-4o}}
 """,
     )
     done = check("--config", file)
     assert done.exit_code == 0
+    assert "hunter2" not in done.output
     (warning,) = done.stderr.splitlines()
     assert warning.startswith(
         f"warning: {file}, line 4: upstreams.0.url: openai (https://127.0.0.1:1"

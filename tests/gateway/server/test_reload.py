@@ -92,8 +92,10 @@ async def configured(
             name="up", url=fakes[0].url, models=["a"],
             api_key="env:UP_KEY",
         )  # fmt: skip
+        url = fakes[0].url.replace("//", "//bob:hunter2@")
+        hidden = UpstreamSettings(name="hidden", url=url, models=[])
         service = await stack.enter_async_context(
-            serving(engine or ScriptedRemoteEngine(), upstreams=[upstream])
+            serving(engine or ScriptedRemoteEngine(), upstreams=[upstream, hidden])
         )
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root, timeout=30))
         await service.gateway.upstreams.start()
@@ -104,14 +106,17 @@ async def configured(
 async def test_what_is_shown_holds_no_secret_and_can_be_sent_back() -> None:
     async with configured() as gateway:
         answer = await gateway.http.get("/admin/v1/config", headers=ADMIN)
+        assert "hunter2" not in answer.text
         assert "key-of-the-upstream" not in answer.text
         shown = answer.json()
+        assert "***@127.0.0.1" in shown["settings"]["upstreams"][1]["url"]
         assert shown["settings"]["upstreams"][0]["api_key"] == "env:UP_KEY"
         assert shown["reload"]["server.port"] == "restart"
         assert shown["reload"]["aliases"] == "live"
         same = await gateway.put(shown["settings"], answer.headers["etag"])
         assert (same.status_code, same.json()["changed"]) == (200, [])
         assert same.headers["etag"] == answer.headers["etag"]
+        assert "hunter2" in gateway.service.gateway.settings.upstreams[1].url
         assert (await gateway.http.get("/admin/v1/config")).status_code == 401
 
 
