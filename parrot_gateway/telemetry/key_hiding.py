@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-#: What looks like a key: one of the usual beginnings, and a digit in what follows.
+#: What looks like a key: one of the usual beginnings, and what follows has a digit or is long.
 _KEY = re.compile(
-    r"\b(sk-|(?i:bearer) |hf_|gh[pousr]_|gsk_|xai-|AIza|AKIA)(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}"
+    r"\b(sk-|(?i:bearer) |hf_|gh[pousr]_|gsk_|xai-|AIza|AKIA)"
+    r"(?:(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})"
 )
 #: What stands in every such text, in lower case. To look for these takes a tenth of the time.
 _SIGNS = ("sk-", "bearer ", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "gsk_", "xai-", "aiza",
