@@ -8,6 +8,7 @@ views are written to the folder `PARROT_SCREENSHOTS`, if it is set.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -312,6 +313,8 @@ def test_the_playground_runs_a_graph_both_ways(view: Page) -> None:
         page.locator(".node.is-done", has=page.get_by_text(name, exact=True)).wait_for()
     page.locator(".texts dd:not(:has(.muted))").nth(2).wait_for()
     page.get_by_role("link", name="Compare both runs").click()
+    page.get_by_role("link", name=re.compile("^no graph, playground [0-9a-f]{4}$")).wait_for()
+    page.get_by_text("Its graph was declared").wait_for()
     figures = page.get_by_role("region", name="Figures of both runs")
     figures.get_by_role("row", name="Calls 3 3 1.00").wait_for()
 

@@ -10,7 +10,7 @@ const MARGIN = 28;
 const READABLE = 0.55;
 /** Above the picture for the names of frames, below it for legend and buttons. */
 const TOP = 34;
-const BOTTOM = 50;
+const BOTTOM = 64;
 
 export class Camera {
   /** `{x, y, scale}`: where the picture's origin stands, and the pixels of one unit. */

@@ -14,7 +14,7 @@ const HEAD_SCALE = 0.25;
 const LABEL_SCALE = 0.72;
 const MAX_LABELLED_EDGES = 60;
 /** What LangChain puts before a group's own name. */
-const RUN_ID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\//;
+const RUN_ID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[\/:]/;
 /** So many edges are a texture, and stand back behind the nodes. */
 const MANY_EDGES = 250;
 

@@ -21,10 +21,10 @@ export const runs = signal({});
 
 const WAYS = { graph: "graph", calls: "no graph" };
 
-/** @returns {string} such as "playground 5cc7 · no graph" */
+/** @returns {string} such as "no graph, playground 5cc7": plain letters, as it may be a header */
 function nameOf(kind) {
   const digits = [...crypto.getRandomValues(new Uint8Array(2))].map((byte) => byte.toString(16).padStart(2, "0"));
-  return `playground ${digits.join("")} · ${WAYS[kind]}`;
+  return `${WAYS[kind]}, playground ${digits.join("")}`;
 }
 
 /** @returns {Run} at once; it goes on */

@@ -76,7 +76,7 @@ function Filter() {
   return html`<div class="list-head">
     <input
       type="search"
-      placeholder="Filter by name, id, tenant, model"
+      placeholder="Filter by name, id, model"
       aria-label="Filter sessions"
       value=${filter.value}
       onInput=${(event) => (filter.value = event.target.value)}
