@@ -64,7 +64,7 @@ def inferred_title(
         session_id: `sess_` and digits.
         paths: of the calls, such as `/v1/chat/completions`.
         depths: how many calls end a longest path of that many calls.
-        link_kinds: of all links between the calls.
+        link_kinds: of all links between the calls; looked at where the calls are a chain.
         tools: names of those that answers call, each once.
     """
     shape = _shape(paths, Counter(depths), link_kinds, tools)

@@ -492,11 +492,16 @@ def _told(
 
 
 def _title(session: LinkedSession, records: list[CallRecord]) -> str:
+    if session.is_explicit:
+        return session.id
+    depths = Counter(record.depth for record in records)
+    # Kinds matter to chains alone; other calls may have many links.
+    is_chain = len(depths) == len(records)
     return inferred_title(
         session.id,
         [record.path for record in records],
-        Counter(record.depth for record in records),
-        {link.kind for record in records for link in record.links},
+        depths,
+        {link.kind for record in records for link in record.links} if is_chain else (),
         list(dict.fromkeys(tool for record in records for tool in record.tools)),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from subprocess import CompletedProcess
 
+import openai
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
@@ -153,6 +154,16 @@ async def test_the_sessions_are_listed(demo: GatewayProcess, session: str) -> No
     run = graph(demo, "--list")
     assert run.returncode == 0, run.stderr
     assert re.match(re.escape(session) + r"  ·  3 calls  ·  \d+ s ago$", run.stdout.splitlines()[0])
+    # The digits of a title stand for the session, and nothing else does.
+    client = openai.OpenAI(base_url=demo.base_url, api_key=API_KEY)
+    client.completions.create(model=DEMO_MODEL, prompt="Nobody names this", max_tokens=2)
+    line = graph(demo, "--list").stdout.splitlines()[0]
+    found = re.match(
+        r"Completion · (?P<digits>\w{6})  ·  .*  ·  inferred, (?P<id>sess_\w+)  ·", line
+    )
+    assert found is not None, line
+    assert found["id"] in graph(demo, found["digits"]).stdout
+    check_refused(graph(demo, "abcdef"), "abcdef")
     assert graph(demo, "--list", "--watch").returncode == 2
     assert graph(demo, "--list", session).returncode == 2
 
