@@ -52,6 +52,7 @@ class CallTrace:
         parent_id: id of the client's span; 0 without one.
         sampled: whether the span is exported.
         sent_on: an upstream has been told these ids.
+        has_span: the span is made; its ids are final.
     """
 
     trace_id: int
@@ -59,6 +60,7 @@ class CallTrace:
     parent_id: int = 0
     sampled: bool = True
     sent_on: bool = False
+    has_span: bool = False
 
     @classmethod
     def of_client(cls, traceparent: bytes) -> CallTrace | None:

@@ -186,6 +186,7 @@ class CallTracer:
         session_trace = session_trace_id(record.tenant, session) if session else 0
         if session:
             trace.move(session_trace)
+        trace.has_span = True
         in_session = trace.trace_id == session_trace
         session_id = session_span_id(session_trace, self._parts.get(session_trace, 0))
         parent_id = trace.parent_id or (session_id if in_session else 0)

@@ -15,7 +15,7 @@ from parrot_gateway.telemetry.trace_context import CallTrace
 class Exemplar(NamedTuple):
     """A call that was counted in, and where to read of it."""
 
-    #: Its id may still change, until the call's session is known.
+    #: Shown once it has a span: until then its id may change.
     trace: CallTrace
     value: float
     #: Unix time.
@@ -74,7 +74,7 @@ class Distribution:
 
 
 def _written(exemplar: Exemplar | None) -> str:
-    if exemplar is None:
+    if exemplar is None or not exemplar.trace.has_span:
         return ""
     trace, value, at = exemplar
     return f' # {{trace_id="{trace.trace_id:032x}"}} {number(value)} {at:.3f}'

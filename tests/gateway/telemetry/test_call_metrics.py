@@ -170,12 +170,14 @@ def test_a_model_takes_its_label_with_the_first_success_or_when_it_is_served() -
     }
 
 
-def test_exemplars_are_of_sampled_calls_and_of_their_last_trace() -> None:
+def test_exemplars_are_of_calls_that_have_a_span_and_of_its_trace() -> None:
     metrics, moved = CallMetrics(), CallTrace(1, 1)
     traces = [moved, CallTrace(2, 1, sampled=False), None]
     metrics.count([record(served_model="m", engine="e", trace=trace) for trace in traces])
+    assert not any("#" in each for each in metrics.histogram(E2E, has_exemplars=True))
     # The call's session is known only now.
     moved.move(255)
+    moved.has_span = True
     lines = list(metrics.histogram(E2E, has_exemplars=True))
     (line,) = (each for each in lines if "#" in each)
     assert f' 3 # {{trace_id="{255:032x}"}} ' in line
