@@ -312,7 +312,8 @@ def test_log_and_trace_say_what_the_client_was_told(calls: Calls, case: str) -> 
     assert (span.attributes.get("error.type"), span.error) == (told.code, message or "")
     assert told.status == line["status"] == span.attributes["http.response.status_code"]
     is_ours = told.status >= 500 or (told.code is not None and told.status == 200)
-    assert line["level"] == ("warning" if is_ours else "info")
+    told_as = ("warning", "call failed") if is_ours else ("info", "call")
+    assert (line["level"], line["event"]) == told_as
     if told.tokens is not None:
         assert (line["prompt_tokens"], line["output_tokens"]) == told.tokens
         usage = [span.attributes[f"gen_ai.usage.{kind}_tokens"] for kind in ("input", "output")]
