@@ -1,6 +1,7 @@
 # make serve   sets up what is missing and runs the gateway on the demo model
 # make test    sets up what is missing and runs the tests
-# make compiled makes the scheduler machine code, in build/compiled (needs a C compiler)
+# make bench   sets up parrot-bench (benchmarks, simulator) and measures the gateway's overhead
+# make test-bench runs the tests of parrot-bench
 # make drop-in runs agent frameworks against the gateway and writes docs/compatibility.md
 #
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
@@ -17,9 +18,11 @@ BIN = $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
 NPM ?= npm
+# Folders whose docstrings begin as .ci/lint_docstrings.py asks.
+DOCSTRINGS ?= .ci
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test compiled drop-in lint format bench clean
+.PHONY: serve test test-bench drop-in lint format bench clean
 
 serve: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway serve $(ARGS)
@@ -28,9 +31,8 @@ serve: $(VENV)/.serve-stamp
 test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 	PYTHONDONTWRITEBYTECODE= PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-compiled: $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[compile]'
-	$(BIN)/python tools/compile_scheduler.py
+test-bench: $(VENV)/.test-stamp lint
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c bench/pyproject.toml $(PYTEST_ARGS) bench/tests
 
 # Programs of others, in environments of their own; the table says which could not be installed.
 drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/bin/uv tests/drop_in/node/node_modules/.stamp
@@ -40,6 +42,7 @@ drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/bin/uv tests/drop_in/node/node_modu
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/lint_docstrings.py $(DOCSTRINGS)
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 format: $(VENV)/.test-stamp
@@ -47,6 +50,7 @@ format: $(VENV)/.test-stamp
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.serve-stamp
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable bench
 	$(BIN)/parrot-gateway bench overhead
 
 clean:
@@ -62,7 +66,7 @@ $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine,dev]' --editable bench
 	-$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[deploy]'
 	@touch $@ $(VENV)/.serve-stamp
 

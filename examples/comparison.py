@@ -26,7 +26,9 @@ import openai  # noqa: F401
 from network import Network
 from parrot_client.connection import NO_KEY, default_api_key, default_base_url
 
-from parrot_gateway.bench.apps import book
+# The text belongs to the benches, which need not be installed for the examples.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
+from parrot_bench.apps import book
 
 __all__ = ["Result", "Setting", "book", "main"]
 

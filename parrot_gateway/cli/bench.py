@@ -1,38 +1,49 @@
-"""`parrot-gateway bench`: each benchmark is imported when it is run."""
+"""`parrot-gateway bench` and `simulate`: the commands of the distribution `parrot-bench`.
+
+The gateway's own distribution leaves them out. Without `parrot-bench` they say how to install it.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from importlib import import_module
 
 import typer
 
-from parrot_gateway.cli.commands import PASS_ON, LazyGroup, become
+from parrot_gateway.cli.commands import PASS_ON
+
+INSTALL = "pip install ./bench, in a clone of the repository"
 
 
-class _Benchmarks(LazyGroup):
-    targets: ClassVar = {
-        "overhead": "parrot_gateway.bench.overhead:overhead_command",
-        "apps": "parrot_gateway.bench.apps.command:apps_command",
-        "scheduler": "parrot_gateway.bench.scheduler:scheduler_command",
-        "linking": "parrot_gateway.bench.linking.command:linking_command",
-        "metrics": "parrot_gateway.bench.metrics:metrics_command",
-        "serving": "parrot_gateway.bench.serving:serving_command",
-        "upstreams": "parrot_gateway.bench.upstreams:upstreams_command",
-    }
+def _load(module: str, name: str) -> typer.Typer:
+    """Return the application `name` of a module, or one that says how to install it."""
+    try:
+        found: typer.Typer = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "parrot_bench":
+            raise
+        return _missing(name)
+    return found
 
 
-bench = typer.Typer(
-    cls=_Benchmarks, help="Measure this installation on this machine.", no_args_is_help=True
-)
+def _missing(name: str) -> typer.Typer:
+    settings = PASS_ON["context_settings"]
+    app = typer.Typer(
+        help=f"Needs parrot-bench: {INSTALL}.",
+        invoke_without_command=True,
+        context_settings=settings,
+    )
+
+    @app.callback()
+    def command() -> None:
+        typer.secho(
+            f"`parrot-gateway {name}` needs parrot-bench, which is not installed: {INSTALL}.",
+            err=True,
+            fg=typer.colors.RED,
+        )
+        raise typer.Exit(2)
+
+    return app
 
 
-@bench.command("engine", **PASS_ON)
-def bench_engine(context: typer.Context) -> None:
-    """Measure the builtin engine: steps, prefill, shared prompts, load (see --help)."""
-    become("parrot_engine.bench.engine", context)
-
-
-@bench.command("embeddings", **PASS_ON)
-def bench_embeddings(context: typer.Context) -> None:
-    """Measure the engine of vectors and scores on random texts (see --help)."""
-    become("parrot_engine.bench.embeddings", context)
+bench = _load("parrot_bench.cli", "bench")
+simulate = _load("parrot_bench.simulate", "simulate")

@@ -49,10 +49,9 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from parrot_gateway.bench.report import print_table
 
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]",
              "note": "[cyan]note[/]"}  # fmt: skip
@@ -62,7 +61,7 @@ def show(findings: list[Finding]) -> None:
     for finding in findings:
         texts = map(escape, (finding.topic, finding.what, finding.advice))
         table.add_row(marks[finding.state], *texts)
-    print_table(table)
+    Console().print(table)
 
 
 def _python() -> Finding:

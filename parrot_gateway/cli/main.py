@@ -37,7 +37,8 @@ class _Commands(LazyGroup):
         "engines": "parrot_gateway.cli.engines:engines",
         "top": "parrot_gateway.cli.top:top_command",
         "import": "parrot_gateway.cli.import_settings:import_command",
-        "simulate": "parrot_gateway.cli.simulate:simulate",
+        "replay": "parrot_gateway.cli.replay:replay_command",
+        "simulate": "parrot_gateway.cli.bench:simulate",
     }
 
 

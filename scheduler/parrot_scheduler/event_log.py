@@ -8,8 +8,9 @@ the same actions, byte for byte.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, get_args
 
 from parrot_scheduler.actions import Action
@@ -112,6 +113,59 @@ def event_from_json(data: Json) -> Event:
         read(rest)
     event: Event = _KINDS[kind](**rest)
     return event
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayComparison:
+    """The outcome of a comparison of a log with its replay."""
+
+    steps: int
+    #: Steps whose recorded decisions were compared.
+    compared: int
+    #: The first step that differs, counted from 1, with both lines; None if all agree.
+    differs_at: int | None = None
+    recorded: str = ""
+    replayed: str = ""
+
+
+def compare(lines: Iterable[str]) -> ReplayComparison:
+    """Replay an event log and compare the decisions with the recorded ones, in constant memory.
+
+    Raises:
+        ValueError: A line does not belong in an event log; the message names its number.
+    """
+    recorded: deque[str] = deque()
+    replayed: deque[str] = deque()
+    steps = compared = 0
+    differs: tuple[int, str, str] | None = None
+
+    def watched() -> Iterator[str]:
+        for line in lines:
+            if line.startswith(DECISIONS):
+                recorded.append(line.rstrip("\r\n"))
+            yield line
+
+    decisions = replay(watched())
+    while True:
+        decided = next(decisions, None)
+        if decided is not None:
+            steps += 1
+            replayed.append(decided)
+        while recorded and replayed:
+            compared += 1
+            ours, theirs = replayed.popleft(), recorded.popleft()
+            if ours != theirs and differs is None:
+                differs = (compared, theirs, ours)
+        # A log without decisions has nothing to wait for.
+        if len(replayed) > 1:
+            replayed.popleft()
+        if decided is None:
+            break
+    if recorded:
+        raise ValueError(f"the log has {len(recorded)} lines of decisions without their steps")
+    if differs is None:
+        return ReplayComparison(steps, compared)
+    return ReplayComparison(steps, compared, *differs)
 
 
 def _with_kind(value: Any) -> Json:

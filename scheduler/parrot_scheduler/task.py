@@ -187,7 +187,7 @@ class StepModel:
 
 
 #: An 8B model in bf16 on one H200, fitted to measured steps; the tests of
-#: `parrot_simulator.profiles` hold it to them.
+#: the simulator in `bench/` holds it to them.
 DEFAULT_STEP_MODEL = StepModel(
     weights_s=3.75e-3,
     context_token_s=3.25e-8,

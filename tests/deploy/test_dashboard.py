@@ -137,7 +137,7 @@ def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_prometheus_takes_every_query_and_rule(tmp_path: Path) -> None:
-    check = [sys.executable, str(ROOT / "tools" / "check_dashboard.py"), "--as-rules"]
+    check = [sys.executable, str(ROOT / "deploy" / "grafana" / "check_dashboard.py"), "--as-rules"]
     rules = tmp_path / "panels.yml"
     rules.write_bytes(subprocess.run(check, capture_output=True, check=True, timeout=60).stdout)
     promtool = ["promtool", "check", "rules", "--lint-fatal"]

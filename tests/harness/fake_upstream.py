@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from parrot_bench.upstream import LAST_CHUNK, HttpConnection, http_chunk
 
 from harness.fake_answers import (
     ERROR_BODY,
@@ -30,7 +31,6 @@ from harness.fake_answers import (
     whole_answer,
     whole_body,
 )
-from parrot_gateway.bench.upstream import LAST_CHUNK, HttpConnection, http_chunk
 
 
 @dataclass(slots=True, eq=False)

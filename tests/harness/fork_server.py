@@ -22,7 +22,8 @@ from contextlib import suppress
 from importlib import import_module
 
 MODULES = (
-    "parrot_gateway.bench.apps.command",
+    "parrot_bench.apps.command",
+    "parrot_bench.cli",
     "parrot_gateway.cli.bench",
     "parrot_gateway.cli.graph",
     "parrot_gateway.server.serve",

@@ -23,9 +23,8 @@ from llama_index.llms.parrot import Parrot
 from llama_index.llms.parrot._window import reference_counter
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
+from parrot_bench.apps import book
 from parrot_client.fields import REFERENCE
-
-from parrot_gateway.bench.apps import book
 
 QUESTION = "What happens?"
 

@@ -10,11 +10,9 @@ import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import Trace
 from drafting import GREEDY
-from engine_studies.speculation import run_forced
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams
-from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 
 
@@ -115,13 +113,3 @@ def test_the_demo_model_repeats_and_is_drafted() -> None:
 
 
 # The benchmark
-
-
-def test_the_benchmark_forces_what_it_says(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, CONFIGS["qwen3"])
-    runner = load_runner(folder, BuiltinSettings(device="cpu", dtype="float32", num_blocks=1200))
-    entries = run_forced(runner, [2], [4], prompt_tokens=10, steps=4)
-    forced = [entry for entry in entries if entry["case"] == "forced"]
-    assert [entry["tokens_per_step"] for entry in forced] == [2.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-    assert [entry["proposed_per_step"] for entry in forced] == [0.0, *[8.0] * 5]
-    assert all(entry["ms"] > 0 for entry in entries)

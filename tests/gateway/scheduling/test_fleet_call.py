@@ -11,10 +11,10 @@ import msgspec
 import openai
 import pytest
 from fleets import MODEL, fleet, started, user
+from parrot_bench.upstream import HttpConnection, http_answer
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, read_head, serving, until
 
-from parrot_gateway.bench.upstream import HttpConnection, http_answer
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import UpstreamSettings
 

@@ -1,0 +1,84 @@
+"""What all studies share: how one is found and run, its options, and its output.
+
+A study is a module of this package with `add_arguments(parser)` and `run(options)`. Its
+docstring is its help. Entries go to standard output, a line of JSON each, as they are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+FOLDER = Path(__file__).parent
+
+
+#: What the study of this process has measured so far.
+_entries: list[Mapping[str, Any]] = []
+
+
+def emit(entry: Mapping[str, Any]) -> None:
+    """Print one entry as a line of JSON, and keep it for `--json`."""
+    _entries.append(entry)
+    print(json.dumps(entry), flush=True)
+
+
+def show_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, the first row the headings, aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print(line, flush=True)
+
+
+class Study(Protocol):
+    """A module of this package."""
+
+    __doc__: str | None
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+
+def names() -> dict[str, str]:
+    """All studies with the first line of their docstrings; imports none."""
+    found = {}
+    for file in sorted(FOLDER.glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if {"add_arguments", "run"} <= functions:
+            found[file.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command line: the name of a study, then its own options."""
+    studies = names()
+    if not arguments or arguments[0] not in studies:
+        for name, summary in studies.items():
+            print(f"{name:16} {summary}")
+        if arguments and arguments[0] not in ("-h", "--help"):
+            raise SystemExit(f"there is no study '{arguments[0]}'")
+        return
+    name, *rest = arguments
+    study = cast(Study, importlib.import_module(f"parrot_bench.engine.studies.{name}"))
+    run_study(study, rest, program=f"parrot-gateway bench studies {name}")
+
+
+def run_study(study: Study, arguments: Sequence[str], program: str | None = None) -> None:
+    """Run one study with its options."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=study.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    study.add_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all entries here")
+    options = parser.parse_args(arguments)
+    _entries.clear()
+    study.run(options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(_entries, indent=2) + "\n", encoding="utf-8")

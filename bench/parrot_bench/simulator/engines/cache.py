@@ -1,0 +1,367 @@
+"""A simulated engine's memory: KV of prefixes that can be found again, on device and in host.
+
+Granularity is the segment (`Part`): a node holds the first `resident` of its blocks on the device,
+and the first `host` of them in the host tier. What running sequences use is pinned; of the rest,
+leaves go first, by retention (`drop`, `normal`, `keep`), then least recently used, from the tail.
+Tokens of running sequences that cannot be found (partial blocks, outputs, second copies) are
+`private_tokens`: the engine counts them here, so that one place knows what is in use.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from parrot_scheduler.actions import Retention
+from parrot_scheduler.task import BlockHash
+
+from parrot_bench.simulator.engines.prompts import Part, block_hashes
+
+_RANKS: dict[Retention, int] = {"drop": 0, "normal": 1, "keep": 2}
+
+
+@dataclass(slots=True, eq=False)
+class CacheNode:
+    """A part of a prefix on one engine. Compared by identity."""
+
+    key: int
+    blocks: int
+    parent: CacheNode | None
+    #: The only application that ever used it; None once there are two.
+    owner: str | None
+    #: Neighbours among what that application used.
+    older: CacheNode | None = None
+    newer: CacheNode | None = None
+    resident: int = 0
+    host: int = 0
+    #: Sequences that use it.
+    pins: int = 0
+    #: Decoding sequences that read it.
+    readers: int = 0
+    #: Children with blocks on the device, and children at all.
+    leaves: int = 0
+    links: int = 0
+    rank: int = 1
+    used_at: float = 0.0
+
+
+class CacheMatch(NamedTuple):
+    """The longest run of a prompt's blocks that is here."""
+
+    nodes: list[CacheNode]
+    #: On the device, and behind those in the host tier only.
+    device_blocks: int
+    host_blocks: int
+
+
+class Cache:
+    """KV of one engine. All sizes are tokens, unless they are called blocks.
+
+    Host copies are written as blocks leave the device, and stay when they come back.
+    """
+
+    def __init__(
+        self, capacity_tokens: int, block_tokens: int, *, host_tokens: int = 0, records: bool = True
+    ) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.block_tokens = block_tokens
+        self.host_capacity_tokens = host_tokens
+        #: On the device and to be found, pinned or not; those of them that are pinned.
+        self.found_tokens = 0
+        self.pinned_tokens = 0
+        self.private_tokens = 0
+        self.host_tokens = 0
+        #: In all, so far.
+        self.evicted_tokens = 0
+        #: Until `take_changes`; stays empty unless they are recorded.
+        self._changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
+        self._records = records
+        self._nodes: dict[int, CacheNode] = {}
+        #: Unpinned leaves, those to go first first; entries may be out of date.
+        self._leaves: list[tuple[int, float, int, CacheNode]] = []
+        self._serial = 0
+        self._host: OrderedDict[CacheNode, None] = OrderedDict()
+        #: The latest node of each application.
+        self._owned: dict[str, CacheNode] = {}
+
+    @property
+    def used_tokens(self) -> int:
+        """On the device, mere cache included."""
+        return self.found_tokens + self.private_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        """Free after evicting everything that no sequence uses."""
+        return self.capacity_tokens - self.pinned_tokens - self.private_tokens
+
+    def match(self, parts: Sequence[Part]) -> CacheMatch:
+        nodes: list[CacheNode] = []
+        device = host = 0
+        for part in parts:
+            node = self._nodes.get(part.key)
+            if node is None:
+                break
+            resident = node.resident
+            have = resident if resident > node.host else node.host
+            if have == 0:
+                break
+            nodes.append(node)
+            device += resident
+            host += have - resident
+            if have < node.blocks:
+                break
+        return CacheMatch(nodes, device, host)
+
+    def take_private(self, tokens: int) -> None:
+        """Running sequences have so many more tokens that cannot be found; negative: fewer."""
+        self.private_tokens += tokens
+
+    def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
+        """What was stored (True) or can be found no more since the last call, in order."""
+        changes = self._changes
+        if not changes:
+            return changes
+        self._changes = []
+        merged: list[tuple[bool, tuple[BlockHash, ...]]] = []
+        is_stored, hashes = changes[0]
+        for following, more in changes[1:]:
+            if following == is_stored:
+                hashes += more
+            else:
+                merged.append((is_stored, hashes))
+                is_stored, hashes = following, more
+        merged.append((is_stored, hashes))
+        return merged
+
+    def pin(self, node: CacheNode, owner: str) -> None:
+        if node.pins == 0:
+            self.pinned_tokens += node.resident * self.block_tokens
+        node.pins += 1
+        if node.owner is not None and node.owner != owner:
+            self._disown(node)
+
+    def unpin(
+        self, nodes: Sequence[CacheNode], now: float, retention: Retention, owner: str
+    ) -> None:
+        """A sequence is done with its nodes, which are in order from the root."""
+        rank = _RANKS[retention]
+        for node in reversed(nodes):
+            node.pins -= 1
+            if node.pins:
+                node.used_at = now
+                continue
+            self.pinned_tokens -= node.resident * self.block_tokens
+            node.used_at = now
+            # What others use as well is not this application's to drop.
+            node.rank = rank if rank or node.owner == owner else 1
+            self._offer(node)
+            if not node.resident:
+                self._clean(node)
+
+    def load(self, match: CacheMatch) -> None:
+        """Bring pinned nodes' blocks back from the host; there is room for them."""
+        for node in match.nodes:
+            if node.host > node.resident:
+                self._grow(node, node.host)
+            if node.host:
+                self._host.move_to_end(node)
+
+    def node_of(self, part: Part, parent: CacheNode | None, owner: str) -> CacheNode:
+        """The node of a part, made if there is none, pinned for one more sequence."""
+        node = self._nodes.get(part.key)
+        if node is None:
+            node = self._nodes[part.key] = CacheNode(part.key, part.blocks, parent, owner)
+            node.older = self._owned.get(owner)
+            if node.older is not None:
+                node.older.newer = node
+            self._owned[owner] = node
+            if parent is not None:
+                parent.links += 1
+        self.pin(node, owner)
+        return node
+
+    def store(self, node: CacheNode, part: Part, blocks: int) -> int:
+        """A sequence that pins a part's node has (or is about to have) its first `blocks` blocks.
+
+        Returns:
+            Tokens of them that were not here: the sequence's private copy made public.
+        """
+        new = blocks - node.resident
+        if new <= 0:
+            return 0
+        tokens = new * self.block_tokens
+        self.private_tokens -= tokens
+        self._grow(node, blocks, part)
+        return tokens
+
+    def make_room(self, tokens: int) -> bool:
+        """Evict until so many tokens are free; False when that cannot be."""
+        excess = self.found_tokens + self.private_tokens + tokens - self.capacity_tokens
+        size = self.block_tokens
+        while excess > 0:
+            if not self._leaves:
+                return False
+            entry = self._leaves[0]
+            node = entry[3]
+            if not self._is_current(entry):
+                heappop(self._leaves)
+                continue
+            blocks = min(node.resident, -(-excess // size))
+            self._shrink(node, blocks)
+            excess -= blocks * size
+            if node.resident == 0:
+                heappop(self._leaves)
+                parent = node.parent
+                if parent is not None:
+                    parent.leaves -= 1
+                    self._offer(parent)
+                self._clean(node)
+        return True
+
+    def forget(self, owner: str) -> None:
+        """What only this application used goes first from now on."""
+        node = self._owned.get(owner)
+        while node is not None:
+            if node.rank:
+                node.rank = 0
+                self._offer(node)
+            node = node.older
+
+    def check(self) -> None:
+        """Assert that all counts agree with the nodes; for tests."""
+        nodes = self._nodes.values()
+        size = self.block_tokens
+        assert self.found_tokens == sum(n.resident for n in nodes) * size
+        assert self.pinned_tokens == sum(n.resident for n in nodes if n.pins) * size
+        assert self.host_tokens == sum(n.host for n in nodes) * size
+        assert self.host_tokens <= self.host_capacity_tokens
+        assert self.private_tokens >= 0
+        assert self.used_tokens <= self.capacity_tokens
+        owners: dict[str, int] = {}
+        for node in nodes:
+            if node.owner is not None:
+                owners[node.owner] = owners.get(node.owner, 0) + 1
+        assert owners == {owner: _length(node) for owner, node in self._owned.items()}
+        offered = {id(entry[3]) for entry in self._leaves if self._is_current(entry)}
+        for node in nodes:
+            children = [n for n in nodes if n.parent is node]
+            assert node.links == len(children)
+            assert node.leaves == sum(1 for n in children if n.resident)
+            assert 0 <= node.resident <= node.blocks
+            evictable = node.resident > 0 and node.pins == 0 and node.leaves == 0
+            assert evictable == (id(node) in offered)
+
+    def _grow(self, node: CacheNode, blocks: int, part: Part | None = None) -> None:
+        size = self.block_tokens
+        if node.resident == 0 and node.parent is not None:
+            node.parent.leaves += 1
+        if self._records:
+            # Blocks in the host tier were never reported as evicted.
+            start = max(node.resident, node.host)
+            if part is not None and start == 0 and blocks == part.blocks:
+                self._changes.append((True, part.hashes))
+            elif blocks > start:
+                self._changes.append((True, block_hashes(node.key, start, blocks)))
+        new = (blocks - node.resident) * size
+        node.resident = blocks
+        self.found_tokens += new
+        # Only what a sequence pins ever grows.
+        self.pinned_tokens += new
+
+    def _shrink(self, node: CacheNode, blocks: int) -> None:
+        size = self.block_tokens
+        if self.host_capacity_tokens:
+            self._offload(node)
+        end = node.resident
+        node.resident = end - blocks
+        self.found_tokens -= blocks * size
+        self.evicted_tokens += blocks * size
+        gone = max(node.resident, node.host)
+        if self._records and gone < end:
+            self._changes.append((False, block_hashes(node.key, gone, end)))
+
+    def _offload(self, node: CacheNode) -> None:
+        size = self.block_tokens
+        if node.host < node.resident <= self.host_capacity_tokens // size:
+            need = (node.resident - node.host) * size
+            while self.host_tokens + need > self.host_capacity_tokens:
+                # What a sequence uses may be about to be fetched.
+                oldest = next((n for n in self._host if not n.pins and n is not node), None)
+                if oldest is None:
+                    return
+                self._drop_host(oldest)
+            node.host = node.resident
+            self.host_tokens += need
+            self._host[node] = None
+        if node.host:
+            self._host.move_to_end(node)
+
+    def _drop_host(self, node: CacheNode) -> None:
+        del self._host[node]
+        self.host_tokens -= node.host * self.block_tokens
+        if self._records and node.host > node.resident:
+            gone = block_hashes(node.key, node.resident, node.host)
+            self._changes.append((False, gone))
+        node.host = 0
+        self._clean(node)
+
+    def _offer(self, node: CacheNode) -> None:
+        """Put a node among those that may go, if it may."""
+        if node.resident and not node.pins and not node.leaves:
+            self._serial += 1
+            heappush(self._leaves, (node.rank, node.used_at, self._serial, node))
+            if len(self._leaves) > 64 + 4 * len(self._nodes):
+                self._leaves = [entry for entry in self._leaves if self._is_current(entry)]
+                heapify(self._leaves)
+
+    def _is_current(self, entry: tuple[int, float, int, CacheNode]) -> bool:
+        rank, used_at, _, node = entry
+        return (
+            node.resident > 0
+            and not node.pins
+            and not node.leaves
+            and node.rank == rank
+            and node.used_at == used_at
+        )
+
+    def _disown(self, node: CacheNode) -> None:
+        owner = node.owner
+        if owner is None:
+            return
+        if node.newer is not None:
+            node.newer.older = node.older
+        elif node.older is not None:
+            self._owned[owner] = node.older
+        else:
+            del self._owned[owner]
+        if node.older is not None:
+            node.older.newer = node.newer
+        node.owner = node.older = node.newer = None
+
+    def _clean(self, node: CacheNode | None) -> None:
+        """Forget nodes that hold nothing and lead nowhere, up to the root."""
+        while (
+            node is not None
+            and not node.resident
+            and not node.host
+            and not node.pins
+            and not node.links
+        ):
+            if self._nodes.pop(node.key, None) is None:
+                return
+            self._disown(node)
+            node = node.parent
+            if node is not None:
+                node.links -= 1
+
+
+def _length(node: CacheNode | None) -> int:
+    """Nodes from this one to the oldest of its owner."""
+    length = 0
+    while node is not None:
+        length += 1
+        node = node.older
+    return length
