@@ -44,11 +44,10 @@ def test_the_wheel_has_every_file(built: Path) -> None:
     with ZipFile(built) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         assert names == set(tracked())
-        # A user interface, a model, texts and shapes for benchmarks: not Python, and needed.
+        # A user interface and a model: not Python, and needed.
         for ending in (
             "parrot_gateway/ui/static/index.html",
             "parrot_engine/assets/demo/model.safetensors",
-            "parrot_gateway/bench/data/alice.txt",
         ):
             assert ending in names
             assert wheel.getinfo(ending).file_size > 0

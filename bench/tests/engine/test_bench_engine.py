@@ -274,7 +274,7 @@ def test_mixed_prompts_cover_their_range() -> None:
 
 
 def test_bounds_of_a_known_shape() -> None:
-    """The figures that `docs/engine-performance.md` quotes for an H200."""
+    """The figures that `bench/results/engine.md` quotes for an H200."""
     config = read_model_config(resolve_model("llama-3.1-8b", with_weights=False))
     bounds = bounds_of(config, "bfloat16", Limits(4.3e12, 790e12))
     assert isinstance(bounds, Bounds)

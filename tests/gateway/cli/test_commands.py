@@ -21,7 +21,7 @@ def test_every_command_that_is_listed_is_there_and_says_what_it_does() -> None:
     commands = commands_of(get_command(app))
     assert list(commands) == [
         "serve", "engine", "doctor", "graph", "explain", "bench", "models", "engines",
-        "top", "import", "simulate",
+        "top", "import", "replay", "simulate",
     ]  # fmt: skip
     benchmarks = commands_of(commands["bench"])
     assert {"overhead", "apps", "scheduler", "linking", "serving", "upstreams"} < set(benchmarks)

@@ -65,7 +65,7 @@ def test_steps_behind_a_shared_prefix(shares: bool, measured: float) -> None:
     [(64, 2048, 40, 2.7), (64, 1024, 36, 1.9), (32, 6144, 37, 3.8), (16, 6144, 27, 2.9)],
 )
 def test_attention_of_other_shapes(rows: int, shared: int, layer_us: float, gain: float) -> None:
-    """The kernels' own times (docs/engine-performance.md), which nothing was fitted to: 32 layers,
+    """The kernels' own times (bench/results/engine.md), which nothing was fitted to: 32 layers,
     each with some 12 us that a layer takes for a single short row, part of any step here.
     """
     for shares, measured_us in ((True, layer_us), (False, layer_us * gain)):

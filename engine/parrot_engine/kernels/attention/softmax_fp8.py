@@ -1,6 +1,6 @@
 """Online softmax over tiles of a cache of float8: the loop of `attend` for such a cache.
 
-What differs, and why (counts of instructions and times: docs/engine-log.md, 16):
+What differs, and why (counts of instructions and times: bench/results/engine-log.md, 16):
 
 - Products are in float16, which holds every number of float8_e4m3fn: one instruction converts
   two elements to it. To bfloat16 it takes two more, of the slowest kind.

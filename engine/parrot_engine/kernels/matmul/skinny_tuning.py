@@ -1,6 +1,6 @@
 """The kernel and tile of a product of few tokens: a table measured offline.
 
-Found by `python tools/engine_study.py matmul_sweep` (docs/engine-performance.md) instead of
+Found by `python tools/engine_study.py matmul_sweep` (bench/results/engine.md) instead of
 tuning at run time: what is compiled depends on the model and eight classes of batch sizes, never
 on timing. Does not import triton.
 """
