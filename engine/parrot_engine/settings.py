@@ -18,7 +18,7 @@ DEFAULT_MEMORY_SHARE = 0.4
 
 #: What is another default on a GPU: blocks that its copy engine fetches whole, steps large enough
 #: to keep it busy, and beside something more urgent so many tokens of prompts that these do not
-#: starve (half of the engine's time in the long run, bench/results/engine-log.md, 45), at once so few that a
+#: starve (half of the engine's time in the long run, engine-log 45), at once so few that a
 #: step with 256 generations is one of those that have a graph.
 CUDA_DEFAULTS = MappingProxyType(
     {

@@ -6,10 +6,10 @@ The gateway's own distribution leaves them out. Without `parrot-bench` they say 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import typer
-
-from parrot_gateway.cli.commands import PASS_ON
+from typer.core import TyperGroup
 
 INSTALL = "pip install ./bench, in a clone of the repository"
 
@@ -19,29 +19,26 @@ def _load(module: str, name: str) -> typer.Typer:
     try:
         found: typer.Typer = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name != "parrot_bench":
+        if (error.name or "").partition(".")[0] != "parrot_bench":
             raise
         return _missing(name)
     return found
 
 
-def _missing(name: str) -> typer.Typer:
-    settings = PASS_ON["context_settings"]
-    app = typer.Typer(
-        help=f"Needs parrot-bench: {INSTALL}.",
-        invoke_without_command=True,
-        context_settings=settings,
-    )
+class _Missing(TyperGroup):
+    """A group that refuses every argument but `--help`."""
 
-    @app.callback()
-    def command() -> None:
-        typer.secho(
-            f"`parrot-gateway {name}` needs parrot-bench, which is not installed: {INSTALL}.",
-            err=True,
-            fg=typer.colors.RED,
-        )
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help" in args:
+            return super().parse_args(ctx, args)
+        message = f"`parrot-gateway {ctx.info_name}` needs parrot-bench, which is not installed"
+        typer.secho(f"{message}: {INSTALL}.", err=True, fg=typer.colors.RED)
         raise typer.Exit(2)
 
+
+def _missing(name: str) -> typer.Typer:
+    app = typer.Typer(name=name, cls=_Missing, help=f"Needs parrot-bench: {INSTALL}.")
+    app.callback()(lambda: None)
     return app
 
 

@@ -266,7 +266,7 @@ PROFILES |= {
                 sequence_s=11.7e-6,
             ),
             950_000,
-            "`bench engine` with weights in FP8 (bench/results/engine-log.md, 44): 2.66, 3.37, 5.13 and "
+            "`bench engine` with weights in FP8 (engine-log, 44): 2.66, 3.37, 5.13 and "
             "10.7 ms at batch 1, 8, 64 and 256, 54,962 tokens of prompts a second; within 11 %.",
         ),
         _of_h200(
@@ -279,7 +279,7 @@ PROFILES |= {
                 sequence_s=42.6e-6,
             ),
             975_000,
-            "`bench engine` with weights in 4 bits (W4A16; bench/results/engine-log.md, 44): 2.18, 3.75, "
+            "`bench engine` with weights in 4 bits (W4A16; engine-log, 44): 2.18, 3.75, "
             "6.68 and 18.3 ms, 41,654 tokens a second; within 23 % at batch 1 and 8, 3 % beyond.",
         ),
         _of_h200(

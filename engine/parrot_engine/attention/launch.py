@@ -27,7 +27,7 @@ from parrot_engine.kernels.attention.split_attention import merge_splits, split_
 _LOG2_E = 1.4426950408889634
 #: Shared memory of a program without a device (in the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
-#: Measured (bench/results/engine-log.md, 23).
+#: Measured (engine-log, 23).
 _FEW_MERGES = 16
 
 
@@ -320,7 +320,7 @@ def attention_constants(
 def hopper_constants(
     shape: AttentionShape, *, quantized: bool, tile_rows: int
 ) -> hopper_fetch.HopperConstants:
-    """What `hopper_prefill` is compiled for. Measured (bench/results/engine-log.md, 22)."""
+    """What `hopper_prefill` is compiled for. Measured (engine-log, 22)."""
     return hopper_fetch.HopperConstants(
         quantized=quantized,
         num_kv_heads=shape.num_kv_heads,

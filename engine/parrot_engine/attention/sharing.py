@@ -25,7 +25,7 @@ from parrot_engine.attention.tables import Ints, Tables, spans
 #: Chunks that an item may span, besides one.
 _SPANS = (2, 4)
 #: What an item costs besides its keys, in chunks: measured on 64 and 128 decodes that share 6,144
-#: tokens (bench/results/engine-log.md, 17).
+#: tokens (engine-log, 17).
 _ITEM_COST = 1
 
 

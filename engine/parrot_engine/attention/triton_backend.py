@@ -29,9 +29,9 @@ from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
 
-#: Measured (bench/results/engine-log.md, 17 and 23). All rounded up to whole blocks and tiles.
+#: Measured (engine-log, 17 and 23). All rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256), coarse=1024)
-#: Measured (bench/results/engine-log.md, 18).
+#: Measured (engine-log, 18).
 DEFAULT_TILE_CUTS = TileCuts(
     (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32),
     least=128,
@@ -40,7 +40,7 @@ DEFAULT_TILE_CUTS = TileCuts(
     rounds=2,
     crowded=1.15,
 )
-#: The same for tiles that have a multiprocessor for themselves (bench/results/engine-log.md, 22).
+#: The same for tiles that have a multiprocessor for themselves (engine-log, 22).
 SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(
     least=512, rounds=1, crowded=1.0, last=(2, 3, 4, 5, 6)
 )

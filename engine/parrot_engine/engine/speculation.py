@@ -35,7 +35,7 @@ from parrot_engine.settings import BuiltinSettings
 _WAIT: Final = 0.2
 _WAIT_BY_ROW: Final = 1 / 512
 #: A step takes as long as reading the weights and computing its tokens; the former takes as long
-#: as computing this many (bench/results/engine-log.md, 31).
+#: as computing this many (engine-log, 31).
 _WEIGHTS_IN_TOKENS: Final = 137
 #: Tokens of prompts that are indexed between two steps: some 2 ms.
 _INDEXED_PER_STEP: Final = 8192

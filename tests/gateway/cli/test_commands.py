@@ -24,7 +24,7 @@ def test_every_command_that_is_listed_is_there_and_says_what_it_does() -> None:
         "top", "import", "replay", "simulate",
     ]  # fmt: skip
     benchmarks = commands_of(commands["bench"])
-    assert {"overhead", "apps", "scheduler", "linking", "serving", "upstreams"} < set(benchmarks)
+    assert {"overhead", "apps", "scheduler", "linking", "serving"} < set(benchmarks)
     for name, command in {**commands, **benchmarks}.items():
         assert command.name == name
         assert command.get_short_help_str()

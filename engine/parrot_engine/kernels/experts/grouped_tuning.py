@@ -19,7 +19,7 @@ from parrot_engine.quantization.packed import PackedWeight
 MAX_VECTOR_TOKENS = 4
 #: … and where few of their experts can be the same: pairs are at most half as many as experts.
 _MAX_SPARSE_VECTOR_TOKENS = 8
-#: Measured (bench/results/engine-log.md, 43): gate and up, and down, of single pairs …
+#: Measured (engine-log, 43): gate and up, and down, of single pairs …
 _VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1))
 #: … and of tiles of few pairs.
 _FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))

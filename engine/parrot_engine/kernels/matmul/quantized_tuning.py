@@ -100,7 +100,7 @@ class Ring(NamedTuple):
     splits: int = 1
 
 
-#: The same for (kind, gated, outputs, columns) of `hopper_product` (bench/results/engine-log.md, 48), up to
+#: The same for (kind, gated, outputs, columns) of `hopper_product` (engine-log, 48), up to
 #: 32, up to 64, and more tokens.
 MEASURED_RINGS: dict[tuple[str, bool, int, int], tuple[Ring, Ring, Ring]] = {
     ("fp8", False, 6144, 4096): (Ring(64, 4, 2), Ring(128, 4, 2), Ring(64, 3)),
