@@ -36,7 +36,11 @@ ALLOWED = {
     "parrot_scheduler": (),
     "parrot_bench": ("parrot_gateway", "parrot_scheduler", "parrot_engine", "parrot_bench"),
     # The simulator is pure: it knows no gateway and no engine.
-    "parrot_bench.simulator": ("parrot_scheduler", "parrot_bench.simulator"),
+    "parrot_bench.simulator": (
+        "parrot_scheduler",
+        "parrot_bench.simulator",
+        "parrot_bench.applications",
+    ),
     "parrot_engine": (),
     "parrot_client": (),
     "parrot_functions": ("parrot_client",),

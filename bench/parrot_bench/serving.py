@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from parrot_bench.apps import book
-from parrot_bench.apps.applications import RECIPES
+from parrot_bench.apps.recipes import BY_WAY as RECIPES
 from parrot_bench.apps.workload import SEMANTIC, Size, Way
 from parrot_bench.report import (
     ENGINE_PACKAGES,

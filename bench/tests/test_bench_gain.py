@@ -9,10 +9,11 @@ from typing import get_args
 import msgspec
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
+from parrot_bench.applications.description import Application, Call, Output
 from parrot_bench.apps import arms, command, gain, policies
+from parrot_bench.apps.recipes import UNDECLARED as RECIPES
 from parrot_bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
-from parrot_bench.apps.undeclared import RECIPES
-from parrot_bench.apps.workload import NAMED, SEMANTIC, Call, Job, Output, Size, Workload
+from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Workload
 from parrot_bench.servers import BenchmarkError
 
 from parrot_gateway.settings.model import LinkUse
@@ -106,7 +107,7 @@ def test_a_common_beginning_counts_once() -> None:
         Call("b", ("x" * 640,), 20, seed=1),
         Call("c", ("y" * 640, Output("a")), 10, seed=2),
     )
-    workload = Workload("w", (Job("w", "w", calls, ("b", "c")),), ("parallel",))
+    workload = Workload("w", (Application("w", "w", calls, ("b", "c")),), ("parallel",))
     distinct, longest = gain.distinct_tokens(workload, 1.0)
     assert distinct == 640 + 10 + 20 + 640 + 10 + 10
     assert longest == 640 + 10 + 10

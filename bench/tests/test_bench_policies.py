@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from harness.processes import run_cli
 from parrot_bench.apps import arms, command, policies
-from parrot_bench.apps.policies import RECIPES
+from parrot_bench.apps.recipes import BY_POLICY as RECIPES
 from parrot_bench.apps.runner import JobResult, RunResult
 from parrot_bench.apps.workload import Size, Workload
 
@@ -74,7 +74,7 @@ def test_gpts() -> None:
     workload = build("gpts")
     calls = workload.calls
     assert len(calls) == 40
-    kinds = {call.name.rpartition("_")[0] for call in calls}
+    kinds = {call.name.rpartition("_")[0].rpartition("_")[0] for call in calls}
     assert kinds == {"productivity", "image_generation", "programming", "data_analysis"}
     for kind, system, answer in (("productivity", 7437, 704), ("image_generation", 1116, 89)):
         alike = [call for call in calls if call.name.startswith(kind)]
@@ -167,7 +167,7 @@ def test_texts_that_differ_are_named_with_the_place() -> None:
 
     assert arms.differing({"a": [run("abc")], "b": [run("abc")]}) == []
     found = arms.differing({"a": [run("x"), run("abcd")], "b": [run("x"), run("abXd")]})
-    assert found == [f"{job.name}, round 2: b from character 2 of 4 on"]
+    assert found == [f"{job.calls[0].name}, round 2: b from character 2 of 4 on"]
 
 
 def test_the_command_compares_policies(tmp_path: Path) -> None:

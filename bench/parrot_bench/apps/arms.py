@@ -20,9 +20,10 @@ from typing import Any
 
 import msgspec
 
+from parrot_bench.applications.description import Call, Message
 from parrot_bench.apps.measure import alternate
 from parrot_bench.apps.runner import GatewayClient, RunResult, run_workload
-from parrot_bench.apps.workload import Call, Message, Way, Workload
+from parrot_bench.apps.workload import Way, Workload
 from parrot_bench.servers import START_TIMEOUT_S, BenchmarkError, Server, start_gateway
 from parrot_gateway.settings import DEMO_MODEL
 

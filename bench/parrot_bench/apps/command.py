@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from parrot_bench.apps.applications import RECIPES
+from parrot_bench.apps.recipes import BY_WAY as RECIPES
 from parrot_bench.apps.workload import SEMANTIC
 from parrot_bench.report import JsonFile, load_average, run_with_progress, write_json
 from parrot_gateway.settings import DEMO_MODEL
 
 #: Applications that compare ways of calling, and those that compare policies of placement.
-BY_CLIENT = tuple(name for name, recipe in RECIPES.items() if not recipe.by_policy)
-BY_POLICY = tuple(name for name, recipe in RECIPES.items() if recipe.by_policy)
+BY_CLIENT = ("chain", "map-reduce", "multi-agent", "chat")
+BY_POLICY = ("gpts", "mixed")
 POLICIES = ("parrot", "round-robin", "least-loaded")
 MATRIX_POLICIES = (
     "parrot", "lmetric", "prefix-linear", "session-affinity", "paper", "round-robin",

@@ -30,8 +30,8 @@ from parrot_bench.apps.arms import (
 )
 from parrot_bench.apps.measure import MAX_DIFFERENCES, Plan
 from parrot_bench.apps.policies import PolicyOutcome, SpeedUp, outcome, speed_ups
+from parrot_bench.apps.recipes import UNDECLARED as RECIPES
 from parrot_bench.apps.runner import RunResult
-from parrot_bench.apps.undeclared import RECIPES
 from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload
 
 #: Policies that `sessions` is compared with.

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from parrot_bench.apps import book
-from parrot_bench.apps.applications import RECIPES
+from parrot_bench.apps.recipes import BY_WAY as RECIPES
 from parrot_bench.apps.runner import GatewayClient, RunResult, run_workload
-from parrot_bench.apps.workload import SEMANTIC, Size, Way, Workload
+from parrot_bench.apps.workload import SEMANTIC, Size, Way, Workload, round_trips
 from parrot_bench.load import Spread
 from parrot_bench.servers import start_gateway
 
@@ -280,8 +280,8 @@ def _compare(
                     *(theirs.p50, theirs.p99, theirs.mean),
                     *(semantic.p50, semantic.p99, semantic.mean),
                     speedup=median(ratios),
-                    client_round_trips=job.round_trips(client),
-                    semantic_round_trips=job.round_trips(SEMANTIC),
+                    client_round_trips=round_trips(job, client),
+                    semantic_round_trips=round_trips(job, SEMANTIC),
                     at_least=aim(app, client, delay_ms, size.count),
                 )
             )

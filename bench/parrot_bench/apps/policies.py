@@ -19,8 +19,6 @@ from typing import Any
 
 import msgspec
 
-from parrot_bench.apps import applications, undeclared
-from parrot_bench.apps.applications import Recipe
 from parrot_bench.apps.arms import (
     Arm,
     Fleet,
@@ -41,19 +39,10 @@ from parrot_bench.apps.measure import (
     p99,
     samples_by_kind,
 )
+from parrot_bench.apps.recipes import BY_POLICY, WITH_TOOLS
 from parrot_bench.apps.runner import GatewayClient, RunResult
 from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Workload
 
-#: By the names of the command line: many jobs at once where an application is one job.
-RECIPES = {
-    **applications.RECIPES,
-    "map-reduce": Recipe(applications.documents, 24, 0.25, "documents"),
-    "multi-agent": undeclared.RECIPES["multi-agent"],
-    "agents": undeclared.RECIPES["agents"],
-    "sessions": undeclared.RECIPES["sessions"],
-}
-#: Tools run between their calls: the graph cannot be declared ahead.
-_WITH_TOOLS = ("agents", "sessions")
 #: Rounds that differ by more say little.
 NOISE = 0.10
 
@@ -177,7 +166,7 @@ class PoliciesOutcome(msgspec.Struct, frozen=True):
 async def compare_policies(
     plan: PoliciesPlan, progress: Callable[[str], None]
 ) -> list[PoliciesOutcome]:
-    """Run applications (keys of `RECIPES`) under all policies, at all loads.
+    """Run applications (keys of `BY_POLICY`) under all policies, at all loads.
 
     Args:
         plan: what to run.
@@ -195,9 +184,9 @@ async def compare_policies(
         clients = await start_arms(stack, policies, fleet)
         density = await characters_per_token(clients[plan.policies[0]])
         for app in plan.plan.apps:
-            recipe = RECIPES[app]
+            recipe = BY_POLICY[app]
             size = Size(plan.plan.count or recipe.count, plan.plan.scale or recipe.scale, density)
-            way = NAMED if app in _WITH_TOOLS else SEMANTIC
+            way = NAMED if app in WITH_TOOLS else SEMANTIC
             arms = [replace(arm, way=way) for arm in policies]
             found += [
                 await _compare(app, plan, arms, clients, size, load, progress)
@@ -220,7 +209,7 @@ async def _compare(
 
     def workload(seed: int, number: int) -> Workload:
         salt = salt_of(app, load, seed, number)
-        built = RECIPES[app].build(replace(size, seed=seed), salt)
+        built = BY_POLICY[app].build(replace(size, seed=seed), salt)
         return at_load(salted(built, salt), load)
 
     workloads = [workload(seed, number) for number, seed in enumerate(seeds, 1)]
@@ -236,7 +225,7 @@ async def _compare(
     rounds = len(outcomes[0].work)
     return PoliciesOutcome(
         app=app,
-        what=RECIPES[app].what,
+        what=BY_POLICY[app].what,
         count=size.count,
         scale=size.scale,
         load=load,

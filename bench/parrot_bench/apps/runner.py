@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from parrot_bench.apps.workload import NAMED, SEMANTIC, Call, Job, Way, Workload
+from parrot_bench.applications.description import Application, Call
+from parrot_bench.apps.workload import NAMED, SEMANTIC, Way, Workload
 from parrot_bench.servers import BenchmarkError
 
 #: Longest time for one answer, calls that it waits for included.
@@ -26,7 +27,7 @@ SESSION_HEADER = "x-parrot-session"
 
 
 class JobResult(NamedTuple):
-    job: Job
+    job: Application
     #: From its arrival until all the texts that its client reads are there.
     seconds: float
     #: Those texts, in the order of `job.finals`.
@@ -194,13 +195,13 @@ async def run_workload(
     return RunResult(tuple(task.result() for task in tasks), client.requests - before)
 
 
-def session_of(session: str, job: Job) -> str:
+def session_of(session: str, job: Application) -> str:
     """The session of one job, where each has its own."""
     return f"{session}-{job.name}"
 
 
 async def _run_job(
-    client: GatewayClient, job: Job, way: Way, session: str, start: float, *, forget: bool
+    client: GatewayClient, job: Application, way: Way, session: str, start: float, *, forget: bool
 ) -> JobResult:
     await asyncio.sleep(max(0.0, start + job.arrives_s - time.perf_counter()))
     began = time.perf_counter()
@@ -218,7 +219,7 @@ async def _run_job(
     return JobResult(job, seconds, tuple(texts[name] for name in job.finals))
 
 
-async def _one_by_one(client: GatewayClient, job: Job) -> dict[str, str]:
+async def _one_by_one(client: GatewayClient, job: Application) -> dict[str, str]:
     texts: dict[str, str] = {}
     for call in job.calls:
         await asyncio.sleep(call.pause_s)
@@ -226,7 +227,7 @@ async def _one_by_one(client: GatewayClient, job: Job) -> dict[str, str]:
     return texts
 
 
-async def _parallel(client: GatewayClient, job: Job, session: str | None) -> dict[str, str]:
+async def _parallel(client: GatewayClient, job: Application, session: str | None) -> dict[str, str]:
     tasks: dict[str, asyncio.Task[str]] = {}
 
     async def run(call: Call) -> str:
@@ -245,7 +246,7 @@ async def _parallel(client: GatewayClient, job: Job, session: str | None) -> dic
     return {name: task.result() for name, task in tasks.items()}
 
 
-async def _semantic(client: GatewayClient, job: Job, session: str) -> dict[str, str]:
+async def _semantic(client: GatewayClient, job: Application, session: str) -> dict[str, str]:
     tasks: dict[str, asyncio.Task[str]] = {}
     async with asyncio.TaskGroup() as group:
         for call in job.calls:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from parrot_bench.apps.applications import RECIPES
 from parrot_bench.apps.measure import AppOutcome
+from parrot_bench.apps.recipes import BY_WAY as RECIPES
 from parrot_bench.report import load_average, print_table
 
 if TYPE_CHECKING:

@@ -1,122 +1,55 @@
-"""What a workload is: jobs of calls whose prompts hold text and the outputs of other calls.
-
-Pure description. How many round trips a way of running it needs follows from the description.
-"""
+"""A workload: applications as a live client runs them, their texts taken from the book."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+from zlib import crc32
 
-#: Ways to run a job. "one by one": a client sends the next call when it has the answer to the
-#: last. "parallel": it sends each call as soon as it has what the call reads. "named session": the
-#: same, each call with its job's session and its objective. "semantic variables": it sends all
-#: calls at once, and the gateway passes the texts on.
+from parrot_bench.applications.description import Application, Call, Message, Output, Part, Passage
+from parrot_bench.apps import book
+
+#: Ways to run an application. "one by one": a client sends the next call when it has the answer to
+#: the last. "parallel": it sends each call as soon as it has what the call reads. "named session":
+#: the same, each call with its application's session and its objective. "semantic variables": it
+#: sends all calls at once, and the gateway passes the texts on.
 Way = Literal["one by one", "parallel", "named session", "semantic variables"]
 SEMANTIC: Way = "semantic variables"
 NAMED: Way = "named session"
 
+#: More than an application has calls: the same call of two applications differs in its seed.
+SEEDS = 1000
 
-class Output(NamedTuple):
-    """In a prompt: what another call of the job has answered."""
-
-    call: str
-
-
-Prompt: TypeAlias = tuple[str | Output, ...]
+#: Puts a salt into a prompt, given as its parts.
+Salted: TypeAlias = Callable[[tuple[Part, ...], str], tuple[Part, ...]]
 
 
-class Message(NamedTuple):
-    """A message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Prompt
+def salt_first(parts: tuple[Part, ...], salt: str) -> tuple[Part, ...]:
+    """Nothing of the prompt is found in a prefix cache."""
+    return (f"{salt}\n", *parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One chat completion whose answer has exactly `tokens` tokens."""
-
-    #: Unique in its workload; a letter, then letters, digits and `_`.
-    name: str
-    prompt: Prompt
-    tokens: int
-    seed: int
-    #: As in `X-Parrot-Objective`; empty leaves it to the gateway.
-    objective: str = ""
-    #: Messages before the prompt, which is the last one and the user's.
-    history: tuple[Message, ...] = ()
-    #: What the client does (runs a tool) once it has what the call reads, in seconds.
-    pause_s: float = 0.0
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Calls whose outputs the messages hold, each once, in order."""
-        prompts = (*(message.content for message in self.history), self.prompt)
-        outputs = (part for prompt in prompts for part in prompt if isinstance(part, Output))
-        return tuple(dict.fromkeys(part.call for part in outputs))
-
-    def text(self, show: Callable[[str], str]) -> str:
-        """The prompt, with `show(call)` in place of each output."""
-        return _text(self.prompt, show)
-
-    def messages(self, show: Callable[[str], str]) -> list[dict[str, str]]:
-        """The chat as it is sent, with `show(call)` in place of each output."""
-        return [
-            {"role": role, "content": _text(content, show)}
-            for role, content in (*self.history, Message("user", self.prompt))
-        ]
+def words_first(parts: tuple[Part, ...], salt: str) -> tuple[Part, ...]:
+    """The template's words, and nothing behind the salt, may be found in a prefix cache."""
+    return (parts[0], f"{salt}\n", *parts[1:])
 
 
-def _text(prompt: Prompt, show: Callable[[str], str]) -> str:
-    return "".join(show(part.call) if isinstance(part, Output) else part for part in prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Calls that someone starts together, producers first, to read some of the outputs."""
-
-    name: str
-    #: Jobs of one kind are compared with each other.
-    kind: str
-    calls: tuple[Call, ...]
-    #: Calls whose texts are read.
-    finals: tuple[str, ...]
-    #: When it starts, in seconds after the workload does.
-    arrives_s: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return sum(call.tokens for call in self.calls)
-
-    @property
-    def pauses_s(self) -> float:
-        """Of all its calls."""
-        return sum(call.pause_s for call in self.calls)
-
-    def depths(self) -> Mapping[str, int]:
-        """For each call the number of calls on the longest path to and with it."""
-        found: dict[str, int] = {}
-        for call in self.calls:
-            found[call.name] = 1 + max((found[name] for name in call.reads), default=0)
-        return found
-
-    def round_trips(self, way: Way) -> int:
-        """Round trips that its client makes one after another."""
-        if way == "one by one":
-            return len(self.calls)
-        return 1 if way == SEMANTIC else max(self.depths().values())
+def round_trips(application: Application, way: Way) -> int:
+    """Return the round trips that a client makes one after another."""
+    if way == "one by one":
+        return len(application.calls)
+    return 1 if way == SEMANTIC else max(application.depths().values())
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, and the ways in which ordinary clients would run them."""
+    """Applications, and the ways in which ordinary clients would run them."""
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[Application, ...]
     clients: tuple[Way, ...]
-    #: Kinds of jobs whose time is counted per token of the answer.
+    #: Kinds of applications whose time is counted per token of the answer.
     per_token: Collection[str] = ()
 
     @property
@@ -130,7 +63,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    #: Steps, chunks, branches or chats.
+    #: Steps, chunks, files or chats.
     count: int
     #: Multiplies the paper's numbers of tokens (and seconds between arrivals).
     scale: float
@@ -143,6 +76,56 @@ class Size:
         """The paper's number of tokens, scaled; 1 at least."""
         return max(1, round(paper * self.scale))
 
-    def characters(self, paper: float) -> int:
-        """Characters that make about that many of the paper's tokens."""
-        return max(20, round(paper * self.scale * self.characters_per_token))
+    def text(self, passage: Passage) -> str:
+        """The text of a passage: where its document begins in the book follows from its name."""
+        characters = max(20, round(passage.tokens * self.characters_per_token))
+        start = crc32(passage.source.encode()) if passage.source else 0
+        return book.passage(characters, start + passage.number * characters)
+
+
+def live(
+    applications: Iterable[Application],
+    size: Size,
+    salts: Callable[[Application], str],
+    place: Salted,
+) -> tuple[Application, ...]:
+    """The applications with texts and a salt in each call, ready to be sent together.
+
+    Calls of several applications get their application's name in front of their own, and seeds of
+    their own.
+    """
+    found = tuple(applications)
+    return tuple(
+        _live(job, size, salts(job), place, number if len(found) > 1 else None)
+        for number, job in enumerate(found)
+    )
+
+
+def _live(
+    job: Application, size: Size, salt: str, place: Salted, number: int | None
+) -> Application:
+    prefix = "" if number is None else job.name.replace("-", "_") + "_"
+
+    def written(part: Part) -> Part:
+        if isinstance(part, Passage):
+            return size.text(part)
+        return Output(prefix + part.call) if isinstance(part, Output) else part
+
+    def salted(call: Call) -> Call:
+        for index, (role, parts) in enumerate(call.history):
+            if role == "user":
+                history = list(call.history)
+                history[index] = Message(role, place(parts, salt))
+                return replace(call, history=tuple(history))
+        return replace(call, prompt=place(call.prompt, salt))
+
+    calls = tuple(
+        replace(
+            salted(call).changed(written),
+            name=prefix + call.name,
+            seed=call.seed + SEEDS * (number or 0),
+            pause_s=call.pause_s * size.scale,
+        )
+        for call in job.calls
+    )
+    return replace(job, calls=calls, finals=tuple(prefix + name for name in job.finals))

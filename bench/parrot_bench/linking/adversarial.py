@@ -9,7 +9,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable
 
-from parrot_bench.linking.applications import AGENT_RULES
+from parrot_bench.applications.conversations import AGENT_RULES
 from parrot_bench.linking.script import (
     COMPLETIONS,
     PERSON_S,

@@ -13,8 +13,8 @@ from parrot_bench.linking.schedule import schedule
 def test_maps_and_reduces_are_foretold() -> None:
     scripts = applications(40, seed=1, only="map_reduce")
     roles = {each.role: each for each in calibrate(schedule(scripts, live=5), scripts)}
-    assert list(roles) == ["summarise", "reduce", "all"]
-    part, join = roles["summarise"], roles["reduce"]
+    assert list(roles) == ["map", "reduce", "all"]
+    part, join = roles["map"], roles["reduce"]
     assert part.calls + join.calls == roles["all"].calls
     assert part.foretold > 0.8
     assert part.exact is not None
@@ -25,7 +25,7 @@ def test_maps_and_reduces_are_foretold() -> None:
     assert join.fan_in_true == 0.0
     assert part.length_p90 is not None
     assert 0.75 < part.length_p90 <= 1.0
-    assert part.to_dict()["role"] == "summarise"
+    assert part.to_dict()["role"] == "map"
 
 
 def test_roles_that_are_not_known_are_not_judged() -> None:

@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 import openai
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
-from parrot_bench.apps.applications import map_reduce
+from parrot_bench.apps.recipes import summary as map_reduce
 from parrot_bench.apps.runner import GatewayClient, run_workload
 from parrot_bench.apps.workload import SEMANTIC, Size
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from parrot_bench.applications.figures import SUMMARY_GAPS_S
 from parrot_bench.simulator.experiments.definitions import OWN
-from parrot_bench.simulator.figures import SUMMARY_GAPS_S
 from parrot_bench.simulator.metrics import Figure, Metric
 from parrot_bench.simulator.profiles import DEFAULT_PROFILE
 from parrot_bench.simulator.workloads import Generator, build

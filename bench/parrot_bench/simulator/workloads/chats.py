@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from parrot_bench.simulator.figures import (
+from parrot_bench.applications import conversations
+from parrot_bench.applications.description import Passage
+from parrot_bench.applications.figures import (
     COPILOT_OUTPUTS,
     COPILOT_PROMPTS,
     COPILOT_SYSTEM_TOKENS,
@@ -19,24 +21,16 @@ from parrot_bench.simulator.figures import (
     Gpt,
     chat_lengths,
 )
-from parrot_bench.simulator.plan import ApplicationPlan, Segment, one_call
+from parrot_bench.simulator.plan import ApplicationPlan
 from parrot_bench.simulator.workloads.base import Generator, poisson
+from parrot_bench.simulator.workloads.graph import plan_of
 from parrot_bench.simulator.workloads.summaries import Summaries
 
 
 def chat(name: str, arrival_s: float, prompt_tokens: int, output_tokens: int) -> ApplicationPlan:
     """One call that shares nothing with any other, for somebody who waits."""
-    return one_call(
-        name,
-        arrival_s,
-        (Segment(("own", name), prompt_tokens),),
-        output_tokens,
-        template="chat",
-        tenant="chat",
-        kind="chat",
-        ttft_s=2.0,
-        tpot_s=0.1,
-    )
+    job = conversations.chat(name, [(Passage(name, prompt_tokens), output_tokens)])
+    return plan_of(job, arrival_s, tenant="chat", ttft_s=2.0, tpot_s=0.1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,13 +98,10 @@ class Copilot(Generator):
             random.shuffle(outputs)
         output = self.tokens(self.output_tokens or outputs[number])
         own = prompts[number] - COPILOT_SYSTEM_TOKENS
-        prompt = (
-            Segment("system", self.tokens(COPILOT_SYSTEM_TOKENS)),
-            Segment(("own", number), self.tokens(own)),
-        )
-        return one_call(
-            f"user-{number}", arrival_s, prompt, output, template="copilot", kind="copilot"
-        )
+        system = Passage("system", self.tokens(COPILOT_SYSTEM_TOKENS))
+        said = Passage(f"prompt {number}", self.tokens(own))
+        job = conversations.question(f"user-{number}", "copilot", (system,), (said,), output)
+        return plan_of(job, arrival_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,19 +134,10 @@ class Gpts(Generator):
 
     def _plan(self, gpt: Gpt, number: int, arrival_s: float) -> ApplicationPlan:
         output = self.tokens(gpt.output)
-        return one_call(
-            f"gpts-{number}",
-            arrival_s,
-            (
-                Segment(("system", gpt.name), self.tokens(gpt.system)),
-                Segment(("query", number), self.tokens(gpt.query)),
-            ),
-            output,
-            template=gpt.name,
-            kind=gpt.name,
-            ttft_s=2.0,
-            job_s=0.1 * output,
-        )
+        system = Passage(gpt.name, self.tokens(gpt.system))
+        query = Passage(f"query {number}", self.tokens(gpt.query))
+        job = conversations.question(f"gpts-{number}", gpt.name, (system,), (query,), output)
+        return plan_of(job, arrival_s, ttft_s=2.0, job_s=0.1 * output)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,18 +1,90 @@
-"""What a gateway would deduce for a graph of calls: objectives, task groups, successors.
+"""Plans of described applications, with what a gateway would deduce for their graph of calls.
 
-Follows the rules that the docstring of `parrot_gateway.semantic.graph.deduction` states (Parrot,
-OSDI '24, section 5.2), for one wait with the objective `latency` on each of some calls. The
-gateway's own code is not used, since this package imports nothing of it; a test compares the two.
+The deduction of objectives, task groups and successors follows the rules that the docstring of
+`parrot_gateway.semantic.graph.deduction` states (Parrot, OSDI '24, section 5.2), for one wait with
+the objective `latency` on each of some calls. The gateway's own code is not used, since this
+package imports nothing of it; a test compares the two.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef
 
-from parrot_bench.simulator.plan import CallPlan
+from parrot_bench.applications.description import Application, Call, Output, Part, Passage
+from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
+
+#: Characters of instructions that make a token.
+CHARACTERS_PER_TOKEN = 4
+_OBJECTIVES = {"latency": LATENCY, "throughput": THROUGHPUT, "": THROUGHPUT}
+
+
+def plan_of(
+    application: Application,
+    arrival_s: float,
+    *,
+    deduce: bool = False,
+    max_tokens: int = 0,
+    **more: Any,
+) -> ApplicationPlan:
+    """The plan of a described application.
+
+    Args:
+        deduce: objectives, groups and successors follow from the graph; otherwise calls keep the
+            objectives that they have.
+        max_tokens: at least so many are asked for, whatever a call generates.
+        more: fields of the plan.
+    """
+    calls = {call.name: index for index, call in enumerate(application.calls)}
+    plans = [
+        CallPlan(
+            index=index,
+            prompt=tuple(
+                _segment(part, application, calls)
+                for message in call.chat
+                for part in message.content
+            ),
+            output_tokens=call.tokens,
+            max_tokens=max(max_tokens, call.tokens),
+            after=_after(call, calls),
+            pause_s=call.pause_s,
+            template=call.role,
+            objective=_OBJECTIVES[call.objective],
+        )
+        for index, call in enumerate(application.calls)
+    ]
+    more.setdefault("kind", application.kind)
+    found = deduced(plans) if deduce else tuple(plans)
+    return ApplicationPlan(id=application.name, arrival_s=arrival_s, calls=found, **more)
+
+
+def _segment(part: Part, application: Application, calls: Mapping[str, int]) -> Segment:
+    if isinstance(part, Passage):
+        return Segment(("text", part.source, part.number), part.tokens)
+    if isinstance(part, Output):
+        index = calls[part.call]
+        return Segment(("output", application.name, index), application.calls[index].tokens)
+    return _words(part)
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> Segment:
+    return Segment(text, max(1, len(text) // CHARACTERS_PER_TOKEN))
+
+
+def _after(call: Call, calls: Mapping[str, int]) -> tuple[int, ...]:
+    """The calls that a call waits for: of those in its history, the last one alone."""
+    reads = [part.call for part in call.prompt if isinstance(part, Output)]
+    for message in reversed(call.history):
+        said = [part.call for part in message.content if isinstance(part, Output)]
+        if said:
+            reads.append(said[-1])
+            break
+    return tuple(sorted({calls[name] for name in reads}))
 
 
 def deduced(calls: Sequence[CallPlan], *waited: int) -> tuple[CallPlan, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from parrot_bench.simulator.figures import ARCHITECT, CODERS, REVIEWERS, REVIEWS, REVISERS
+from parrot_bench.applications.figures import ARCHITECT, CODERS, REVIEWERS, REVIEWS, REVISERS
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_bench.simulator.workloads.base import Generator, WorkloadError, poisson
 from parrot_bench.simulator.workloads.graph import deduced

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import merge
 
-from parrot_bench.simulator.figures import (
+from parrot_bench.applications.description import Passage
+from parrot_bench.applications.figures import (
     CHUNK_TOKENS,
-    FIRST,
     MORE_PAPERS,
     PAPERS,
-    REDUCE,
-    REFINE,
     SUMMARY_TOKENS,
     Splitter,
     chunks,
 )
-from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
+from parrot_bench.applications.summaries import chain, map_reduce
+from parrot_bench.simulator.plan import ApplicationPlan, Segment, one_call
 from parrot_bench.simulator.workloads.base import Generator, WorkloadError, poisson
-from parrot_bench.simulator.workloads.graph import deduced
+from parrot_bench.simulator.workloads.graph import plan_of
 
 #: A map-reduce application that ends within this time is on time, for goodput.
 GOAL_S = 10.0
-
-
-def map_reduce(
-    lengths: Sequence[int], paper: str, *, name: str, arrival_s: float, output_tokens: int
-) -> ApplicationPlan:
-    """One application: a summary of each text, and one summary of these."""
-    begin, end = Segment("map", FIRST[0]), Segment("map end", FIRST[1])
-    calls = [
-        CallPlan(
-            index=index,
-            prompt=(begin, Segment(("text", paper, index), length), end),
-            output_tokens=output_tokens,
-            max_tokens=output_tokens,
-            template="map",
-        )
-        for index, length in enumerate(lengths)
-    ]
-    outputs = [Segment(("output", name, call.index), output_tokens) for call in calls]
-    calls.append(
-        CallPlan(
-            index=len(calls),
-            prompt=(Segment("reduce", REDUCE[0]), *outputs, Segment("reduce end", REDUCE[1])),
-            output_tokens=output_tokens,
-            max_tokens=output_tokens,
-            after=tuple(range(len(calls))),
-            template="reduce",
-        )
-    )
-    return ApplicationPlan(
-        id=name,
-        arrival_s=arrival_s,
-        calls=deduced(calls),
-        tenant="documents",
-        kind="map-reduce",
-        job_s=GOAL_S,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,41 +39,18 @@ class Summaries(Generator):
             raise WorkloadError(f"splitter must be 'artifact' or 'tokens', not {self.splitter!r}")
         return [self.tokens(n) for n in chunks(size, self.chunk_tokens, self.splitter)]
 
+    def texts(self, paper: str, size: int) -> list[Passage]:
+        """The chunks of a paper of `size` bytes."""
+        lengths = enumerate(self.lengths(size))
+        return [Passage(paper, length, number) for number, length in lengths]
+
     def chain(self, name: str, paper: str, size: int, arrival_s: float) -> ApplicationPlan:
-        output = self.tokens(self.output_tokens)
-        calls = []
-        for index, length in enumerate(self.lengths(size)):
-            text = Segment(("text", paper, index), length)
-            prompt: tuple[Segment, ...]
-            if index == 0:
-                prompt = (Segment("first", FIRST[0]), text, Segment("first end", FIRST[1]))
-            else:
-                prompt = (
-                    Segment("refine", REFINE[0]),
-                    Segment(("output", name, index - 1), output),
-                    Segment("refine middle", REFINE[1]),
-                    text,
-                    Segment("refine end", REFINE[2]),
-                )
-            calls.append(
-                CallPlan(
-                    index=index,
-                    prompt=prompt,
-                    output_tokens=output,
-                    max_tokens=output,
-                    after=(index - 1,) if index else (),
-                    template="refine" if index else "first",
-                )
-            )
-        return ApplicationPlan(
-            id=name, arrival_s=arrival_s, calls=deduced(calls), tenant="chain", kind="chain"
-        )
+        job = chain(name, self.texts(paper, size), self.tokens(self.output_tokens))
+        return plan_of(job, arrival_s, deduce=True, tenant="chain")
 
     def summary(self, name: str, paper: str, size: int, arrival_s: float) -> ApplicationPlan:
-        output = self.tokens(self.output_tokens)
-        return map_reduce(
-            self.lengths(size), paper, name=name, arrival_s=arrival_s, output_tokens=output
-        )
+        job = map_reduce(name, self.texts(paper, size), self.tokens(self.output_tokens))
+        return plan_of(job, arrival_s, deduce=True, tenant="documents", job_s=GOAL_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -232,13 +172,9 @@ class MapReduceFleet(Generator):
     maps: int = 16
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        lengths = [self.tokens(512)] * self.maps
+        length, output = self.tokens(512), self.tokens(SUMMARY_TOKENS)
         times = poisson(self.random(), self.rate)
         for number in range(-(-self.count // (self.maps + 1))):
-            yield map_reduce(
-                lengths,
-                f"text-{number}",
-                name=f"fleet-{number}",
-                arrival_s=next(times),
-                output_tokens=self.tokens(SUMMARY_TOKENS),
-            )
+            texts = [Passage(f"text-{number}", length, part) for part in range(self.maps)]
+            job = map_reduce(f"fleet-{number}", texts, output)
+            yield plan_of(job, next(times), deduce=True, tenant="documents", job_s=GOAL_S)

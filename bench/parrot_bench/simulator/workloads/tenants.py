@@ -9,7 +9,7 @@ from itertools import accumulate, takewhile
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT
 
-from parrot_bench.simulator.figures import chat_lengths
+from parrot_bench.applications.figures import chat_lengths
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
 from parrot_bench.simulator.workloads.base import Generator, poisson
 

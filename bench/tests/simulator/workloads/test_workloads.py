@@ -11,9 +11,9 @@ from statistics import mean, median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_bench.applications.figures import gap_s
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
 from parrot_bench.simulator.workloads import WORKLOADS, WorkloadError, build
-from parrot_bench.simulator.workloads.agents import gap_s
 from parrot_bench.simulator.workloads.graph import deduced
 from parrot_scheduler.task import LATENCY
 
@@ -124,7 +124,7 @@ def test_an_agents_turn_goes_on_from_the_turn_before() -> None:
     turns = [call.prompt for call in plan.calls]
     extending = sum(later[: len(earlier)] == earlier for earlier, later in pairwise(turns))
     assert extending / (len(turns) - 1) > 0.9
-    assert plan.calls[1].prompt[2] == Segment(("output", plan.id, 0), plan.calls[0].output_tokens)
+    assert plan.calls[1].prompt[3] == Segment(("output", plan.id, 0), plan.calls[0].output_tokens)
     assert {call.successors for call in plan.calls} == {0}
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from statistics import mean, pstdev
 
 import pytest
-from parrot_bench.simulator.figures import (
+from parrot_bench.applications.figures import (
     COPILOT_OUTPUTS,
     COPILOT_PROMPTS,
     COPILOT_SYSTEM_TOKENS,

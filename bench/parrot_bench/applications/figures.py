@@ -1,7 +1,6 @@
-"""The figures of the Parrot paper's workloads: lengths in tokens, counts, times, and their sources.
+"""Figures of the Parrot paper's workloads and of recorded agents, with their sources.
 
-Data and draws only. The simulated workloads and `parrot-gateway bench apps` read them here; the
-engine's own study of figure 14 keeps quantiles of the same prompts.
+Lengths are tokens. The engine's own study of figure 14 keeps quantiles of the same prompts.
 
 How long a chunk is deserves a note. The artifact splits with LangChain's `CharacterTextSplitter`
 on single spaces, whose length function encodes each word and each space alone, with a begin
@@ -14,6 +13,7 @@ some 420 tokens of text at "1024"; `splitter="tokens"` takes the paper at its wo
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -168,3 +168,34 @@ REVISERS = Round(
 )
 #: Times that all files are reviewed and revised.
 REVIEWS = 4
+
+
+# Coding agents: 710 public traces (callanjfox/kv-cache-tester, 49,334 calls)
+
+#: Seconds, and the share of gaps that are no longer. From the recorded hazards of return (.51 in
+#: the first 10 s, .50 after 5 s, .34 after 10, .18 after 20, .14 after 30, .09 after 60, .07 after
+#: 300) and quantiles (75 % at 34 s, 90 % at 171 s, 95 % at 472 s). The ends, 1 s and an hour, are
+#: ours; in between the logarithm of the time is interpolated.
+GAPS = (
+    *((1.0, 0.0), (5.0, 0.20), (10.0, 0.51), (15.0, 0.60), (20.0, 0.677), (30.0, 0.74)),
+    *((34.0, 0.75), (60.0, 0.81), (120.0, 0.87), (171.0, 0.90), (300.0, 0.927), (472.0, 0.95)),
+    (3600.0, 1.0),
+)
+TURNS_MEAN, TURNS_MEDIAN, TURNS_MAX = 69.5, 45.5, 561
+OUTPUT_MEAN, OUTPUT_MEDIAN = 440.0, 216.0
+#: What tools give back in a turn; with the outputs it makes prompts as long as recorded.
+RESULT_MEAN, RESULT_MEDIAN = 1800.0, 700.0
+#: System prompt and tools, the same for all agents; then the task.
+SYSTEM_TOKENS, TASK_TOKENS = 20_000, 1_000
+#: At this length an agent goes on with a summary of this many tokens.
+WINDOW_TOKENS, WINDOW_SUMMARY_TOKENS = 400_000, 8_000
+
+
+def gap_s(random: Random) -> float:
+    """A pause between two turns, in seconds."""
+    share = random.random()
+    high = bisect_right(GAPS, share, key=lambda point: point[1])
+    (t0, f0), (t1, f1) = GAPS[high - 1], GAPS[min(high, len(GAPS) - 1)]
+    if f1 == f0:
+        return t1
+    return math.exp(math.log(t0) + (math.log(t1) - math.log(t0)) * (share - f0) / (f1 - f0))
