@@ -40,6 +40,7 @@ ALLOWED = {
         "parrot_scheduler",
         "parrot_bench.simulator",
         "parrot_bench.applications",
+        "parrot_bench.tables",
     ),
     "parrot_engine": (),
     "parrot_client": (),

@@ -9,16 +9,14 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import typer
 
 from parrot_bench.servers import BenchmarkError
+from parrot_bench.tables import number, text_table, yes_or_no
 from parrot_gateway import __version__
-
-if TYPE_CHECKING:
-    from rich.table import Column, Table
 
 T = TypeVar("T")
 
@@ -31,9 +29,6 @@ JsonFile: TypeAlias = Annotated[
 PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
 #: Those of an engine.
 ENGINE_PACKAGES = ("torch", "triton", "llguidance", "vllm")
-#: Characters: the widest table, and the longest word of texts that is not broken on a terminal.
-_UNLIMITED = 1000
-_TEXT_WIDTH = 24
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,124 +101,36 @@ def versions_of(packages: Sequence[str]) -> dict[str, str]:
 
 
 def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    from rich.table import Table
-
+    """Print figures beside those without the gateway, and of peers."""
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
-    table = Table(
-        title=title,
-        title_justify="left",
-        header_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("", justify="left", no_wrap=True)
-    table.add_column("", justify="left", style="dim", no_wrap=True)
-    for name in ("direct", "gateway", "added", "ratio", *peers):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("aim", justify="right", no_wrap=True)
-    table.add_column("met", justify="center", no_wrap=True)
+    lines = []
     for row in rows:
-        ratio = f"{row.gateway / row.direct:.2f}" if row.direct else ""
-        met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.met]
         # The difference of two rates means nothing: real upstreams are slower than both.
-        added = "" if row.unit.endswith("/s") else _number(row.added)
-        cells = [_number(row.direct), _number(row.gateway), added, ratio]
-        cells += [_number(row.peers.get(name)) for name in peers]
-        table.add_row(row.name, row.unit, *cells, _aim(row), met)
-    print_table(table, notes)
+        added = "" if row.unit.endswith("/s") else _shown(row.added)
+        ratio = f"{row.gateway / row.direct:.2f}" if row.direct else ""
+        cells = [_shown(row.direct), _shown(row.gateway), added, ratio]
+        cells += [_shown(row.peers.get(name)) for name in peers]
+        lines.append([row.name, row.unit, *cells, _aim(row), yes_or_no(row.met)])
+    head = ("", "", "direct", "gateway", "added", "ratio", *peers, "aim", "met")
+    print_table(head, lines, texts=2, title=title, notes=notes)
 
 
-def print_table(table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table of which nothing is cut, and notes below it.
-
-    A pipe or a file gets the full width, one line a row. On a terminal texts wrap; columns for
-    which there is still no room follow below the others, with the names of the rows once more.
-    """
-    from rich.console import Console
-
-    console = Console()
-    options = console.options.update(max_width=_UNLIMITED)
-    full = console.measure(table, options=options).maximum
-    for column in table.columns:
-        column.overflow = "fold"
-    if full <= console.width or not console.is_terminal:
-        parts = [(table, full)]
-    else:
-        parts = _parts(table, console.width)
-    for number, (part, needed) in enumerate(parts):
-        if number:
-            console.print()
-        Console(width=max(console.width, needed)).print(part)
+def print_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: int = 1,
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> None:
+    """Print a table (see `text_table`), and notes below it."""
+    typer.echo(text_table(head, rows, texts=texts, title=title))
     for note in notes:
-        console.print(note, style="dim", highlight=False, markup=False)
+        typer.echo(note)
 
 
-def _parts(table: Table, width: int) -> list[tuple[Table, int]]:
-    """Tables of some of the columns each, no wider than `width` where that can be; their widths."""
-    names = 1
-    while names < len(table.columns) and table.columns[names].justify == "left":
-        names += 1
-    _, right, _, left = table.padding
-    beside = left + right + (0 if table.box is None else 1)
-    spans = [_span(column) for column in table.columns]
-    least = [span[0] + beside for span in spans]
-    room = width - (0 if table.box is None else 1)
-    parts = [list(range(names))]
-    for index in range(names, len(spans)):
-        if len(parts[-1]) > names and sum(least[each] for each in parts[-1]) + least[index] > room:
-            parts.append(list(range(names)))
-        parts[-1].append(index)
-    found = []
-    for part in parts:
-        spare = max(0, room - sum(least[index] for index in part))
-        widths = []
-        for shortest, longest in (spans[index] for index in part):
-            widths.append(min(longest, shortest + spare))
-            spare -= widths[-1] - shortest
-        narrow = _of_columns(table, dict(zip(part, widths, strict=True)))
-        narrow.title = table.title if part is parts[0] else None
-        narrow.caption = table.caption if part is parts[-1] else None
-        found.append((narrow, sum(widths) + beside * len(part) + width - room))
-    return found
-
-
-def _span(column: Column) -> tuple[int, int]:
-    """Characters that a column needs and can use: figures are never broken, texts may be."""
-    from rich.text import Text
-
-    cells = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
-    longest = max(map(len, cells))
-    if column.no_wrap:
-        return longest, longest
-    word = max((len(word) for cell in cells for word in cell.split()), default=0)
-    return (word if column.justify == "right" else min(word, _TEXT_WIDTH)), longest
-
-
-def _of_columns(table: Table, widths: Mapping[int, int]) -> Table:
-    """A table of the columns at these places, so wide."""
-    from rich.table import Table
-
-    columns = [table.columns[index] for index in widths]
-    part = Table(
-        title_justify=table.title_justify,
-        header_style=table.header_style,
-        box=table.box,
-        pad_edge=table.pad_edge,
-        padding=table.padding,
-    )
-    for column, width in zip(columns, widths.values(), strict=True):
-        part.add_column(
-            column.header,
-            justify=column.justify,
-            style=column.style,
-            no_wrap=column.no_wrap,
-            overflow="fold",
-            width=width,
-        )
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        part.add_row(*cells)
-    return part
+def _shown(value: float | None) -> str:
+    return "" if value is None else "failed" if math.isnan(value) else number(value)
 
 
 def write_json(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
@@ -257,24 +164,10 @@ def load_average() -> str:
 
 def _aim(row: Row) -> str:
     if row.at_most is not None:
-        return f"{'+' if row.aims_at_added else ''}≤ {_number(row.at_most)}"
+        return f"{'+' if row.aims_at_added else ''}≤ {number(row.at_most)}"
     if row.at_least is not None:
-        return f"≥ {_number(row.at_least)}"
+        return f"≥ {number(row.at_least)}"
     return ""
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    if math.isnan(value):
-        return "failed"
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    digits = 1 if size >= 100 else 2 if size >= 1 else 3 if size >= 0.01 else 5
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def _cpu_model() -> str:

@@ -25,7 +25,6 @@ def scheduler_command(
 ) -> None:
     """Measure the scheduler's decisions: one core, full engines, a long queue."""
     from parrot_scheduler.config import PRESETS
-    from rich.table import Table
 
     from parrot_bench.scheduler_decisions import REFERENCE_ROUNDS_PER_S, measure
 
@@ -44,12 +43,12 @@ def scheduler_command(
     clock = time.process_time if cpu_time else time.perf_counter
     rows = measure(clock, engines=counts, queued=queued, decisions=decisions, config=config)
     waiting = f"{queued:,} tasks waiting" if rows[0].queued else "each task placed at once"
-    table = Table(title=f"Decisions of the scheduler ({policy}), {waiting}")
-    headings = ("engines", "decisions/s", "p50", "p99", "longest step", "memory", "heap rounds/s")
-    for heading in (*headings, "reference: decisions/s", "p99"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
+    head = (
+        *("engines", "decisions/s", "p50", "p99", "longest step", "memory", "heap rounds/s"),
+        *("reference: decisions/s", "p99"),
+    )
+    lines = [
+        (
             f"{row.engines:,}",
             f"{row.decisions_per_s:,.0f}",
             *(f"{value:.3f} ms" for value in (row.p50_ms, row.p99_ms, row.longest_step_ms)),
@@ -58,11 +57,14 @@ def scheduler_command(
             f"{row.reference_decisions_per_s:,.0f}",
             f"{row.reference_p99_ms:.3f} ms",
         )
-    table.caption = (
+        for row in rows
+    ]
+    note = (
         "Heap rounds: pushpop, push and pop of Python's heap. Reference: scaled to a core that "
         f"does {REFERENCE_ROUNDS_PER_S:,.0f} of them a second."
     )
-    print_table(table)
+    title = f"Decisions of the scheduler ({policy}), {waiting}"
+    print_table(head, lines, texts=0, title=title, notes=[note])
     if json_file is not None:
         content = {
             "policy": policy,

@@ -330,23 +330,9 @@ def rows(results: dict[str, Figures | str]) -> Iterator[list[str]]:
 
 
 def show(plan: Plan, results: dict[str, Figures | str]) -> None:
-    from rich.table import Table
-
     peers = [name for name in results if name != "gateway"]
-    table = Table(
-        title=f"{plan.model}: chats of {plan.prompt_tokens} tokens, {plan.tokens} out",
-        title_justify="left",
-        header_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for name in ("case", "figure", "unit"):
-        table.add_column(name, no_wrap=True)
-    for name in ("gateway", "spread", *(cell for peer in peers for cell in (peer, "ours is"))):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in rows(results):
-        table.add_row(*cells)
+    beside = (cell for peer in peers for cell in (peer, "ours is"))
+    head = ("case", "figure", "unit", "gateway", "spread", *beside)
     versions = versions_of(ENGINE_PACKAGES)
     notes = [
         ", ".join(f"{name} {version}" for name, version in versions.items()),
@@ -355,7 +341,8 @@ def show(plan: Plan, results: dict[str, Figures | str]) -> None:
         "variables, elsewhere by a client that sends each call as soon as it has what that reads.",
     ]
     notes += [f"{name}: {why}" for name, why in results.items() if isinstance(why, str)]
-    print_table(table, notes)
+    title = f"{plan.model}: chats of {plan.prompt_tokens} tokens, {plan.tokens} out"
+    print_table(head, list(rows(results)), texts=3, title=title, notes=notes)
 
 
 def serving_command(

@@ -1,27 +1,19 @@
-"""Arms of a comparison: a gateway with engines of its own and one kind of client each.
-
-All arms stay up and run one after the other; the first in one round is the last in the next. Every
-round has a salt of its own, the same for all arms, which have to give the same texts.
-"""
+"""Arms of a comparison: a gateway with engines of its own and one kind of client each."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from parrot_bench.applications.description import Call, Message
-from parrot_bench.apps.measure import alternate
 from parrot_bench.apps.runner import GatewayClient, RunResult, run_workload
 from parrot_bench.apps.workload import Way, Workload
 from parrot_bench.servers import START_TIMEOUT_S, BenchmarkError, Server, start_gateway
@@ -158,77 +150,6 @@ async def _counters(client: GatewayClient) -> dict[str, Any]:
         if elapsed_s > _STATS_TIMEOUT_S:
             raise BenchmarkError(f"{client.base_url}: its engines send no counters.")
         await asyncio.sleep(0.1)
-
-
-async def run_rounds(
-    arms: Sequence[Arm],
-    clients: Mapping[str, GatewayClient],
-    workloads: Sequence[Workload],
-    progress: Callable[[str], None],
-    title: str,
-    ends_by: float = math.inf,
-) -> dict[str, list[tuple[RunResult, Work]]]:
-    """Each workload in all arms, by the arms' names; see `alternate`.
-
-    Raises:
-        BenchmarkError: a call failed.
-    """
-    ways = {arm.name: arm.way for arm in arms}
-
-    async def run(name: str, number: int) -> tuple[RunResult, Work]:
-        return await run_counted(clients[name], workloads[number], ways[name])
-
-    return await alternate(list(ways), len(workloads), run, progress, title, ends_by=ends_by)
-
-
-def salt_of(app: str, load: float, seed: int, number: int) -> str:
-    """Of a round at a load; all salts have one length."""
-    draw = random.Random(f"{app} {load:g} {seed} {number}")
-    return f"Copy {draw.randrange(10**12):012d}."
-
-
-def at_load(workload: Workload, load: float) -> Workload:
-    """The same with jobs that arrive so many times as fast."""
-    jobs = tuple(replace(job, arrives_s=job.arrives_s / load) for job in workload.jobs)
-    return replace(workload, jobs=jobs)
-
-
-def salted(workload: Workload, salt: str) -> Workload:
-    """The same with a salt in front of each call's first message: no cache knows its prompts."""
-
-    def with_salt(call: Call) -> Call:
-        if not call.history:
-            return replace(call, prompt=(f"{salt}\n", *call.prompt))
-        first, *others = call.history
-        first = Message(first.role, (f"{salt}\n", *first.content))
-        return replace(call, history=(first, *others))
-
-    jobs = tuple(replace(job, calls=tuple(map(with_salt, job.calls))) for job in workload.jobs)
-    return replace(workload, jobs=jobs)
-
-
-def differing(runs: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """Texts that are not the same in all arms: the call, its round, and from which character on."""
-    found = []
-    for number, round_ in enumerate(zip(*runs.values(), strict=True), 1):
-        for jobs in zip(*(run.jobs for run in round_), strict=True):
-            for name, *texts in zip(jobs[0].job.finals, *(job.texts for job in jobs), strict=True):
-                if len(set(texts)) > 1:
-                    at = _first_difference(texts)
-                    arms = ", ".join(
-                        arm for arm, text in zip(runs, texts, strict=True) if text != texts[0]
-                    )
-                    found.append(
-                        f"{name}, round {number}: {arms} from character {at} of {len(texts[0])} on"
-                    )
-    return found
-
-
-def _first_difference(texts: Sequence[str]) -> int:
-    """The first place at which not all texts have the same character."""
-    places = zip(*texts, strict=False)
-    shortest = min(map(len, texts))
-    return next((at for at, each in enumerate(places) if len(set(each)) > 1), shortest)
 
 
 def check_memory(engines: int) -> None:

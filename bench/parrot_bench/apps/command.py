@@ -6,15 +6,19 @@ import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from parrot_bench.apps.recipes import BY_WAY as RECIPES
+from parrot_bench.apps.recipes import BY_POLICY as UNDER_POLICIES
+from parrot_bench.apps.recipes import BY_WAY, UNDECLARED
 from parrot_bench.apps.workload import SEMANTIC
 from parrot_bench.report import JsonFile, load_average, run_with_progress, write_json
 from parrot_gateway.settings import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from parrot_bench.apps.arms import Arm
 
 #: Applications that compare ways of calling, and those that compare policies of placement.
 BY_CLIENT = ("chain", "map-reduce", "multi-agent", "chat")
@@ -27,9 +31,6 @@ ENGINES = 4
 
 DELAYS_MS = (0.0, 50.0, 250.0)
 QUICK_DELAYS_MS = (0.0, 250.0)
-#: Names of `undeclared.RECIPES` and `policies.RECIPES`, which take long to import.
-UNDECLARED = ("multi-agent", "agents", "mixed", "sessions")
-UNDER_POLICIES = (*RECIPES, "agents", "sessions")
 #: What `--compare policies` runs by itself, and under which policies.
 MATRIX = ("gpts", "mixed", "agents", "multi-agent", "map-reduce")
 #: Of `linking.use`.
@@ -46,12 +47,25 @@ class Compared(StrEnum):
     LINKING = "linking"
 
 
+#: By what is compared: the applications there are, and those that run where none is named.
+RECIPES_OF = {
+    Compared.WAYS: BY_WAY,
+    Compared.POLICIES: UNDER_POLICIES,
+    Compared.LINKING: UNDECLARED,
+}
+DEFAULTS = {
+    Compared.WAYS: BY_CLIENT,
+    Compared.POLICIES: MATRIX,
+    Compared.LINKING: tuple(UNDECLARED),
+}
+
+
 def apps_command(
     app: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(RECIPES)}; repeatable. {' and '.join(BY_POLICY)} compare policies of "
+            help=f"{', '.join(BY_WAY)}; repeatable. {' and '.join(BY_POLICY)} compare policies of "
             "placement on several engines, the others ways of calling. With --compare linking: "
             f"{', '.join(UNDECLARED)}; with --compare policies also agents and sessions.",
             show_default=f"{', '.join(BY_CLIENT)}; all of --compare linking; "
@@ -189,59 +203,22 @@ def apps_command(
     Or, on several engines, under different policies of placement; or with and without linking.
     """
     # The command line must not wait for an HTTP client to be imported.
-    from parrot_bench.apps import measure, policies, tables
+    from parrot_bench.apps import comparison, measure, tables
     from parrot_gateway.settings.secret_reference import key_of_option
 
-    default: Sequence[str]
-    names: Sequence[str] = POLICIES
-    if compare is Compared.POLICIES:
-        names, default = MATRIX_POLICIES, MATRIX
-    elif compare is Compared.LINKING:
-        default = UNDECLARED
-    else:
-        default = BY_CLIENT
-        by_policy = engines or policy or set(app or ()) & set(BY_POLICY)
-        if compare is None and by_policy:
-            _check_by_policy(app or default, engines, policy)
-            compare = Compared.POLICIES
-    known = {Compared.POLICIES: UNDER_POLICIES, Compared.LINKING: UNDECLARED}
+    by_policy = engines or policy or set(app or ()) & set(BY_POLICY)
+    if compare is None and by_policy:
+        _check_by_policy(app or BY_CLIENT, engines, policy)
+    kind = compare or (Compared.POLICIES if by_policy else Compared.WAYS)
+    recipes = RECIPES_OF[kind]
+    default = BY_CLIENT if compare is None else DEFAULTS[kind]
     apps = tuple(dict.fromkeys(app or default))
-    _check_names("--app", apps, known.get(compare, tuple(RECIPES)) if compare else RECIPES)
-    loads, seeds = tuple(dict.fromkeys(load or [1.0])), tuple(dict.fromkeys(seed or [0]))
-    limit_s, settings = time_limit or math.inf, _settings_of(setting or ())
-    plan = measure.Plan(apps, model, min(rounds, 2) if quick else rounds, count, scale)
-    content: dict[str, Any]
-    if compare is Compared.LINKING:
-        from parrot_bench.apps import gain
-
-        _check_alone(policy, network_delay, base_url)
-        each = engines or (QUICK_ENGINES if quick else ENGINES)
-        _check_names("--use", use or (), USES)
-        others, uses = tuple(dict.fromkeys(policy or ())), tuple(dict.fromkeys(use or ()))
-        gain_plan = gain.GainPlan(
-            plan, each, kv_share, loads, seeds, others, uses, quick, limit_s, settings
-        )
-        gained = run_with_progress(
-            lambda progress: asyncio.run(gain.compare_linking(gain_plan, progress))
-        )
-        tables.show_gain(gained)
-        same_texts = all(outcome.same_texts for outcome in gained)
-        name, content = "apps, by linking", {"load_average": load_average()}
-        plain = [msgspec.to_builtins(outcome) for outcome in gained]
-    elif compare is Compared.POLICIES:
-        _check_alone(policy, network_delay, base_url)
-        compared = tuple(dict.fromkeys(policy or names))
-        policies_plan = policies.PoliciesPlan(
-            plan, compared, engines or ENGINES, loads, seeds, limit_s, settings
-        )
-        found = run_with_progress(
-            lambda progress: asyncio.run(policies.compare_policies(policies_plan, progress))
-        )
-        tables.show_policies(found)
-        same_texts = all(outcome.same_texts for outcome in found)
-        name, content = "apps, by policy", {"load_average": load_average()}
-        plain = [policies.to_dict(outcome) for outcome in found]
-    else:
+    _check_names("--app", apps, recipes)
+    rounds = min(rounds, 2) if quick else rounds
+    content: dict[str, Any] = {"model": model, "rounds": rounds, "load_average": load_average()}
+    plain: list[dict[str, Any]]
+    if kind is Compared.WAYS:
+        plan = measure.Plan(apps, model, rounds, count, scale)
         delays_ms = network_delay or (QUICK_DELAYS_MS if quick else DELAYS_MS)
         by_way = run_with_progress(
             lambda progress: asyncio.run(
@@ -252,17 +229,48 @@ def apps_command(
         )
         tables.show_ways(by_way)
         same_texts = all(outcome.same_texts for outcome in by_way)
-        name, content = (
-            "apps",
-            {
-                "started_gateway": base_url is None,
-                "baselines": "clients named in each comparison; the other side is " + SEMANTIC,
-            },
-        )
+        content |= {
+            "started_gateway": base_url is None,
+            "baselines": "clients named in each comparison; the other side is " + SEMANTIC,
+        }
         plain = [measure.to_dict(outcome) for outcome in by_way]
+    else:
+        _check_alone(policy, network_delay, base_url)
+        _check_names("--use", use or (), USES)
+        linking = kind is Compared.LINKING
+        policies = tuple(dict.fromkeys(policy or ()))
+        uses = tuple(dict.fromkeys(use or ()))
+        named = policies or (MATRIX_POLICIES if compare else POLICIES)
+
+        def arms_of(name: str) -> list[Arm]:
+            if linking:
+                return comparison.linking_arms(name, policies, uses)
+            return comparison.policy_arms(name, named)
+
+        compared = comparison.ComparisonPlan(
+            recipes=recipes,
+            arms=arms_of,
+            model=model,
+            engines=engines or (QUICK_ENGINES if quick and linking else ENGINES),
+            rounds=rounds,
+            count=count,
+            scale=scale,
+            cold=not linking,
+            kv_share=kv_share if linking else None,
+            loads=tuple(dict.fromkeys(load or [1.0])),
+            seeds=tuple(dict.fromkeys(seed or [0])),
+            quick=quick and linking,
+            time_limit_s=time_limit or math.inf,
+            settings=_settings_of(setting or ()),
+        )
+        found = run_with_progress(
+            lambda progress: asyncio.run(comparison.compare(compared, apps, progress))
+        )
+        tables.show_arms(found)
+        same_texts = all(outcome.same_texts for outcome in found)
+        plain = [comparison.to_dict(outcome) for outcome in found]
     if json_file is not None:
-        content |= {"model": model, "rounds": plan.rounds, "apps": plain}
-        write_json(json_file, name, content)
+        write_json(json_file, f"apps, by {kind}", content | {"apps": plain})
     if not same_texts:
         raise typer.Exit(1)
 

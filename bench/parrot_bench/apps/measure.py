@@ -202,10 +202,12 @@ async def alternate(
     *,
     ends_by: float = math.inf,
 ) -> dict[Name, list[T]]:
-    """What `run(name, round)` gives, by name; the first in one round is the last in the next.
+    """What `run(name, round)` gives, by name.
 
-    A further round is not begun where it would not end by `ends_by` (of `time.monotonic`) if it
-    took as long as those before.
+    The order of the names turns by one place every two rounds and is mirrored in every other
+    round, so that each name comes first, last and in between equally often. A further round is not
+    begun where it would not end by `ends_by` (of `time.monotonic`) if it took as long as those
+    before.
     """
     results: dict[Name, list[T]] = {name: [] for name in names}
     began = time.monotonic()
@@ -213,10 +215,17 @@ async def alternate(
         now = time.monotonic()
         if number and now + (now - began) / number > ends_by:
             break
-        for name in names if number % 2 == 0 else reversed(names):
+        for name in in_round(names, number):
             progress(f"{title}, round {number + 1} of {rounds}, {name}")
             results[name].append(await run(name, number))
     return results
+
+
+def in_round(names: Sequence[Name], number: int) -> list[Name]:
+    """The order of the names in a round."""
+    turn = number // 2 % len(names)
+    order = [*names[turn:], *names[:turn]]
+    return order[::-1] if number % 2 else order
 
 
 async def _run(client: GatewayClient, workload: Workload, way: Way) -> RunResult:

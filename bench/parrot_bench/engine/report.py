@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from parrot_bench.tables import number, text_table
+
 #: Packages whose versions move the figures.
 _PACKAGES = ("torch", "triton", "numpy", "transformers", "vllm", "parrot-gateway")
 
@@ -199,15 +201,7 @@ def table(results: Sequence[CaseResult]) -> str:
             for peer in peers:
                 line += _beside(figure, theirs.get((peer, result.case, figure.name)))
             lines.append(line)
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    shown = []
-    for line in [header, ["-" * width for width in widths], *lines]:
-        cells = [
-            cell.ljust(width) if place < 3 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        shown.append("  ".join(cells).rstrip())
-    return "\n".join([*shown, *skipped])
+    return "\n".join([text_table(header, lines, texts=3), *skipped])
 
 
 def _cells(figure: Figure) -> list[str]:
@@ -225,13 +219,6 @@ def _beside(figure: Figure, peer: float | None) -> list[str]:
         return ["-", "-"]
     lead = figure.lead(peer)
     return [number(peer), f"{'ahead' if lead >= 1 else 'behind'} {lead:.2f}x"]
-
-
-def number(value: float) -> str:
-    """Three digits or more."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def _cpu_model() -> str:

@@ -17,10 +17,9 @@ from parrot_bench.linking.schedule import STARTS, Start, schedule
 from parrot_bench.linking.score import CONNECTIONS, Connections, Score, run
 from parrot_bench.linking.script import KINDS, Script
 from parrot_bench.report import JsonFile, print_table, run_with_progress, write_json
+from parrot_bench.tables import yes_or_no
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from parrot_bench.linking.calibration import RoleCalibration
 
 #: Sets of workloads by the names of the command line.
@@ -211,9 +210,8 @@ def _workloads(
 
 
 def _show_scores(scores: Sequence[tuple[Workload, str, Score]], connections: str) -> None:
-    table = _table("Edges and sessions", 2, ("workload", "linker", *COLUMNS))
-    for item, name, score in scores:
-        table.add_row(
+    rows = [
+        (
             item.name,
             name,
             f"{len(item.scripts):,}",
@@ -228,8 +226,10 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]], connections: str
             f"{score.short_found}/{score.short}" if score.short else "",
             f"{score.microseconds(50):,.0f}",
             f"{score.microseconds(99):,.0f}",
-            "" if item.name in UNDECIDABLE else _yes_or_no(is_met(score, item.start)),
+            "" if item.name in UNDECIDABLE else yes_or_no(is_met(score, item.start)),
         )
+        for item, name, score in scores
+    ]
     notes = [
         f"Met: precision ≥ {PRECISION}, recall ≥ {RECALL}, session F1 ≥ {F1} (≥ {F1_TOGETHER} "
         "where equal sessions start in one moment), nothing across tenants.",
@@ -238,23 +238,28 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]], connections: str
         "than 20 characters that were found, of all; neither asked for nor wrong.",
         f"Connections that linkers are told of: {connections}.",
     ]
-    print_table(table, notes)
-    table = _table("Precision and recall by kind", 2, ("workload", "linker", *KINDS))
-    for item, name, score in scores:
-        cells = [
+    head = ("workload", "linker", *COLUMNS)
+    print_table(head, rows, texts=2, title="Edges and sessions", notes=notes)
+    by_kind = [
+        [
             f"{kind['precision']:.3f} {kind['recall']:.3f}" if kind["asked"] else ""
             for kind in score.to_dict()["kinds"].values()
         ]
-        table.add_row(item.name, name, *cells)
-    print_table(table)
+        for _, _, score in scores
+    ]
+    lines = [
+        (item.name, name, *cells) for (item, name, _), cells in zip(scores, by_kind, strict=True)
+    ]
+    print_table(
+        ("workload", "linker", *KINDS), lines, texts=2, title="Precision and recall by kind"
+    )
 
 
 def _show_calibration(name: str, roles: Sequence[RoleCalibration]) -> None:
     headings = ("role", "calls", "foretold", "template", "length p50", "p90", "successor", "fan-in",
                 "± answers", "returns", "gap p50", "p90")  # fmt: skip
-    table = _table(f"Forecasts of {name}", 1, headings)
-    for each in roles:
-        table.add_row(
+    rows = [
+        (
             each.role,
             f"{each.calls:,}",
             f"{each.foretold:.2f}",
@@ -268,13 +273,15 @@ def _show_calibration(name: str, roles: Sequence[RoleCalibration]) -> None:
             _share(each.gap_p50),
             _share(each.gap_p90),
         )
+        for each in roles
+    ]
     notes = [
         "Foretold: share of calls with a forecast when they arrive; all else is of these. "
         "Template: exactly its role's. Length, gap: share within what was foretold, at best 0.50 "
         "and 0.90. Successor: the likeliest one is one, or rightly none. Fan-in, returns: mean "
         "foretold share and the true one; ± answers: mean error of how many are read together."
     ]
-    print_table(table, notes)
+    print_table(headings, rows, title=f"Forecasts of {name}", notes=notes)
 
 
 def _share(value: float | None) -> str:
@@ -285,7 +292,7 @@ def _show_costs(costs: dict[str, Any]) -> None:
     first = next(iter(costs.values()))
     sizes = [f"{size} kB" for size in first.microseconds]
     title = f"CPU time of a request, {first.indexed:,} outputs indexed, µs (median)"
-    table = _table(title, 1, ("linker", *sizes, "per further kB", "MB", "met"))
+    rows = []
     for name, found in costs.items():
         met = (
             found.microseconds[4] <= FOUR_KB_US
@@ -294,23 +301,10 @@ def _show_costs(costs: dict[str, Any]) -> None:
         )
         times = (f"{value:,.0f}" for value in found.microseconds.values())
         slope, memory = f"{found.slope:.1f}", f"{found.megabytes:.1f}"
-        table.add_row(name, *times, slope, memory, _yes_or_no(met))
+        rows.append((name, *times, slope, memory, yes_or_no(met)))
     aims = f"4 kB ≤ {FOUR_KB_US:.0f} µs, per further kB ≤ {SLOPE_US:.0f} µs, ≤ {MEGABYTES:.0f} MB"
-    print_table(table, [f"Met: {aims}."])
-
-
-def _table(title: str, texts: int, headings: Sequence[str]) -> Table:
-    """A table whose first `texts` columns are texts, the others figures."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < texts else "right", no_wrap=True)
-    return table
-
-
-def _yes_or_no(met: bool) -> str:
-    return "[green]yes[/]" if met else "[red]no[/]"
+    head = ("linker", *sizes, "per further kB", "MB", "met")
+    print_table(head, rows, title=title, notes=[f"Met: {aims}."])
 
 
 def is_met(score: Score, start: Start) -> bool:

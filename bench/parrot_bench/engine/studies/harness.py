@@ -27,14 +27,6 @@ def emit(entry: Mapping[str, Any]) -> None:
     print(json.dumps(entry), flush=True)
 
 
-def show_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells, the first row the headings, aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print(line, flush=True)
-
-
 class Study(Protocol):
     """A module of this package."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parrot_bench.simulator.experiments.policies import PolicyFigure, behind
-from parrot_bench.simulator.reports.tables import markdown, number
+from parrot_bench.tables import markdown, number
 
 
 def policies_table(figures: Sequence[PolicyFigure]) -> str:
@@ -32,7 +32,7 @@ def policies_table(figures: Sequence[PolicyFigure]) -> str:
     head = ("application", "load", "figure", first, *others, "best other", f"{first} over it")
     lost = behind(figures)
     places = len(figures) // 2
-    lines = [markdown(head, rows, left=3), ""]
+    lines = [markdown(head, rows, texts=3), ""]
     if lost:
         where = ", ".join(f"{application} at {load:g}" for application, load in lost)
         lines.append(
@@ -59,4 +59,4 @@ def arms_table(figures: Sequence[PolicyFigure]) -> str:
         )
         for figure in figures
     ]
-    return markdown(("application", "load", "figure", first, *others), rows, left=3)
+    return markdown(("application", "load", "figure", first, *others), rows, texts=3)

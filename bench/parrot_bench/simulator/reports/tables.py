@@ -11,6 +11,7 @@ from parrot_bench.simulator.experiments.definitions import Experiment
 from parrot_bench.simulator.experiments.runner import ArmResult, Comparison
 from parrot_bench.simulator.fitting import Fit
 from parrot_bench.simulator.metrics import Measures, Results
+from parrot_bench.tables import markdown, number, percent, text_table
 
 #: Of the metrics of experiments.
 UNITS = {"job_s": "s", "call_s": "s", "ms_per_token": "ms/token", "decode_ms_per_token": "ms/token"}
@@ -57,7 +58,7 @@ def table(results: Mapping[str, Results]) -> str:
                 _count(sum(e.evicted_tokens for e in result.engines)),
             )
         )
-    text = _aligned(rows, 2) + "\n\n" + _aligned(more, 1)
+    text = text_table(rows[0], rows[1:], texts=2) + "\n\n" + text_table(more[0], more[1:])
     failures = [
         f"{name}: {count} applications failed: {code}"
         for name, result in results.items()
@@ -100,7 +101,7 @@ def experiment_table(
             ("point", "arm", "mean", "p50", "p99", "in time", "hit", f"over {experiment.base}",
              "printed", "measured"),
             rows,
-            left=2,
+            texts=2,
         ),
     ]  # fmt: skip
     for comparison in comparisons:
@@ -146,32 +147,7 @@ def fit_table(fit: Fit) -> str:
         (each.what, f"{each.observations}", number(each.measured_ms), number(each.fitted_ms))
         for each in fit.residuals
     ]
-    return f"{_aligned(terms, 1)}\n\n{_aligned(steps, 1)}"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table: the first `left` columns to the left, the others to the right; columns
-    without any text are left out.
-    """
-    used = [column for column in range(len(head)) if any(row[column] for row in rows)]
-    head, rows = [head[c] for c in used], [[row[c] for c in used] for row in rows]
-    marks = ["---" if column < left else "--:" for column in range(len(head))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, marks, *rows))
-
-
-def number(value: float) -> str:
-    """Three digits that matter; `-` for none."""
-    if math.isnan(value):
-        return "-"
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 4)}f}"
-
-
-def percent(value: float) -> str:
-    """A share; `-` for none."""
-    return "-" if math.isnan(value) else f"{100 * value:.0f} %"
+    return f"{text_table(terms[0], terms[1:])}\n\n{text_table(steps[0], steps[1:])}"
 
 
 def write_json(results: Mapping[str, Results], path: Path) -> None:
@@ -207,17 +183,3 @@ def _count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return str(int(value))
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Columns of equal width: the first `left` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)

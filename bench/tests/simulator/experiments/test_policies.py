@@ -43,7 +43,7 @@ def test_behind_is_behind_in_both_figures() -> None:
     assert [each.best_other for each in lost] == ["lmetric", "round-robin"]
     assert lost[1].ratio == pytest.approx(1 / 3)
     text = policies_table([*ahead_in_one, *level, *lost])
-    assert "| c | 1 jobs/s | p99 | 3.00 | 2.00 | **1.00** | round-robin | 0.33x |" in text
+    assert "| c | 1 jobs/s | p99 | 3 | 2 | **1** | round-robin | 0.33x |" in text
     assert "behind the best other policy in both figures at 1 of 3 loads: c at 1." in text
     assert "nowhere behind" in policies_table(level)
     assert policies_table([]) == ""

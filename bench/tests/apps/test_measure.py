@@ -14,7 +14,7 @@ from parrot_bench.applications.description import Application, Call, Output
 from parrot_bench.apps import book, measure
 from parrot_bench.apps.recipes import BY_WAY as RECIPES
 from parrot_bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
-from parrot_bench.apps.workload import SEMANTIC, Size, Workload, round_trips
+from parrot_bench.apps.workload import SEMANTIC, Size, Workload
 from parrot_bench.servers import BenchmarkError
 
 SALT = "Copy 000000000001."
@@ -45,108 +45,6 @@ def test_behind_its_end_the_book_begins_again() -> None:
     whole = book.text()
     assert book.passage(100, len(whole) + 5000) == book.passage(100, 5000)
     assert len(book.passage(3 * len(whole))) > 2.99 * len(whole)
-
-
-# -- the descriptions ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("app", RECIPES)
-def test_workloads_are_sound(app: str) -> None:
-    workload = build(app)
-    names = [call.name for call in workload.calls]
-    assert len(set(names)) == len(names)
-    prompts = {(call.text("<{}>".format), call.seed) for call in workload.calls}
-    assert len(prompts) == len(names), "the same call twice could be answered once"
-    for job in workload.jobs:
-        known: set[str] = set()
-        for call in job.calls:
-            assert known.issuperset(call.reads), "producers come first"
-            assert call.text("<{}>".format).startswith(SALT)
-            known.add(call.name)
-        assert known.issuperset(job.finals)
-        read = {name for call in job.calls for name in call.reads} | set(job.finals)
-        assert read == known, "a call whose output nobody reads"
-    assert workload == build(app), "the same every time"
-
-
-@pytest.mark.parametrize("app", RECIPES)
-def test_scale_changes_lengths_only(app: str) -> None:
-    whole, quarter = build(app), build(app, scale=0.25)
-    assert [call.reads for call in whole.calls] == [call.reads for call in quarter.calls]
-    for large, small in zip(whole.calls, quarter.calls, strict=True):
-        assert small.tokens == max(1, round(large.tokens / 4))
-        assert len(small.text(str)) <= len(large.text(str))
-
-
-def test_chain() -> None:
-    workload = build("chain")
-    (job,) = workload.jobs
-    assert len(job.calls) == 20
-    assert job.calls[0].reads == ()
-    for before, call in zip(job.calls, job.calls[1:], strict=False):
-        assert call.reads == (before.name,)
-    assert {call.tokens for call in job.calls} == {50}
-    assert job.finals == (job.calls[-1].name,)
-    for call in job.calls:
-        assert 1024 * 3.6 * 0.98 < len(call.text(lambda _: "")) < 1024 * 3.6 + 500
-    assert [round_trips(job, way) for way in ("one by one", "parallel", SEMANTIC)] == [20, 20, 1]
-
-
-def test_map_reduce() -> None:
-    (job,) = build("map-reduce").jobs
-    *maps, reduce = job.calls
-    assert len(maps) == 16
-    assert all(call.reads == () for call in maps)
-    assert reduce.reads == tuple(call.name for call in maps)
-    assert {call.tokens for call in job.calls} == {50}
-    assert [round_trips(job, way) for way in ("one by one", "parallel", SEMANTIC)] == [17, 2, 1]
-
-
-def test_multi_agent() -> None:
-    (job,) = build("multi-agent").jobs
-    # Architect and coders, then four times review and revise.
-    assert max(job.depths().values()) == 10
-    assert len(job.calls) == 1 + 8 + 4 * 16
-    calls = {call.name: call for call in job.calls}
-    assert calls["design"].tokens == 706
-    assert [calls[f"code_{i}"].tokens for i in range(8)] == [
-        506, 822, 229, 447, 417, 196, 279, 444,
-    ]  # fmt: skip
-    assert calls["code_3"].reads == ("design",)
-    assert calls["review_0_3"].reads == tuple(f"code_{i}" for i in range(8))
-    assert calls["revise_0_3"].reads == (*(f"code_{i}" for i in range(8)), "review_0_3")
-    assert calls["review_1_0"].reads == tuple(f"revise_0_{i}" for i in range(8))
-    assert job.finals == tuple(f"revise_3_{i}" for i in range(8))
-    (larger,) = build("multi-agent", count=16).jobs
-    assert {call.name: call for call in larger.calls}["code_11"].tokens == calls["code_3"].tokens
-
-
-def test_agents_of_a_round_share_most_of_their_prompts() -> None:
-    calls = {call.name: call for call in build("multi-agent").calls}
-    for turn in ("code", "review_2", "revise_2"):
-        first, second = calls[f"{turn}_0"], calls[f"{turn}_1"]
-        shared = [a for a, b in zip(first.prompt, second.prompt, strict=True) if a == b]
-        assert len(shared) >= len(first.prompt) - 2
-        assert isinstance(first.prompt[0], str)
-        assert first.prompt[0] == second.prompt[0]
-
-
-def test_chat() -> None:
-    workload = build("chat")
-    chats = [job for job in workload.jobs if job.kind == "chat"]
-    summaries = [job for job in workload.jobs if job.kind == "map-reduce"]
-    assert (len(chats), len(summaries)) == (40, 9)
-    assert [job.arrives_s for job in chats] == list(range(40))
-    assert [job.arrives_s for job in summaries] == [15, 15.5, 16, 26, 26.5, 27, 37, 37.5, 38]
-    for job in chats:
-        (call,) = job.calls
-        assert call.objective == "latency"
-        prompt = len(call.text(str)) / 3.6
-        assert call.tokens >= 4
-        assert prompt <= 1024 + 10
-        assert prompt + call.tokens <= 2048 + 10
-    assert all(call.objective == "throughput" for job in summaries for call in job.calls)
-    assert len({job.tokens for job in chats}) > 20
 
 
 # -- aims ---------------------------------------------------------------------------------
