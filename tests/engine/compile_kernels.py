@@ -57,7 +57,7 @@ from parrot_engine.kernels.matmul.skinny_tuning import (
     Product,
     tuning_for,
 )
-from parrot_engine.kernels.matmul.split_rows import split_rows_kernel
+from parrot_engine.kernels.matmul.split_rows import split_groups_kernel, split_rows_kernel
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.sampling import draw
 from parrot_engine.kernels.sampling.logits import largest_of_parts, largest_of_rows
@@ -409,6 +409,8 @@ def packed_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             constants = {"HAS_NORM": norm, "SIZE": 4096, "BLOCK": 4096, "LETS_NEXT_START": norm}
             types = {"parts": "*fp8e4nv", "scales": "*fp32", "rows": "i32"}
             yield Variant("split", split_rows_kernel, constants, dtype, {"num_warps": 8}, types)
+        groups = {"SIZE": 14336, "GROUPS": 128, "HAS_LEFT": True, "GROUP": 128}
+        yield Variant("groups", split_groups_kernel, groups, dtype, {"num_warps": 16}, types)
 
 
 #: Some of what the table has: two groups of warps, and one with columns cut.

@@ -184,6 +184,8 @@ def test_lengths_compile_nothing_new(seed: int) -> None:
 
     device_case(LLAMA, mixed_contexts(16, 512) + shared_contexts(16, 512)[:1], seed).run(backend)
     device_case(LLAMA, shared_contexts(16, 512), seed).run(backend)
+    # Few rows over many splits are merged by another variant.
+    device_case(LLAMA, [Context(3000), Context(2)], seed).run(backend)
     before = compiled()
     for contexts in (
         [Context(0)],

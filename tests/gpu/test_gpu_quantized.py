@@ -23,7 +23,8 @@ from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.parts import Linear
 from parrot_engine.models.triton_ops import TritonOps
-from parrot_engine.quantization.packed import PackedWeight
+from parrot_engine.quantization.packed import PackedWeight, pack
+from parrot_engine.quantization.weights import QuantizedWeight
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 from quantized_cases import KINDS, QuantizedCase, compute, draw, reference
@@ -93,6 +94,30 @@ def test_products_of_many_tokens(kind: str, seed: int) -> None:
         out = TritonOps().linear(operands.x, linear)
         bound = 4e-2 if activations == "dynamic" and weight.kind == "fp8" else BOUND
         assert relative_error(out, reference(case, operands)) < bound, case
+
+
+@pytest.mark.skipif(
+    torch.cuda.get_device_capability() != (9, 0), reason="for compute capability 9.0"
+)
+@pytest.mark.parametrize("num_tokens", [129, 130, 131, 192, 255, 256, 257, 1000])
+def test_blocks_of_128_by_128(num_tokens: int, seed: int) -> None:
+    """In 8 bits by cuBLAS; x in two numbers of 8 bits, or in one where the checkpoint says so."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    for out_size, in_size in ((256, 384), (1280, 2048), (128, 14336)):
+        codes = (32 * torch.randn(out_size, in_size, generator=generator, device="cuda")).to(
+            torch.float8_e4m3fn
+        )
+        scales = torch.rand(out_size // 128, in_size // 128, generator=generator, device="cuda")
+        weight = QuantizedWeight(codes, scales / in_size, (128, 128))
+        x = torch.randn(num_tokens, in_size, generator=generator, device="cuda").bfloat16()
+        bias = torch.randn(out_size, generator=generator, device="cuda").bfloat16()
+        exact = torch.nn.functional.linear(x.double(), weight.dense().double(), bias.double())
+        for activations, bound in (("none", BOUND), ("dynamic", 4e-2)):
+            packed = pack(weight, DEVICE, activations)
+            assert packed is not None
+            assert packed.block_scales is not None
+            linear = Affine(torch.empty(out_size, in_size, device="meta"), bias, packed)
+            assert relative_error(TritonOps().linear(x, linear), exact) < bound, activations
 
 
 @pytest.mark.parametrize("kind", ["fp8-rows", "int4", "int4-zeros"])

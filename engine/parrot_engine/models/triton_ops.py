@@ -36,7 +36,7 @@ from parrot_engine.kernels.matmul.skinny_tuning import (
     num_counters,
     tuning_for,
 )
-from parrot_engine.kernels.matmul.split_rows import split_rows
+from parrot_engine.kernels.matmul.split_rows import split_groups, split_rows
 from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
@@ -76,14 +76,17 @@ def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tens
 
     In 8 bits x is rounded to them where the checkpoint says so, by a scale for each token.
     """
-    by_row = weight.kind == "fp8" and not is_grouped(weight)
     out_size, in_size = weight.codes.shape
     if (
-        not (by_row and x.is_cuda and x.dtype is torch.bfloat16 and len(x))
+        weight.kind != "fp8"
+        or (is_grouped(weight) and weight.block_scales is None)
+        or not (x.is_cuda and x.dtype is torch.bfloat16 and len(x))
         or (out_size % 16 or in_size % 16)
         or not _limits(x.device).hopper
     ):
         return F.linear(x, dequantize(weight, x.dtype), bias)
+    if weight.block_scales is not None:
+        return _blocked_linear(x, weight, weight.block_scales, bias)
     parts, scales = split_rows(x)
     total: Tensor | None = None
     for part in parts if weight.activations == "none" else parts[:1]:
@@ -98,6 +101,28 @@ def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tens
         total = product if total is None else total.add_(product)
     assert total is not None
     return total
+
+
+def _blocked_linear(
+    x: Tensor, weight: PackedWeight, block_scales: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Multiply in 8 bits with a scale for each block of 128 by 128 of W and 1 by 128 of x."""
+    parts, scales = split_groups(x, has_left=weight.activations == "none")
+    total: Tensor | None = None
+    for part in parts:
+        product = F.scaled_mm(
+            part,
+            weight.codes.t(),
+            scales.t(),
+            F.ScalingType.BlockWise1x128,
+            block_scales.t(),
+            F.ScalingType.BlockWise128x128,
+            output_dtype=x.dtype,
+        )
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    total = total[: len(x)]
+    return total if bias is None else total.add_(bias)
 
 
 class TritonOps(Ops):

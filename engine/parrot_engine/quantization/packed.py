@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.quantization.interface import Activations
 from parrot_engine.quantization.weights import QuantizedWeight, stack
 
+#: Rows and columns of the blocks that cuBLAS multiplies.
+BLOCK = 128
 #: Columns of a chunk: of 4 bits, byte i of its 16 holds columns i (lower half) and 16 + i.
 CHUNK = 32
 
@@ -32,6 +35,9 @@ class PackedWeight(NamedTuple):
     group: int
     rows: int
     activations: Activations
+    #: `scales` of blocks of 128 by 128 as cuBLAS reads them: float32 `[blocks of rows, groups]`,
+    #: the number of groups rounded up to a multiple of 4. None for other weights.
+    block_scales: Tensor | None = None
 
     @property
     def in_size(self) -> int:
@@ -86,16 +92,30 @@ def pack(
         pairs = (codes + 8).to(torch.uint8).unflatten(1, (-1, 2, CHUNK // 2))
         codes = (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).flatten(1)
     zeros = weight.zeros
+    kind: Literal["fp8", "int8", "int4"] = "int8" if codes.dtype is torch.int8 else "fp8"
+    scales = weight.scales.to(device, torch.float32)
+    has_blocks = kind == "fp8" and weight.bits == 8 and order is None and zeros is None
     return PackedWeight(
-        "int4" if weight.bits == 4 else "int8" if codes.dtype is torch.int8 else "fp8",
+        "int4" if weight.bits == 4 else kind,
         codes.contiguous(),
-        weight.scales.to(device, torch.float32).t().contiguous(),
+        scales.t().contiguous(),
         None if zeros is None else zeros.to(device, torch.float32).t().contiguous(),
         order,
         group,
         min(weight.block[0], out_size),
         activations,
+        _block_scales(scales) if has_blocks and _is_blocked(weight) else None,
     )
+
+
+def _is_blocked(weight: QuantizedWeight) -> bool:
+    """Return True if the weight consists of whole blocks of 128 by 128 with a scale each."""
+    return weight.block == (BLOCK, BLOCK) and not any(size % BLOCK for size in weight.shape)
+
+
+def _block_scales(scales: Tensor) -> Tensor:
+    """Pad scales `[blocks of rows, groups]` to whole fours of groups."""
+    return F.pad(scales, (0, -scales.shape[1] % 4)).contiguous()
 
 
 def pack_stacked(

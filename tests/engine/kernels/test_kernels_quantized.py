@@ -14,7 +14,9 @@ from paged import PagedHarness
 from parrot_engine.kernels.matmul.dequantize import dequantize
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning, takes_ring
 from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
-from parrot_engine.kernels.matmul.split_rows import split_rows
+from parrot_engine.kernels.matmul.split_rows import split_groups, split_rows
+from parrot_engine.quantization.packed import pack
+from parrot_engine.quantization.weights import QuantizedWeight
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 from quantized_cases import KINDS, QuantizedCase, compute, draw, reference
@@ -70,6 +72,55 @@ def test_what_two_numbers_of_8_bits_keep() -> None:
     back = parts.float().sum(0) * scales[:, None]
     assert relative_error(back[[0, 1, 3, 4]], x[[0, 1, 3, 4]].double()) < 2e-3
     assert not torch.isfinite(back[2]).all()
+
+
+# The interpreter cuts where a GPU rounds, which doubles the error.
+@pytest.mark.parametrize(("has_left", "bound"), [(True, 1e-2), (False, 0.15)])
+def test_groups_of_columns_in_8_bits(has_left: bool, bound: float) -> None:
+    x = torch.randn(5, 3 * 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[0, 0], x[1], x[2, 130], x[3, 256:] = 2000.0, 0.0, float("nan"), x[3, 256:] * 2.0**-20
+    parts, scales = split_groups(x, has_left=has_left)
+    # Whole fours of rows, and scales by group first.
+    assert parts.shape == (2 if has_left else 1, 8, 3 * 128)
+    assert scales.shape == (3, 8)
+    back = parts.float().sum(0).unflatten(1, (3, 128)) * scales.t()[:, :, None]
+    for row in (0, 1, 3, 4):
+        # Each group has digits of its own.
+        for group, expected in zip(back[row], x[row].double().unflatten(0, (3, 128)), strict=True):
+            assert relative_error(group, expected) < bound or not expected.any()
+    assert not torch.isfinite(back[2, 1]).any()
+    assert torch.isfinite(back[2, [0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "has_block_scales"),
+    [
+        ((128, 128), (256, 384), True),
+        ((128, 128), (200, 384), False),
+        ((1, 128), (256, 384), False),
+    ],
+)
+def test_blocks_that_cublas_multiplies_have_scales_for_it(
+    block: tuple[int, int], shape: tuple[int, int], has_block_scales: bool
+) -> None:
+    counts = [-(-size // each) for size, each in zip(shape, block, strict=True)]
+    scales = torch.rand(counts)
+    codes = torch.randn(shape).to(torch.float8_e4m3fn)
+    packed = pack(QuantizedWeight(codes, scales, block), torch.device("cpu"))
+    assert packed is not None
+    assert (packed.block_scales is not None) == has_block_scales
+    if packed.block_scales is not None:
+        assert packed.block_scales.shape == (2, 4)
+        assert torch.equal(packed.block_scales[:, :3], scales)
+        # Up to 128 tokens our kernels multiply, beyond them cuBLAS.
+        tunings = [
+            quantized_tuning(
+                Product(tokens, 256, 384, torch.bfloat16, gated=False, norm=False),
+                packed, 200_000, copy_engine=True, hopper=hopper,
+            )
+            for tokens, hopper in ((128, True), (129, True), (129, False))
+        ]  # fmt: skip
+        assert [tuning is None for tuning in tunings] == [False, True, False]
 
 
 @pytest.mark.parametrize("kind", ["fp8-rows", "int4-zeros"])

@@ -140,7 +140,11 @@ def quantized_tuning(
     those of 4 bits did. `hopper`: of compute capability 9.0.
     """
     num_tokens, kind = case.num_tokens, kind_of(weight)
-    if num_tokens > MAX_PACKED_TOKENS.get(kind, _MAX_OTHER_TOKENS):
+    most = MAX_PACKED_TOKENS.get(kind, _MAX_OTHER_TOKENS)
+    if hopper and weight.block_scales is not None:
+        # cuBLAS multiplies blocks of 128 by 128 in 8 bits.
+        most = MAX_PACKED_TOKENS["fp8"]
+    if num_tokens > most:
         return None
     measured = kind if weight.kind == "fp8" else "int4 in groups"
     vector, small, large = _nearest(MEASURED, case, measured)

@@ -1,4 +1,4 @@
-"""Rows of activations as sums of two numbers of 8 bits."""
+"""Activations in 8 bits: rows as sums of two numbers, by a scale a row or a scale a group."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SplitRows(NamedTuple):
 
     #: `[2, rows, size]` float8_e4m3fn: nearest, left.
     parts: Tensor
-    #: float32 `[rows]`.
+    #: float32 `[rows]`, or `[groups, rows]`.
     scales: Tensor
 
 
@@ -80,5 +80,71 @@ def split_rows(
         SIZE=size,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
+    )
+    return SplitRows(parts, scales)
+
+
+#: Columns that share a scale.
+GROUP = 128
+
+
+@triton.jit
+def split_groups_kernel(
+    x,
+    parts,
+    scales,
+    rows,
+    SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Round one row a program: the nearest numbers of 8 bits and, with `HAS_LEFT`, the rest."""
+    row = tl.program_id(0)
+    groups = tl.arange(0, GROUPS)
+    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = columns < SIZE
+    values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(values), 1) / 448.0
+    # NOTE: a value that is not finite must leave nothing finite of its group.
+    scale = tl.where(scale == 0.0, 1.0, scale) + tl.sum(values * 0.0, 1)
+    tl.store(scales + groups * rows + row, scale, mask=groups < SIZE // GROUP)
+    values /= scale[:, None]
+    nearest = values.to(parts.dtype.element_ty)
+    place = parts + row * SIZE + columns
+    tl.store(place, nearest, mask=inside)
+    if HAS_LEFT:
+        left = (values - nearest.to(tl.float32)).to(parts.dtype.element_ty)
+        tl.store(place + rows * SIZE, left, mask=inside)
+
+
+def split_groups(x: Tensor, *, has_left: bool) -> SplitRows:
+    """Round contiguous `x` `[rows, size]` to 8 bits by a scale for each group of 128 columns.
+
+    cuBLAS takes whole fours of rows: the result has that many, and the last ones hold anything.
+
+    Returns:
+        parts: `[2, rows, size]`, or `[1, rows, size]` without what the nearest number leaves.
+        scales: `[size / 128, rows]`.
+    """
+    assert x.is_contiguous()
+    num_rows, size = x.shape
+    assert size % GROUP == 0
+    rows = triton.cdiv(num_rows, 4) * 4
+    parts = torch.empty(
+        (2 if has_left else 1, rows, size), dtype=torch.float8_e4m3fn, device=x.device
+    )
+    scales = torch.empty((size // GROUP, rows), dtype=torch.float32, device=x.device)
+    groups = triton.next_power_of_2(size // GROUP)
+    split_groups_kernel[(num_rows,)](
+        x,
+        parts,
+        scales,
+        rows,
+        SIZE=size,
+        GROUPS=groups,
+        HAS_LEFT=has_left,
+        GROUP=GROUP,
+        num_warps=min(max(groups // 4, 1), 16),
     )
     return SplitRows(parts, scales)
