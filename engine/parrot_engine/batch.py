@@ -85,7 +85,7 @@ class BatchRows(Sequence[BatchRow]):
             column.append(value)
 
     def _columns(self) -> tuple[list[Any], ...]:
-        """As in `BatchRow`."""
+        """Return the columns, in the order of the fields of `BatchRow`."""
         return (
             self.token_ids,
             self.starts,
@@ -246,7 +246,7 @@ class Matcher(Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether it leads the text to its end, since there is no room for more."""
+        """Return True if it leads the text to its end, since there is no room for more."""
         ...
 
     def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
@@ -270,7 +270,7 @@ class Launch(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether `outcome` would not have to wait."""
+        """Return True if `outcome` would not have to wait."""
         ...
 
     def outcome(self) -> Sequence[RowOutcome]:
@@ -287,7 +287,7 @@ class Adapter(Protocol):
 
     @property
     def id(self) -> str:
-        """What rows name it by; equal adapters have equal ids."""
+        """The name that rows use; equal adapters have equal ids."""
         ...
 
     @property

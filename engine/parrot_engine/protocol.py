@@ -231,7 +231,7 @@ Event: TypeAlias = Filled | Generated | Failed | Pooled
 
 @dataclass(frozen=True, slots=True)
 class PoolingInfo:
-    """What an engine makes of a `Pool`, and how texts become one."""
+    """The result of an engine's `Pool`, and how texts become one."""
 
     #: A vector of one text, or the score of a pair.
     task: Literal["embed", "score"]
@@ -411,11 +411,11 @@ class AdapterLoading(Protocol):
 
     @property
     def adapters(self) -> list[AdapterInfo]:
-        """Those that new contexts may name."""
+        """The adapters that new contexts may name."""
         ...
 
     def read_adapter(self, name: str, path: str) -> Any:
-        """What `add_adapter` takes. From any thread; takes as long as reading the files.
+        """Read the files of an adapter for `add_adapter`; slow, and safe from any thread.
 
         Raises:
             AdapterError: it cannot be served.
@@ -436,7 +436,7 @@ class PrefixSharing(Protocol):
     """An engine whose attention may read what rows share once for all of them."""
 
     def share_prefixes(self, enabled: bool) -> bool:
-        """Whether it does so from the next step on, as it does at the beginning.
+        """Return True if it does so from the next step on, as it does at the beginning.
 
         For measuring: the outputs are the same within rounding. Returns whether it has the choice.
         """

@@ -196,11 +196,11 @@ class BuiltinSettings:
 
     @property
     def has_host_tier(self) -> bool:
-        """Whether blocks that leave the device go to the host's memory."""
+        """Return True if blocks that leave the device go to the host's memory."""
         return self.host_memory_gb > 0 if self.host_blocks is None else self.host_blocks > 0
 
     def host_slots(self, bytes_per_block: int) -> int:
-        """Blocks that go there, of so many bytes over all layers.
+        """Return the number of blocks of `bytes_per_block`, over all layers, that go there.
 
         Raises:
             SettingsError: there is a host tier, and not one fits into it.

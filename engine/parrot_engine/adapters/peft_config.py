@@ -35,7 +35,7 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What an adapter's folder says of it."""
+    """The settings in an adapter's folder."""
 
     rank: int
     alpha: float

@@ -121,7 +121,7 @@ def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
 
 
 def _may_share(tables: Tables, block_size: int, chunk_blocks: int) -> bool:
-    """Whether two rows may have a first chunk in common, all there before the step."""
+    """Return True if two rows may have a first chunk in common, all there before the step."""
     if len(tables.counts) < 2:
         return False
     whole = tables.first_positions >= block_size * chunk_blocks
@@ -130,7 +130,7 @@ def _may_share(tables: Tables, block_size: int, chunk_blocks: int) -> bool:
 
 
 def goes_on(before: Tables, tables: Tables) -> bool:
-    """Whether a step is of the same rows as `before`, each of one token, at the next positions.
+    """Return True if a step has the rows of `before`, each with one token, at the next positions.
 
     Their tables have the same blocks, and maybe more behind these.
     """
@@ -191,7 +191,7 @@ def _advance_items(items: Ints, work: WorkList, shifts: Ints, align: int) -> Int
 
 
 def _sorted_items(items: Ints) -> Ints:
-    """As they are made: equals in the order of their members."""
+    """Sort items in the order of their creation, equals in the order of their members."""
     if len(items) < 2:
         return items
     return items[np.lexsort((items[:, 4], items[:, 2] - items[:, 3]))]

@@ -33,7 +33,7 @@ class AttentionShape(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Which elements of a head are rotated together by the rotary embedding."""
+    """The elements of a head that the rotary embedding rotates together."""
 
     #: So many, the first ones of a head.
     size: int
@@ -53,7 +53,7 @@ PlanT = TypeVar("PlanT")
 
 
 class LayerAttention(ABC, Generic[PlanT]):
-    """What a layer attends with."""
+    """The attention of one layer."""
 
     @abstractmethod
     def forward(
@@ -100,7 +100,7 @@ class AttentionBackend(LayerAttention[PlanT]):
         """
 
     def share_prefixes(self, enabled: bool) -> bool:
-        """Whether plans made from now on have rows read the keys that they share once for all.
+        """Return True if plans made from now on have rows read the keys they share only once.
 
         They do from the beginning; otherwise the same kernels read every row's keys for itself,
         which is for measuring. Returns whether this back end has that choice.
@@ -127,7 +127,7 @@ class FusedAttention(AttentionBackend[PlanT]):
         scale: float,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`, from the output of the fused projection.
+        """Do as `forward` does, from the output of the fused projection.
 
         `qkv` is `[num_tokens, (num_heads + 2 x num_kv_heads) x head_dim]`, heads of q, k and v in
         this order, neither normalised nor rotated. `cos` and `sin` are those of the tokens'

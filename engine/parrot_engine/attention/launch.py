@@ -176,7 +176,7 @@ class CacheView(NamedTuple):
 
     @property
     def pairs(self) -> CacheView:
-        """As pairs of bytes, if it is quantized."""
+        """The view of a quantized cache as pairs of bytes."""
         return CacheView(self.key.view(torch.int16), self.value.view(torch.int16))
 
     def scale_tiles(self, tuning: Tuning) -> tuple[TensorDescriptor | Tensor, ...]:
@@ -211,7 +211,7 @@ class CacheView(NamedTuple):
 
 
 def reads_pairs(tuning: Tuning, block_d: int) -> bool:
-    """Whether tiles of a quantized cache are read as pairs of bytes.
+    """Return True if tiles of a quantized cache are read as pairs of bytes.
 
     Those of few rows are: their matrix instructions take all operands from registers. A product
     is of 16 columns at least.
@@ -235,7 +235,7 @@ class Partials(NamedTuple):
 
 
 class AttentionCall(NamedTuple):
-    """What the attention kernels of one layer share in a step."""
+    """The arguments that the attention kernels of one layer share in a step."""
 
     #: `[num_tokens, num_heads, head_dim]`
     query: Tensor
@@ -296,7 +296,7 @@ def attention_constants(
     softcap: float | None = None,
     has_sinks: bool = False,
 ) -> AttentionConstants:
-    """What `split_attention` and `prefill_attention` are compiled for."""
+    """Return the constants that `split_attention` and `prefill_attention` are compiled for."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     return AttentionConstants(
         descriptors=tuning.descriptors and not has_window,
@@ -320,7 +320,7 @@ def attention_constants(
 def hopper_constants(
     shape: AttentionShape, *, quantized: bool, tile_rows: int
 ) -> hopper_fetch.HopperConstants:
-    """What `hopper_prefill` is compiled for. Measured (engine-log, 22)."""
+    """Return the constants of `hopper_prefill`. They are measured (engine-log, 22)."""
     return hopper_fetch.HopperConstants(
         quantized=quantized,
         num_kv_heads=shape.num_kv_heads,

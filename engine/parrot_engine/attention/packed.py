@@ -78,7 +78,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """As `LayerAttention.forward`; `layer_kv` is not read and not written.
+        """Do as `LayerAttention.forward` does; `layer_kv` is not read and not written.
 
         `bias` `[heads, longest, longest]` is added to the scores of each sequence, of which none
         has a window then, and all tokens see each other.

@@ -96,7 +96,7 @@ class Policy(NamedTuple):
     wide_round: int
 
     def cuts_of(self, num_queries: int, count_readings: Callable[[int], int]) -> Cuts:
-        """Where the keys of a step are cut whose queries have so many readings by chunk size."""
+        """Return where to cut a step's keys; `count_readings` counts readings by chunk size."""
         cuts, most = self.cuts, self.fine_readings
         # A chunk a query is the least.
         if num_queries > most:

@@ -210,7 +210,7 @@ def join_chunks(
 
 
 def divide_groups(readings: Readings, groups: Groups, policy: Policy) -> Shares:
-    """As many items a group as it fills."""
+    """Divide each group into as many items as it fills."""
     room = np.where(groups.is_wide, np.int32(policy.wide_members), np.int32(policy.narrow_members))
     per_group = -(-groups.sizes // room)
     group = np.repeat(np.arange(len(groups.sizes), dtype=np.int32), per_group)

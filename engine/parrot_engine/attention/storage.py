@@ -2,8 +2,8 @@
 
 Quantized, a head of a token is `head_dim` bytes of float8_e4m3fn and one float32, its scale: its
 largest magnitude divided by the largest number of the format. So nothing depends on other tokens,
-nor on who else is in the batch. The scales stand in the (block, head) tile that they belong to,
-behind its keys: a tile of `block_size` rows of `head_dim` bytes has so many rows more as they take.
+nor on who else is in the batch. The scales stand behind the keys of their (block, head) tile: a
+tile of `block_size` rows of `head_dim` bytes has as many more rows as the scales take.
 Whoever copies blocks copies them with it, whatever he knows of them.
 
 A head that is not finite has a scale that is not, and is NaN when it is read.
@@ -29,7 +29,7 @@ _LEAST = _LARGEST * 2.0**-60
 
 
 def is_quantized(kv_cache_dtype: str, head_dim: int) -> bool:
-    """Whether a cache of this setting is, for heads of this size.
+    """Return True if a cache of this setting is, for heads of this size.
 
     Raises:
         SettingsError: scales would not be aligned in it.
@@ -44,7 +44,7 @@ def is_quantized(kv_cache_dtype: str, head_dim: int) -> bool:
 
 
 def cache_dtype(dtype: torch.dtype, *, quantized: bool) -> torch.dtype:
-    """Of the cache's elements, for a model of `dtype`."""
+    """Return the dtype of the cache's elements for a model of `dtype`."""
     return QUANTIZED_DTYPE if quantized else dtype
 
 
@@ -94,5 +94,5 @@ def read_quantized(tiles: Tensor) -> Tensor:
 
 
 def _block_size(rows: int, head_dim: int) -> int:
-    """Of a tile with so many rows; the inverse of `tile_rows`."""
+    """Return the block size of a tile with `rows` rows; the inverse of `tile_rows`."""
     return rows * head_dim // (head_dim + _SCALE_BYTES)

@@ -202,7 +202,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def fixed_layout(
         self, num_tokens: int, max_rows: int, max_context: int, max_slots: int, start: int
     ) -> PlanLayout:
-        """Room for any step of so many tokens and rows, within reason.
+        """Return room for any step of up to `num_tokens` tokens and `max_rows` rows.
 
         `max_slots` bounds the partial results of a step, and with them the items: a step of many
         long contexts may still not fit. The layout begins behind `start` integers.

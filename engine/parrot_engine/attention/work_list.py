@@ -214,7 +214,7 @@ def _first_slots(parts: Ints) -> tuple[Ints, int]:
 
 
 def _stretched(keys: Ints, cuts: Cuts) -> Ints:
-    """Whole chunks of rows of so many keys whose rest is short; 0 for all others."""
+    """Return the whole chunks of rows whose remainder is short; 0 for all other rows."""
     whole = keys // np.int32(cuts.chunk)
     rest = keys - whole * np.int32(cuts.chunk)
     return np.where((rest > 0) & (rest <= cuts.tail), whole, np.int32(0))

@@ -71,7 +71,7 @@ class LeaderRunner(ModelRunner):
     """Executes rank 0's part of every step, and has the workers execute theirs."""
 
     def __init__(self, *model: Any, group: RankGroup, **options: Any) -> None:
-        """As `ModelRunner`; the workers of `group` have runners with the same settings."""
+        """Make a runner; the workers of `group` have runners with the same settings."""
         super().__init__(*model, **options)
         self.group: RankGroup | None = group
         if self.adapters is not None:
@@ -122,7 +122,7 @@ class LeaderRunner(ModelRunner):
 def load_leader_runner(
     path: Path, settings: BuiltinSettings, progress: Callable[[int, int], None] | None = None
 ) -> LeaderRunner:
-    """As `load_runner`, over `settings.tensor_parallel` processes.
+    """Do as `load_runner` does, over `settings.tensor_parallel` processes.
 
     Raises:
         ShardError: another rank could not be started or could not load its part.

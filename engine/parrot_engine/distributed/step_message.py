@@ -39,7 +39,7 @@ class StepMessage(NamedTuple):
 
 
 class AdapterChange(NamedTuple):
-    """What becomes of the ranks' adapters between two steps."""
+    """A change of the ranks' adapters between two steps."""
 
     #: The number under which one was read that steps name from now on; 0: none.
     add: int = 0
@@ -75,7 +75,7 @@ def encode(message: StepMessage | AdapterChange) -> bytes:
 
 
 def decode(read: Callable[[int], bytes]) -> StepMessage | AdapterChange:
-    """The next message; `read` gives exactly so many bytes.
+    """Return the next message; `read` returns exactly the number of bytes that it is given.
 
     Raises:
         ShardError: what is read is no message.

@@ -164,7 +164,7 @@ class WorkerGroup:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a GPU may wait for a lost rank for ever: nothing may then wait for that GPU."""
+        """Return True if a GPU may wait for a lost rank for ever. Nothing may wait for it then."""
         return self._has_gpu and bool(self._problem)
 
     def on_loss(self, callback: Callable[[], None]) -> None:

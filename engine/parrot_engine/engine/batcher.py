@@ -1,4 +1,4 @@
-"""What of the planning of steps lasts from one to the next: outcomes of rows, savings, counters.
+"""State of step planning that outlives a step: outcomes of rows, savings, counters.
 
 A step is planned by `parrot_engine.engine.step_planner`. What steps leave of
 `max_background_tokens` is saved up here, and what draft tokens and copies took is given back.

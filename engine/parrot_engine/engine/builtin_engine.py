@@ -228,7 +228,7 @@ class BuiltinEngine:
         tokenizer_json: str | None,
         **given: Any,
     ) -> BuiltinEngine:
-        """As `load`, of a runner that is loaded already; `given` is what a subclass needs."""
+        """Make an engine of a loaded runner; `given` holds the arguments of a subclass."""
         grammars = None if tokenizer_json is None else load_grammars(tokenizer_json, runner)
         copies, settings = load_copies(runner, settings)
         return cls(runner, settings, model=model, grammars=grammars, copies=copies, **given)
@@ -318,7 +318,7 @@ class BuiltinEngine:
 
     @property
     def adapters(self) -> list[AdapterInfo]:
-        """Those that new contexts may name; from any thread."""
+        """The adapters that new contexts may name; safe from any thread."""
         return [] if self._adapters is None else list(self._adapters.infos.values())
 
     def read_adapter(self, name: str, path: str) -> ReadAdapter:
@@ -594,7 +594,7 @@ class BuiltinEngine:
             self._store.fork_pending(context)
 
     def _may_wait(self, step: _InFlight) -> bool:
-        """Whether the outcome of a step may be left for the next call.
+        """Return True if the outcome of a step may be left for the next call.
 
         The first tokens of an idle engine may not: they come without the time of a second launch.
         """

@@ -85,7 +85,7 @@ class ContextStates:
 
     @property
     def num_pending_grammar(self) -> int:
-        """Of these, contexts that cannot go on yet."""
+        """The number of waiting contexts whose grammar is still being compiled."""
         return self._count["pending_grammar"]
 
     @property

@@ -225,7 +225,7 @@ class Context:
 
     @property
     def wants_one_token(self) -> bool:
-        """Whether a running context that was not planned yet takes a single token in a step."""
+        """Return True if a running context, not planned yet, takes a single token in a step."""
         in_flight = self.in_flight
         if in_flight is None:
             return self.num_remaining == 1
@@ -235,7 +235,7 @@ class Context:
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether what comes next is a Generate whose grammar is being compiled."""
+        """Return True if what comes next is a Generate whose grammar is being compiled."""
         head = self.pending[0] if self.pending else None
         return isinstance(head, PendingGenerate) and head.awaits_grammar
 
@@ -243,11 +243,11 @@ class Context:
         return bool(self.pending) and self.pending[0] is generate
 
     def has_room_for(self, generate: PendingGenerate) -> bool:
-        """Whether a Generate that begins now yields any token."""
+        """Return True if a Generate that begins now yields any token."""
         return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
 
     def continues_in_flight(self, generate: PendingGenerate) -> bool:
-        """Whether a Generate draws another token after the one in flight, unless that ends it.
+        """Return True if a Generate draws another token after the one in flight, if it goes on.
 
         Known by counting. False as well when a fork stands in front: what it shares should not grow
         meanwhile.

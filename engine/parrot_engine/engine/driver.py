@@ -141,7 +141,7 @@ class EngineDriver:
 
     @property
     def crashed(self) -> bool:
-        """Whether the engine was given up after a step that raised."""
+        """Return True if the engine was given up after a step that raised."""
         return self._crashed
 
     def reset(self, timeout_s: float | None = None) -> bool:
@@ -165,7 +165,7 @@ class EngineDriver:
 
     @property
     def adapters(self) -> list[AdapterInfo]:
-        """Those that new contexts may name. Safe from any thread."""
+        """The adapters that new contexts may name. Safe from any thread."""
         return self._engine.adapters if isinstance(self._engine, AdapterLoading) else []
 
     def load_adapter(self, name: str, path: str) -> None:

@@ -94,7 +94,7 @@ class _Vocabulary(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """What finds the masks of states that come again."""
+    """The key of masks for states that recur."""
 
     state: JsonState
     #: Number of the grammar.
@@ -189,7 +189,7 @@ class GrammarMatcher:
         mask[:num_words] = allowed
 
     def _allowed(self) -> npt.NDArray[np.int32] | None:
-        """What the grammar allows next, not to be written to; None: the matcher has an error."""
+        """Return the read-only mask of allowed tokens; None if the matcher has an error."""
         if self._matcher.is_error():
             return None
         name = self._name()
@@ -212,7 +212,7 @@ class GrammarMatcher:
         return None if self._matcher.is_error() else words
 
     def _kept(self, allowed: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Of what is allowed the tokens that end a text, if there are any."""
+        """Return the allowed tokens that end a text; if there are none, all of `allowed`."""
         kept = np.zeros_like(allowed)
         for token_id in self._ends:
             if token_id >> 5 < len(kept):

@@ -68,7 +68,7 @@ class SingleBytes:
 
 
 class KnownEnds:
-    """What was found out about the states of a grammar that have names."""
+    """A cache of findings about the named states of a grammar."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Any, ...], Any] = {}
@@ -76,7 +76,7 @@ class KnownEnds:
     def find(
         self, name: StateName | None, what: str, end: Sequence[int], compute: Callable[[], _T]
     ) -> _T:
-        """What `compute` returns, in this state and for this end the same whenever it is asked."""
+        """Return the cached result of `compute` for this state and end."""
         if name is None:
             return compute()
         key = (name, what, *end)
@@ -119,10 +119,10 @@ class Closing:
     def next_token(
         self, matcher: Any, num_tokens: int, name: StateName | None = None
     ) -> int | None:
-        """The token that has to follow, or `END`; None leaves it open.
+        """Return the token that has to follow, or `END`; None leaves it open.
 
         Args:
-            matcher: llguidance's, after so many tokens of the generation; it is not changed.
+            matcher: llguidance's, after `num_tokens` tokens of the generation; it is not changed.
                 Called for each number of tokens in turn.
             name: of its state, if that has one.
         """
@@ -234,7 +234,7 @@ class Closing:
         return ()
 
     def _is_in_text(self, walk: Any) -> bool:
-        """Whether it stands in a string: nowhere else a bracket and a letter may both follow."""
+        """Return True if it is inside a string: only there may a bracket and a letter follow."""
         brace, letter = self._bytes.brace, self._bytes.letter
         return (
             brace is not None
@@ -245,7 +245,7 @@ class Closing:
 
 
 def _holds(matcher: Any, end: Sequence[int]) -> bool:
-    """Whether these tokens are an end of what `matcher` follows; it is not changed."""
+    """Return True if these tokens are an end of what `matcher` follows; it is not changed."""
     if matcher.validate_tokens(end) < len(end):
         return False
     walk = matcher.deep_copy()

@@ -40,7 +40,7 @@ class _Unnamed(Exception):
 
 
 class JsonStates(NamedTuple):
-    """What names the states of a schema's texts."""
+    """The facts that name the states of a schema's texts."""
 
     #: Contents of a string that may still become one of an enumeration.
     literal_starts: frozenset[bytes]
@@ -101,7 +101,7 @@ def _read(schema: Any, literals: set[bytes], bounds: list[int]) -> None:
 
 
 def _may_contain(schema: Any) -> bool:
-    """Whether its values may be objects or arrays."""
+    """Return True if its values may be objects or arrays."""
     if isinstance(schema, bool):
         return schema
     if "enum" in schema or "const" in schema:
@@ -130,7 +130,7 @@ class JsonState:
         self._rest = b""
 
     def name(self) -> StateName | None:
-        """Of the state: texts with the same one go on in the same ways. None: it is too long."""
+        """Return the state's name: texts with equal names go on alike. None: it is too long."""
         path = b"".join(self._open)
         if len(path) > _MAX_PATH:
             return None

@@ -133,20 +133,20 @@ class NgramProposer:
 
     @property
     def likelihood(self) -> float:
-        """How likely a draft token is right, behind others that are."""
+        """The likelihood that a draft token is right, behind others that are."""
         return min(max(self._right / self._checked, _TOO_FEW), _MOST_LIKELY)
 
     def worth(self, cost: float) -> int:
-        """How many draft tokens are right with a likelihood above `cost`, 0 to 1; 1 at least."""
+        """Return the number of drafts, at least 1, likely to be right above `cost`, 0 to 1."""
         return max(1, int(log(cost) / log(self.likelihood)))
 
     def expected(self, num_drafts: int) -> float:
-        """How many of so many draft tokens will be right."""
+        """Return the expected number of right tokens among `num_drafts`."""
         likelihood = self.likelihood
         return likelihood * (1 - likelihood**num_drafts) / (1 - likelihood)
 
     def note(self, num_right: int, num_drafts: int, num_generated: int) -> None:
-        """Of so many draft tokens of a row the first were right; there are so many tokens now."""
+        """Record that the first `num_right` drafts were right, at `num_generated` tokens now."""
         self._right = _KEPT * self._right + num_right
         self._checked = _KEPT * self._checked + min(num_right + 1, num_drafts)
         if num_right:

@@ -71,7 +71,7 @@ class PendingGrammars:
         self._compiler.close()
 
     def _try_release(self, pending: _Pending) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Return True if there is nothing to wait for any more."""
         context, generate, compiled, deadline = pending
         if context.state == "gone" or generate not in context.pending:
             return True

@@ -18,7 +18,7 @@ class ReadAdapter(NamedTuple):
 
 
 class ServedAdapters:
-    """Which adapters new contexts may name.
+    """The adapters that new contexts may name.
 
     An adapter that is removed, or whose name another one gets, stays in memory as long as contexts
     use it.

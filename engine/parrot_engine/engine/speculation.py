@@ -105,7 +105,7 @@ class Speculation:
         return proposer.index.propose(context.token_ids, count)
 
     def note(self, generate: PendingGenerate, num_drafts: int, num_right: int) -> None:
-        """A row came back: of its draft tokens so many were right and became tokens."""
+        """Record that `num_right` of a row's `num_drafts` draft tokens became tokens."""
         self.proposed_tokens += num_drafts
         self.accepted_tokens += num_right
         row, proposer = generate.row, generate.proposer

@@ -224,7 +224,7 @@ class StepPlanner:
         return True
 
     def _has_room_for_adapter(self, context: Context) -> bool:
-        """Whether a row of a context would give the step no more adapters than it may have."""
+        """Return True if the step has room for the adapter of a context's row."""
         adapter, adapters = context.adapter, self._adapters
         return not adapter or adapter in adapters or len(adapters) < self._settings.max_loras
 
@@ -242,7 +242,7 @@ class StepPlanner:
         self._states.move(context, "waiting")
 
     def _fits(self, context: Context) -> bool:
-        """Whether its known tokens fit in addition to those of the running contexts.
+        """Return True if its known tokens fit in addition to those of the running contexts.
 
         All of these must have had their turn.
         """
@@ -257,7 +257,7 @@ class StepPlanner:
         return self._pool.num_free >= needed
 
     def _is_being_computed(self, context: Context) -> bool:
-        """Whether a row of this step, or of the one in flight, computes the next block it needs."""
+        """Return True if a row of this step or the one in flight computes its next block."""
         if not self._new_digests and not self._digests_in_flight:
             return False
         index = context.num_computed // context.block_size
@@ -269,7 +269,7 @@ class StepPlanner:
     # The host tier
 
     def _waits_for_host(self, context: Context) -> bool:
-        """Whether the next block it needs is being loaded, maybe from now on; room is made."""
+        """Return True if its next block is being loaded, maybe from now on; room is made."""
         host = self._host
         if host is None or self._gain(context, context.num_computed // context.block_size) <= 0:
             return False
@@ -450,7 +450,7 @@ class StepPlanner:
         self._add(context, row, generate, scoring)
 
     def _gives_way(self, context: Context, num_tokens: int) -> bool:
-        """Whether the known tokens of a context may take no more than the background's budget.
+        """Return True if a context's known tokens may take only the background's budget.
 
         That is so behind a more urgent generation and, of a long prompt, behind one as urgent.
         """
@@ -584,7 +584,7 @@ class StepPlanner:
         return min(num_tokens, len(table) * size - start)
 
     def _must_copy(self, table: BlockTable, tail: int) -> bool:
-        """Whether others share the block that is to be written; `copy_sources` only keep theirs."""
+        """Return True if others share the block to be written; `copy_sources` only keep theirs."""
         if tail >= len(table):
             return False
         block = table.ids[tail]

@@ -35,7 +35,7 @@ class HuggingFaceEngine(BuiltinEngine):
         grammars: GrammarCompiler | None = None,
         copies: BlockCopies | None = None,
     ) -> None:
-        """As `BuiltinEngine`."""
+        """Initialise a `BuiltinEngine` of kind `huggingface`."""
         super().__init__(runner, settings, model=model, grammars=grammars, copies=copies)
         self._info = replace(self._info, kind="huggingface")
 
@@ -48,7 +48,7 @@ class HuggingFaceEngine(BuiltinEngine):
         model: str,
         tokenizer_json: str | None = None,
     ) -> HuggingFaceEngine:
-        """As `BuiltinEngine.load`, with the model from transformers; reads safetensors only.
+        """Do as `BuiltinEngine.load` does, with a model of transformers; read safetensors only.
 
         Raises:
             CheckpointError: transformers cannot load it.
@@ -100,7 +100,7 @@ class ContextEngine(HuggingFaceEngine):
         self._info = replace(self._info, num_blocks=0, block_size=0)
 
     def step(self) -> StepResult:
-        """As the builtin engine's; past key values that no context holds any more are dropped."""
+        """Do a step of the builtin engine, then drop past key values that no context holds."""
         result = super().step()
         self._past.retain(self._pool.references)
         return result

@@ -1,4 +1,4 @@
-"""Whether a transformers model can run over paged keys and values, seen by running it once.
+"""Find out if a transformers model can run over paged keys and values, by running it once.
 
 A few tokens go through the model with an attention function and a function of masks that only look
 at what they get: heads, scales, and the rule by which each layer's mask lets tokens see keys. What

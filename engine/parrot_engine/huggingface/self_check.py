@@ -43,13 +43,13 @@ def pack_checked(
     block_size: int,
     make_runner: Callable[[PackedModel, int], ModelRunner],
 ) -> PackedModel:
-    """`model` over paged keys and values, its attention function replaced.
+    """Return `model` over paged keys and values, its attention function replaced.
 
     Args:
         model: in evaluation mode, on its device.
         longest: the longest context in tokens.
         block_size: of the cache, in tokens.
-        make_runner: makes a runner of the result with so many blocks.
+        make_runner: makes a runner of the result with a number of blocks.
 
     Raises:
         UnpagedModelError: it cannot run so, or computes something else then; it is as it was.

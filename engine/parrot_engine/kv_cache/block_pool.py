@@ -110,7 +110,7 @@ class BlockPool:
         return self._hashes[block]
 
     def is_dropped(self, block: int) -> bool:
-        """Whether a cached block was released with `drop`."""
+        """Return True if a cached block was released with `drop`."""
         return bool(self._is_dropped[block])
 
     def released_at(self, block: int) -> int:
@@ -125,7 +125,7 @@ class BlockPool:
         return self._references[block]
 
     def is_private(self, block: int) -> bool:
-        """Whether one table alone holds this block and it is not registered: it may be written."""
+        """Return True if the block may be written: one table holds it and it is not registered."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def find(self, digest: bytes) -> int | None:

@@ -31,11 +31,11 @@ class Copy(Protocol):
     """Copies on their way."""
 
     def is_read(self) -> bool:
-        """Whether the blocks that are copied out may be overwritten."""
+        """Return True if the blocks that are copied out may be overwritten."""
         ...
 
     def is_done(self) -> bool:
-        """Whether what is copied can be read where it was copied to."""
+        """Return True if what is copied can be read where it was copied to."""
         ...
 
 

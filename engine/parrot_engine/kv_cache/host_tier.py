@@ -206,7 +206,7 @@ class HostTier:
             self._store(chosen[first : first + self._copies.chunk])
 
     def _choose(self, idle: Iterable[Sequence[int]], room: int) -> tuple[list[int], bool]:
-        """Blocks to be copied, at most so many, and whether all of the reserve has copies then."""
+        """Return at most `room` blocks to copy, and if all of the reserve has copies then."""
         pool = self.pool
         missing, looks = self._reserve - pool.num_empty, _LOOKS * self._reserve
         chosen: list[int] = []

@@ -26,7 +26,7 @@ class AdapterCommands:
 
     @property
     def adapters(self) -> list[AdapterInfo]:
-        """Those that new contexts may name."""
+        """The adapters that new contexts may name."""
         return self._driver.adapters
 
     async def carry_out(self, command: LoadAdapter | UnloadAdapter) -> Adapters:

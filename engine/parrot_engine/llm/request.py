@@ -88,12 +88,12 @@ class Completion:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended: further tokens are not part of it."""
+        """Return True if it ended: further tokens are not part of it."""
         return self._finish_reason is not None
 
     @property
     def stopped_by_string(self) -> bool:
-        """Whether it ended by a stop string, which the engine does not see."""
+        """Return True if it ended by a stop string, which the engine does not see."""
         return self._stop_string is not None
 
     def push(self, event: Generated) -> bool:
@@ -198,7 +198,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether all continuations have ended, or one failed."""
+        """Return True if all continuations have ended, or one failed."""
         return self._failure is not None or (self._filled is not None and not self._targets)
 
     def start(self) -> None:

@@ -51,7 +51,7 @@ class Session:
         return replace(SamplingParams(), **chosen)
 
     def adapter_id(self, name: str | None) -> str:
-        """What contexts name a loaded adapter by; empty for None.
+        """Return the id by which contexts name a loaded adapter; empty for None.
 
         Raises:
             ValueError: there is no such adapter.

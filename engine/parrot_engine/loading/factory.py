@@ -247,7 +247,7 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
 
 
 def load_engine_alone(options: EngineOptions) -> Engine:
-    """As `load_engine`, but the model's tokenizer is not read and need not be there."""
+    """Do as `load_engine` does, without the model's tokenizer, which need not exist."""
     return _load(options, *_prepare(options))
 
 

@@ -97,7 +97,7 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a repository's."""
+    """Return True if a name has the form of a repository's."""
     return _HUB_ID.match(name) is not None
 
 

@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_list(path: Path) -> list[Any]:
-    """As `read_json`, of a list."""
+    """Read a JSON file that holds a list, as `read_json` reads one that holds an object."""
     value = _read(path)
     if not isinstance(value, list):
         raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON array")
@@ -47,7 +47,7 @@ def _read(path: Path) -> Any:
 
 
 def read_optional_json(path: Path) -> dict[str, Any] | None:
-    """As `read_json`; None when there is no such file."""
+    """Read a JSON object, as `read_json` does; return None if the file does not exist."""
     return read_json(path) if path.exists() else None
 
 

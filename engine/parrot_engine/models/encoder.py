@@ -45,7 +45,7 @@ class Table(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Of tokens, positions and token types, added up and normed."""
+    """The normalised sum of the embeddings of tokens, positions and token types."""
 
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Projected(nn.Module):
 
 
 class Positions(NamedTuple):
-    """What layers know of where tokens stand."""
+    """The positions of tokens, as layers use them."""
 
     #: By which heads are rotated.
     angles: Angles | None
@@ -241,7 +241,7 @@ class Encoder(nn.Module):
         return apply(out, torch.tanh(apply(dense, pooled)))
 
     def stored_name(self, name: str) -> str | None:
-        """What a tensor of a checkpoint is called here; None where it is of no use.
+        """Return this model's name of a checkpoint's tensor; None for a tensor without use.
 
         Old checkpoints call weight and bias of norms gamma and beta.
         """

@@ -110,7 +110,7 @@ def read_encoder(
 
 
 def check_one_label(raw: Mapping[str, Any]) -> bool:
-    """Whether a model scores pairs: it classifies, with one label.
+    """Return True if a model scores pairs: it classifies, with one label.
 
     Raises:
         PoolingModelError: it has several.

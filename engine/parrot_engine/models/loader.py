@@ -163,7 +163,7 @@ def name_in_body(name: str) -> str | None:
 
 
 class _Cut(NamedTuple):
-    """Of which tensor of the checkpoint a weight is a part."""
+    """The shape of a checkpoint's tensor, and the part of it that this rank holds."""
 
     shape: torch.Size
     #: None: other ranks hold it.
@@ -355,7 +355,7 @@ def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> tor
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether this CPU has bfloat16 matrix instructions (AMX or avx512_bf16)."""
+    """Return True if this CPU has bfloat16 matrix instructions (AMX or avx512_bf16)."""
     # NOTE: private names, absent on some platforms; without them float32 is the safe answer.
     checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)

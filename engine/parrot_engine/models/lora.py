@@ -66,7 +66,7 @@ def max_tiles(num_tokens: int, num_slots: int) -> int:
 
 
 class AdapterRows(NamedTuple):
-    """Which tokens of a step use which slot, on the device."""
+    """The tokens of a step by the adapter slot they use, on the device."""
 
     #: int32: see `GroupedTokens.order`.
     order: Tensor
@@ -145,7 +145,7 @@ class LoraSlots:
 
 
 class LoraProduct(NamedTuple):
-    """What adapters add to one product in a step."""
+    """The contribution of adapters to one product in a step."""
 
     slots: LoraSlots
     rows: AdapterRows

@@ -70,7 +70,7 @@ class Normed(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """What becomes of the output of attention or MLP before it is added to the stream."""
+    """The operations on the output of attention or MLP before it is added to the stream."""
 
     norm: Norm | None = None
     scale: float = 1.0

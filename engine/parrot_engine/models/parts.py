@@ -78,7 +78,7 @@ class Packable(Stacked):
 
     @property
     def is_meta(self) -> bool:
-        """Whether its weights have no memory of their own."""
+        """Return True if its weights have no memory of their own."""
         raise NotImplementedError
 
     def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
@@ -124,7 +124,7 @@ class Linear(Packable):
     def make_lora_slots(
         self, count: int, max_rank: int, device: torch.device, dtype: torch.dtype
     ) -> LoraSlots:
-        """Make room for so many adapters of up to this rank."""
+        """Make room for `count` adapters of up to `max_rank`."""
         self.lora = LoraSlots(
             self.weight.shape[1],
             list(self.parts.values()),

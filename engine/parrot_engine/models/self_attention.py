@@ -61,12 +61,12 @@ class Attention(Stacked):
         self.sinks = spec.empty(config.num_heads) if config.sinks else None
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
-        """Nothing but sinks is held by this module itself."""
+        """Yield the sinks, the only weights that this module itself holds."""
         if self.sinks is not None:
             yield WeightPart(f"{prefix}.sinks", self.sinks)
 
     def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
-        """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
+        """Return the heads' output, `[num_tokens, heads x head_dim]`, given that of `qkv_proj`.
 
         The new K and V go to `layer_kv`.
         """
@@ -84,7 +84,7 @@ class Attention(Stacked):
         return torch.cat((self.q_norm(query), self.k_norm(key), value), dim=1)
 
     def _head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
-        """Of single heads, if any."""
+        """Return the norms of single heads, if there are any."""
         if self._norms_projections or self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm

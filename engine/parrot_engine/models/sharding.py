@@ -48,7 +48,7 @@ class Collective(Protocol):
         ...
 
     def sums_onto(self, share: Tensor) -> bool:
-        """Whether `sum_onto` takes `share`; all ranks say the same."""
+        """Return True if `sum_onto` takes `share`; all ranks say the same."""
         ...
 
     def sum_onto(
@@ -77,7 +77,7 @@ def shard_config(
     With `expert_parallel` a rank holds whole experts, else the same part of each.
 
     Raises:
-        SettingsError: the model cannot be divided by so many, or so.
+        SettingsError: the model cannot be divided into these parts.
     """
     size, experts = shard.size, config.experts
     if expert_parallel and experts is None:
@@ -109,7 +109,7 @@ def shard_config(
 
 
 def _divided(config: ModelConfig, *, expert_parallel: bool) -> Iterator[tuple[str, int]]:
-    """What must be a multiple of the parts."""
+    """Yield each size that must be a multiple of the parts, with its name."""
     yield "attention heads", config.num_heads
     experts = config.experts
     if experts is None or len(experts.layers) < config.num_layers:

@@ -1,4 +1,4 @@
-"""What the engines load: `python -m parrot_engine.models.supported`.
+"""List what the engines load: `python -m parrot_engine.models.supported`.
 
 Prints Markdown; `docs/models.md` holds it. What the builtin engine loads is read off its tables;
 descriptions are the first lines of the modules.

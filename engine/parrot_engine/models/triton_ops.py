@@ -62,7 +62,7 @@ def tune(case: Product, device: torch.device) -> Tuning | None:
 
 
 def tune_packed(case: Product, weight: PackedWeight, device: torch.device) -> Tuning | None:
-    """As `tune`; None: the weight is dequantised for torch's product."""
+    """Do as `tune` does; return None if the weight is dequantised for torch's product."""
     if device.type != "cuda":
         return None
     limits = _limits(device)

@@ -24,7 +24,7 @@ class GeneratingAndPooling(BuiltinEngine):
     def __init__(
         self, runner: Runner, settings: BuiltinSettings, *, pooling: PoolingEngine, **given: Any
     ) -> None:
-        """As `BuiltinEngine`; `pooling` does every `Pool`, with the same weights."""
+        """Initialise a `BuiltinEngine` whose every `Pool` `pooling` does, with the same weights."""
         super().__init__(runner, settings, **given)
         self._pooling = pooling
         self._background_tokens = settings.background_tokens

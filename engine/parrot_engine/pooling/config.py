@@ -1,4 +1,4 @@
-"""What a checkpoint makes of a text: the files of sentence-transformers, read and typed.
+"""Read how a checkpoint pools a text, from the files of sentence-transformers.
 
 `modules.json` lists what follows the transformer: pooling, normalisation, products. Prompts are in
 `config_sentence_transformers.json`, the longest text in `sentence_bert_config.json`. Whatever is
@@ -71,7 +71,7 @@ class PoolingConfig:
 
 
 def read_pooling(folder: Path) -> PoolingConfig | None:
-    """What a checkpoint makes of texts; None where it generates and nothing else.
+    """Return how a checkpoint pools texts; None if it only generates.
 
     Without files of sentence-transformers the vector of an encoder is the mean of its tokens', as
     there.
@@ -97,7 +97,7 @@ def _is_decoder(architecture: str) -> bool:
 
 
 def _scores(folder: Path, raw: Mapping[str, Any], architecture: str) -> PoolingConfig:
-    """Of a classifier with one label."""
+    """Return the settings of a classifier with one label."""
     if architecture not in ENCODERS and not _is_decoder(architecture):
         raise PoolingModelError(f"architecture {architecture!r} ({_known()})")
     mode: PoolingMode = "lasttoken"
@@ -111,7 +111,7 @@ def _scores(folder: Path, raw: Mapping[str, Any], architecture: str) -> PoolingC
 def _logit_scores(
     folder: Path, raw: Mapping[str, Any], architecture: str, path: str
 ) -> PoolingConfig:
-    """Of a language model whose next token is the judgement."""
+    """Return the settings of a language model whose next token is the judgement."""
     if not _is_decoder(architecture):
         raise PoolingModelError("scores from logits of an encoder", architecture)
     file = f"{path}/config.json"
@@ -133,7 +133,7 @@ def _logit_scores(
 def _of_pairs(
     folder: Path, raw: Mapping[str, Any], architecture: str, base: PoolingConfig
 ) -> PoolingConfig:
-    """What becomes of logits, and how a pair is written."""
+    """Return how logits become a score, and how a pair is written."""
     saved = read_optional_json(folder / _SENTENCE_TRANSFORMERS) or {}
     given = raw.get("sentence_transformers")
     activation = raw.get("sbert_ce_default_activation_function")

@@ -31,7 +31,7 @@ class TokenStates(Protocol):
 
 
 class DecoderStates:
-    """Those of a decoder behind its final norm."""
+    """The hidden states of a decoder behind its final norm."""
 
     def __init__(self, decoder: Decoder, attention: PackedAttention, device: torch.device) -> None:
         self._decoder = decoder
@@ -48,7 +48,7 @@ class DecoderStates:
 
 
 class EncoderStates:
-    """Those of an encoder's last layer."""
+    """The hidden states of an encoder's last layer."""
 
     def __init__(self, encoder: Encoder | RotaryEncoder, attention: PackedAttention) -> None:
         self._encoder = encoder

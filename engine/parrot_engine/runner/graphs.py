@@ -53,7 +53,7 @@ _MIN_WHOLE_TOKENS = 8
 
 
 class Key(NamedTuple):
-    """What a graph was captured for: steps of up to so many tokens, with these parts."""
+    """The steps that a graph was captured for: up to `num_tokens` tokens, with these parts."""
 
     num_tokens: int
     parts: Parts
@@ -65,7 +65,7 @@ class Capture(Protocol):
     """Makes something repeatable of a function that launches work."""
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What repeats the launches, and the tensor that they fill."""
+        """Return a function that repeats the launches, and the tensor that they fill."""
         ...
 
 
@@ -98,7 +98,7 @@ class CudaCapture:
 
 
 class CaptureError(Exception):
-    """What a model launches cannot be repeated as it is; says why."""
+    """A model's launches cannot be repeated unchanged; the message says why."""
 
 
 class TriedCapture:

@@ -222,7 +222,7 @@ def adapter_slots(
 
 
 def _free_share(device: torch.device, settings: BuiltinSettings) -> dict[str, Any]:
-    """What of a device's memory a cache without a size may take, as `kv_blocks` has it."""
+    """Return the memory that a cache without a size may take, as arguments of `kv_blocks`."""
     if settings.memory_share is None:
         return {"free_bytes": free_memory_bytes(device)}
     # A tenth is left for what steps take.

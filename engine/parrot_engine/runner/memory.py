@@ -37,7 +37,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def share_left_bytes(device: torch.device, share: float) -> int:
-    """What this process may still take of its share of a device's memory, and can.
+    """Return the bytes of its share of a device that this process can still take.
 
     What others on the device take does not count, unless they take more than is left beside this
     share. On a CPU the device is the host, within the limit of the container.

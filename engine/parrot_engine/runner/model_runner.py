@@ -121,7 +121,7 @@ class Download:
         self._event.record(torch.cuda.current_stream(device))
 
     def ready(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return True if `wait` would return at once."""
         return self._event is None or self._event.query()
 
     def wait(self) -> list[Tensor]:
@@ -206,7 +206,7 @@ class InFlightStep:
         self._download = Download(tensors, device)
 
     def ready(self) -> bool:
-        """Whether `outcome` would return at once."""
+        """Return True if `outcome` would return at once."""
         return self._download.ready()
 
     def outcome(self) -> Sequence[RowOutcome]:
@@ -236,7 +236,7 @@ class InFlightStep:
 
 
 def _by_row(token_ids: list[int | None], inputs: StepInputs) -> list[int | None]:
-    """What was sampled for each row of a step, once at most."""
+    """Return the token sampled for each row of a step, if any."""
     if inputs.rows is None:
         return token_ids
     by_row: list[int | None] = [None] * inputs.num_rows
@@ -326,7 +326,7 @@ class ModelRunner(Runner):
 
     @property
     def kv_cache(self) -> Tensor:
-        """As in `attention.interface`, for inspection."""
+        """The cache, laid out as in `attention.interface`, for inspection."""
         return self._kv_cache
 
     @torch.inference_mode()
@@ -348,7 +348,7 @@ class ModelRunner(Runner):
 
     @torch.inference_mode()
     def follow(self, batch: StepBatch, num_sampled: int) -> None:
-        """Launch this rank's part of a step of rank 0, whose step before sampled so many rows."""
+        """Launch this rank's part of a step of rank 0, which sampled `num_sampled` rows before."""
         if len(self._sampled) != num_sampled:
             self._sampled = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
         with current_device(self._device):

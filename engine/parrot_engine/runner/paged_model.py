@@ -11,7 +11,7 @@ from parrot_engine.attention.interface import AttentionBackend
 
 
 class ModelShape(Protocol):
-    """Of a model's configuration, what caches, plans and buffers are sized by."""
+    """The sizes in a model's configuration that caches, plans and buffers depend on."""
 
     @property
     def architecture(self) -> str: ...

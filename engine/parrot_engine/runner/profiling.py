@@ -60,7 +60,7 @@ def step_bytes(
 ) -> int:
     """Memory that the largest step takes on `device` besides weights and cache.
 
-    `make_runner` makes a runner with a cache of so many blocks.
+    `make_runner` makes a runner with a cache of a number of blocks.
 
     Raises:
         SettingsError: there is no memory for it.

@@ -68,7 +68,7 @@ class Largest(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a model makes of a step's tokens; valid until the next step is launched."""
+    """The output of a model for a step's tokens; valid until the next step is launched."""
 
     #: `[num_tokens, hidden_size]`, before the final norm.
     hidden: Tensor
@@ -79,7 +79,7 @@ class Computed(NamedTuple):
 
 
 class StepLogits(NamedTuple):
-    """What a step's tokens are chosen from; valid until the next step is launched."""
+    """The logits that a step's tokens are chosen from; valid until the next step is launched."""
 
     #: Float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
     values: Tensor
@@ -88,7 +88,7 @@ class StepLogits(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What `choose` leaves on the device."""
+    """The result of `choose`, on the device."""
 
     #: int64 `[n]`, within the vocabulary whatever the logits were: may be computed with.
     tokens: Tensor

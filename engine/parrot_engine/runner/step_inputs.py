@@ -85,7 +85,7 @@ class Upload:
 
 
 class StepTokens(NamedTuple):
-    """What the rows of a batch compute, row after row."""
+    """The tokens that the rows of a batch compute, row after row."""
 
     token_ids: Ints
     positions: Ints
@@ -192,7 +192,7 @@ class SamplingInputs(NamedTuple):
 
     @property
     def leaves_logits(self) -> bool:
-        """Whether the logits are used as they are."""
+        """Return True if the logits are used as they are."""
         return (
             self.seen is None
             and self.generated is None
@@ -343,7 +343,7 @@ def _mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class TokenMasks(NamedTuple):
-    """Which tokens may be drawn, for the rows that have a grammar."""
+    """The tokens that may be drawn, for the rows that have a grammar."""
 
     #: int64 `[m]`: which rows of the logits; None for all.
     at: Tensor | None
@@ -383,7 +383,7 @@ class _Scored(NamedTuple):
 
 
 class StepInputs:
-    """Which logits of a step are sampled from and scored."""
+    """The logits of a step that are sampled from and scored."""
 
     def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
         """Gather what `InFlightStep` needs; `upload` is sent by the caller."""

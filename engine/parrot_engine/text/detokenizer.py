@@ -73,7 +73,7 @@ class IncrementalDetokenizer:
         return self._stream.feed(token_ids)
 
     def push_each(self, token_ids: Sequence[int]) -> list[str]:
-        """As `push`, one string per token.
+        """Push tokens as `push` does; return one string per token.
 
         A character made of several tokens stands at the one that completes it. Running sums of
         the lengths give the `text_offset` of OpenAI's log-probabilities.

@@ -128,7 +128,7 @@ class TokenPieces:
         self._table: dict[int, bytes | str | int | None] = {}
 
     def is_special(self, token_id: int) -> bool:
-        """Whether decoding skips this token when special tokens are to be skipped."""
+        """Return True if decoding skips this token when special tokens are to be skipped."""
         return token_id in self._special
 
     def get(self, token_id: int) -> bytes | str | int | None:

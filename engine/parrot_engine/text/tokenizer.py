@@ -170,7 +170,7 @@ class Tokenizer:
         return results
 
     def _cut(self, first: str, second: str | None, excess: int) -> Any:
-        """The encoding of a text or a pair, so many tokens shorter at its end."""
+        """Encode a text or a pair, `excess` tokens shorter at its end."""
         parts = [first] if second is None else [first, second]
         cut = self._backend.encode_batch_fast(parts, add_special_tokens=False)
         cut[-1].truncate(max(0, len(cut[-1].ids) - excess))
@@ -226,7 +226,7 @@ class Tokenizer:
         return found or ""
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `decode` skips this token."""
+        """Return True if `decode` skips this token."""
         return self.pieces.is_special(token_id)
 
     def render_chat(

@@ -30,7 +30,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_gemma(raw: Mapping[str, Any], *, full_attention_every: int) -> ModelConfig:
-    """What Gemma 2 and 3 share; layers have windows unless `layer_types` says otherwise."""
+    """Read the settings Gemma 2 and 3 share; `layer_types` overrides which layers have windows."""
     if raw.get("use_bidirectional_attention"):
         raise UnsupportedModelError("attention to later tokens", architecture=architecture_of(raw))
     raw = {"sliding_window": 4096, "tie_word_embeddings": True, **raw}

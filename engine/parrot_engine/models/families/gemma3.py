@@ -12,7 +12,7 @@ from parrot_engine.models.families.gemma2 import read_gemma
 
 
 def read_text_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Of checkpoints that hold a vision model too (4B, 12B, 27B), which is left out."""
+    """Read the text part of a checkpoint that may hold a vision model too (4B, 12B, 27B)."""
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise CheckpointError(f"config.json: `text_config` must be an object, found {text!r}")

@@ -95,7 +95,7 @@ ENCODERS: dict[str, EncoderFamily] = {
 
 
 def causal_name(architecture: str) -> str:
-    """What the causal language model is called whose body an architecture has."""
+    """Return the name of the causal language model whose body an architecture has."""
     for ending in ("ForSequenceClassification", "Model"):
         architecture = architecture.removesuffix(ending)
     return architecture if architecture.endswith("ForCausalLM") else f"{architecture}ForCausalLM"
