@@ -209,8 +209,6 @@ class RowOutcome(NamedTuple):
     is_sound: bool = True
     #: For a row with draft tokens: what was sampled behind each of them, right or wrong.
     following: Sequence[SampledToken] = ()
-    #: Whether computing this row failed, and no other one of its step.
-    has_failed: bool = False
 
 
 class TokenOutcomes(Sequence[RowOutcome]):

@@ -242,8 +242,7 @@ class BuiltinSettings:
 class HuggingFaceSettings(BuiltinSettings):
     """Settings of the huggingface engine: those of the builtin engine, and a few more.
 
-    Several GPUs and dummy weights are the builtin engine's alone. A model that runs one context at
-    a time takes device, dtype, seed and the limits of batches and contexts.
+    Several GPUs and dummy weights are the builtin engine's alone.
 
     Raises:
         SettingsError: a value is out of its range.
@@ -253,16 +252,8 @@ class HuggingFaceSettings(BuiltinSettings):
     max_contexts: int = 4096
     #: All of them may wait.
     max_waiting: int = 4096
-    #: Run models over paged keys and values where they can be; else one context at a time.
-    paged_attention: bool = True
-    #: Contexts that keep their past key values, in a model that runs one context at a time.
-    max_cached_contexts: int = 64
     #: Run Python code that comes with the checkpoint.
     trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        BuiltinSettings.__post_init__(self)
-        _check_positive(self, "max_cached_contexts")
 
 
 def _check_positive(settings: BuiltinSettings, *names: str) -> None:

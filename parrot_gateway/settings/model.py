@@ -150,9 +150,6 @@ class ModelSettings(_Section):
     seed: int | None = None
     #: CPU threads of the engine. More than one pays only on an otherwise idle machine.
     num_threads: int = Field(default=1, ge=1, le=256)
-    #: Run models over paged KV where they can be, not one context at a time (huggingface engine
-    #: only).
-    paged_attention: bool = True
     #: Run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
     #: Whether reasoning between `<think>` and `</think>` is parted from the content of chats: where

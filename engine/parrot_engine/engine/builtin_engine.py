@@ -542,9 +542,6 @@ class BuiltinEngine:
             context.in_flight = None
         if context.state == "gone":
             return
-        if outcome.has_failed:
-            self._store.fail(context, "engine_error", _FAILED, invalidate=True)
-            return
         is_next = context.is_at(generate)
         if planned.epoch == context.epoch:
             if outcome.is_sound:

@@ -1,4 +1,4 @@
-"""From a checkpoint to a runner of a transformers model, over paged KV where it can be."""
+"""From a checkpoint to a runner of a transformers model, over paged KV."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from parrot_engine.exceptions import CheckpointError
-from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError
-from parrot_engine.huggingface.self_check import check_alone, check_graphs, pack_checked
+from parrot_engine.huggingface.self_check import check_graphs, pack_checked
 from parrot_engine.models.checkpoint import read_optional_json
 from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.loader import resolve_dtype
@@ -33,16 +32,14 @@ class _Loaded(NamedTuple):
     defaults: GenerationDefaults
 
 
-def load_huggingface_runner(
-    folder: Path, settings: HuggingFaceSettings
-) -> ModelRunner | ContextRunner:
+def load_huggingface_runner(folder: Path, settings: HuggingFaceSettings) -> ModelRunner:
     """A runner for the checkpoint in `folder`; reads safetensors only.
 
     Sets torch's thread count for the process when the device is the CPU, and the thread's current
     device when it is a GPU.
 
     Raises:
-        CheckpointError: transformers cannot load it, or not run it in steps.
+        CheckpointError: transformers cannot load it, or its KV cannot be paged.
         SettingsError: device, dtype or cache size cannot be had.
     """
     device, kernels = prepare_device(settings)
@@ -63,32 +60,15 @@ def load_huggingface_runner(
         )
 
     name = type(model).__name__
-    if settings.paged_attention:
-        try:
-            packed = pack_checked(model, longest, settings.block_size, small_runner)
-        except UnpagedModelError as error:
-            _log.warning("%s runs one context at a time, without shared prefixes: %s", name, error)
-        else:
-            _log.info("%s runs over paged keys and values", name)
-            runner = runner_of(
-                packed, defaults, settings, device, model.dtype, kernels, tries_graphs=True
-            )
-            if device.type == "cuda" and settings.cuda_graphs != "off":
-                check_graphs(runner, small_runner(packed, 1))
-            return runner
-    if settings.max_context_tokens is not None:
-        longest = min(longest, settings.max_context_tokens)
-
-    def context_runner(takes_chunks: bool) -> ContextRunner:
-        return ContextRunner(
-            model,
-            defaults,
-            longest=longest,
-            num_blocks=settings.max_cached_contexts,
-            takes_chunks=takes_chunks,
-        )
-
-    return check_alone(model, longest, context_runner)
+    try:
+        packed = pack_checked(model, longest, settings.block_size, small_runner)
+    except UnpagedModelError as error:
+        raise CheckpointError(f"{name} cannot run over paged keys and values: {error}") from error
+    _log.info("%s runs over paged keys and values", name)
+    runner = runner_of(packed, defaults, settings, device, model.dtype, kernels, tries_graphs=True)
+    if device.type == "cuda" and settings.cuda_graphs != "off":
+        check_graphs(runner, small_runner(packed, 1))
+    return runner
 
 
 def _load(folder: Path, settings: HuggingFaceSettings, device: torch.device) -> _Loaded:

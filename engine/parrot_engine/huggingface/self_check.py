@@ -2,8 +2,7 @@
 
 Over paged KV two contexts of random tokens are computed in each way that steps differ: a chunk of a
 prompt, one behind it, single tokens, both contexts side by side, in blocks out of order. Whatever a
-model does across tokens other than by attention shows here. One context at a time: chunks and a
-single token.
+model does across tokens other than by attention shows here.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from parrot_engine.batch import BatchRow, StepBatch
-from parrot_engine.exceptions import CheckpointError
-from parrot_engine.huggingface.context_runner import ContextRunner
 from parrot_engine.huggingface.packed_model import PAGED, PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError, probe
 from parrot_engine.runner.model_runner import ModelRunner
@@ -26,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 #: Tokens of the shorter context, and tokens behind the first block of the longer one.
 _SHORT, _BEHIND = 7, 9
-#: Tokens of a context alone.
-_ALONE = 29
 #: Ids of the tokens are smaller: those with a meaning of their own are the last of a vocabulary.
 _MAX_TOKEN_ID = 1000
 #: The largest distance of a token's logits from the expected ones, relative to the norm of these.
@@ -109,45 +104,6 @@ def check_graphs(runner: ModelRunner, plain: ModelRunner) -> None:
     if not _difference(found, expected) <= (_ROUNDED_TOLERANCE if rounds else _TOLERANCE):
         _log.warning("steps are launched kernel by kernel: graphs compute something else")
         runner.forget_graphs()
-
-
-def check_alone(
-    model: PreTrainedModel, longest: int, make_runner: Callable[[bool], ContextRunner]
-) -> ContextRunner:
-    """The runner of `model` that computes what it does in one pass.
-
-    Args:
-        model: in evaluation mode, on its device.
-        longest: the longest context in tokens.
-        make_runner: makes a runner, which takes chunks or does not.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    name = type(model).__name__
-    tokens = _draw(min(_ALONE, longest), model.config.get_text_config().vocab_size)
-    first, second = len(tokens) * 2 // 3, len(tokens) - 1
-    cuts = [(0, first), (first, second), (second, len(tokens))]
-    differences = []
-    try:
-        with torch.inference_mode():
-            expected = _expected(model, tokens)
-        for takes_chunks in (True, False):
-            runner = make_runner(takes_chunks)
-            rows = [_row(tokens, start, end, [0]) for start, end in cuts if end > start]
-            difference = _difference(torch.cat([runner.compute(row) for row in rows]), expected)
-            runner.retain(lambda _: 0)
-            if difference <= (_TOLERANCE if model.dtype is torch.float32 else _ROUNDED_TOLERANCE):
-                return runner
-            differences.append(difference)
-    except Exception as error:
-        raise CheckpointError(
-            f"{name} does not run with transformers' caches: {error!r}"
-        ) from error
-    raise CheckpointError(
-        f"{name} computes something else in steps than at once: its logits differ by "
-        f"{min(differences):.2g}"
-    )
 
 
 def _draw(count: int, vocab_size: int) -> list[int]:

@@ -79,9 +79,6 @@ class EngineOptions:
     long_prompt_tokens: int | None = None
     max_context_tokens: int | None = None
     max_logprob_tokens: int | None = None
-    #: Over paged KV where the model can be (huggingface engine only).
-    paged_attention: bool | None = None
-    max_cached_contexts: int | None = None
     max_waiting: int | None = None
     max_contexts: int | None = None
     prefix_caching: bool | None = None

@@ -21,11 +21,10 @@ _OF_TRANSFORMERS = {
     "GPT-2, GPT-BigCode (StarCoder), GPT-NeoX (Pythia), StarCoder2, OPT, Phi-1 and 2, Gemma, "
     "Cohere (Command R), Nemotron, EXAONE 4, Seed-OSS, ERNIE 4.5, OLMo 3, Granite MoE, Qwen2-MoE, "
     "DeepSeek-V2 and V3, …",
-    "one context at a time": "other attention (Falcon, StableLM, BLOOM, MPT, GPT-J, GPT-Neo); "
-    "chunked or sparse attention (Llama 4, DeepSeek-V3.2); some layers without attention (LFM2, "
-    "Jamba, Qwen3-Next); angles that depend on the length (dynamic scaling, LongRoPE); …",
-    "refused": "models without the usual caches of transformers (Mamba, RWKV, RecurrentGemma), and "
-    "those that transformers does not load",
+    "refused": "other attention (Falcon, StableLM, BLOOM, MPT, GPT-J, GPT-Neo); chunked or sparse "
+    "attention (Llama 4, DeepSeek-V3.2); some layers without attention (LFM2, Jamba, Qwen3-Next; "
+    "Mamba, RWKV, RecurrentGemma); angles that depend on the length (dynamic scaling, LongRoPE); "
+    "models that transformers does not load; …",
 }
 
 

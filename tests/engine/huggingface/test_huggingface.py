@@ -12,7 +12,6 @@ from checkpoints import CONFIGS, load_reference, make_checkpoint
 from harness.engine_checks import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
-from parrot_engine.huggingface.engine import ContextEngine
 from parrot_engine.loading.factory import EngineOptions, load_engine
 from parrot_engine.protocol import (
     Failed,
@@ -28,9 +27,8 @@ from parrot_engine.text import Tokenizer
 
 SETTINGS = HuggingFaceSettings(device="cpu", dtype="float32", max_batch_tokens=64)
 
-#: Families with full attention, with windows, and two that the builtin engine does not know: one
-#: that runs over paged KV, and one whose attention cannot be replaced.
-FAMILIES = ("llama", "qwen2-windows", "gpt2", "falcon")
+#: Families with full attention, with windows, and one that the builtin engine does not know.
+FAMILIES = ("llama", "qwen2-windows", "gpt2")
 
 
 def gpt2_config() -> Any:
@@ -42,18 +40,9 @@ def gpt2_config() -> Any:
     )  # fmt: skip
 
 
-def falcon_config() -> Any:
-    from transformers import FalconConfig
-
-    return FalconConfig(
-        vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=512, bos_token_id=None, eos_token_id=256, pad_token_id=None,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    configs = {**CONFIGS, "gpt2": gpt2_config(), "falcon": falcon_config()}
+    configs = {**CONFIGS, "gpt2": gpt2_config()}
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: make_checkpoint(root / name, configs[name]) for name in FAMILIES}
 
@@ -68,9 +57,8 @@ def load(folder: Path, settings: HuggingFaceSettings = SETTINGS) -> HuggingFaceE
 
 
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("family", ["gpt2", "falcon"])
-def test_follows_the_protocol(check: Any, family: str, folders: dict[str, Path]) -> None:
-    engine = load(folders[family])
+def test_follows_the_protocol(check: Any, folders: dict[str, Path]) -> None:
+    engine = load(folders["gpt2"])
     check(engine)
     engine.close()
     engine.close()
@@ -172,16 +160,12 @@ def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
     assert [(e.context_id, e.code) for e in events if isinstance(e, Failed)] == [(3, "overloaded")]
 
 
-@pytest.mark.parametrize("paged", [True, False])
-def test_broken_numbers_fail_their_context(
-    paged: bool, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_broken_numbers_fail_their_context(folders: dict[str, Path], tmp_path: Path) -> None:
     model = load_reference(folders["llama"], torch.float32)
     with torch.no_grad():
         model.get_input_embeddings().weight[9] = float("nan")
     model.save_pretrained(tmp_path)
-    engine = load(tmp_path, replace(SETTINGS, paged_attention=paged))
-    assert isinstance(engine, ContextEngine) is not paged
+    engine = load(tmp_path)
     events = run_until_idle(
         engine,
         Fill(1, [9]), Generate(1, greedy(3)),

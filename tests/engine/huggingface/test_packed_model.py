@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from checkpoints import CONFIGS, load_reference, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
-from parrot_engine.huggingface.engine import ContextEngine
 from parrot_engine.loading.factory import EngineOptions, load_engine
 from parrot_engine.protocol import Event, Fill, Filled, Generate, Grammar, SamplingParams
 from parrot_engine.text import Tokenizer
@@ -60,7 +58,7 @@ PAGED: dict[str, Any] = {
     "gpt-oss": CONFIGS["gpt-oss"],
 }  # fmt: skip
 
-#: Families that run one context at a time, and why.
+#: Families that are refused, and why.
 UNPAGED: dict[str, tuple[Any, str]] = {
     "falcon-alibi": (
         transformers.FalconConfig(
@@ -77,11 +75,17 @@ UNPAGED: dict[str, tuple[Any, str]] = {
         transformers.Lfm2Config(**_GROUPED, layer_types=["conv", "full_attention"]),
         "of 2 layers 1 attend",
     ),
-    # It goes on from its states with single tokens alone.
     "jamba": (
         transformers.JambaConfig(
             **_GROUPED, num_experts=2, mamba_d_state=8, use_mamba_kernels=False,
             attn_layer_period=2, attn_layer_offset=1,
+        ),
+        "cannot be replaced",
+    ),
+    "rwkv": (
+        transformers.RwkvConfig(
+            hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, context_length=64,
+            **_TOKENS,
         ),
         "cannot be replaced",
     ),
@@ -135,7 +139,6 @@ def cached_tokens(events: list[Event], context_id: int) -> int:
 def test_tokens_are_those_of_transformers(paged: Model) -> None:
     """Alone, in a batch with prompts in chunks, forked, and behind a prefix that is cached."""
     engine = paged.open()
-    assert not isinstance(engine, ContextEngine)
     assert engine.info.kind == "huggingface"
     assert engine.info.reports_blocks
     alone = tokens_of(run_until_idle(engine, Fill(9, PROMPTS[2]), Generate(9, greedy(8))), 9)
@@ -163,34 +166,12 @@ def test_tokens_are_those_of_transformers(paged: Model) -> None:
 
 
 @pytest.mark.parametrize("name", UNPAGED)
-def test_other_models_run_one_context_at_a_time(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_models_are_refused_by_name(name: str, tmp_path: Path) -> None:
     config, reason = UNPAGED[name]
     model = Model(make_checkpoint(tmp_path, config))
-    with caplog.at_level(logging.WARNING):
-        engine = model.open()
-    assert isinstance(engine, ContextEngine)
-    lines = [line for line in caplog.messages if "one context at a time" in line]
-    assert len(lines) == 1
-    assert reason in lines[0]
-    events = run_until_idle(
-        engine,
-        Fill(1, PROMPTS[3]), Generate(1, greedy(5)),
-        Fill(2, BASE[:20]),
-        Fill(3, BASE[20:], parent_context_id=2), Generate(3, greedy(5)),
-    )  # fmt: skip
-    for number, prompt in ((1, PROMPTS[3]), (3, BASE)):
-        model.check_greedy(prompt, tokens_of(events, number))
-    engine.close()
-
-
-def test_a_model_without_such_caches_is_refused(tmp_path: Path) -> None:
-    config = transformers.RwkvConfig(
-        hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, context_length=64, **_TOKENS
-    )
-    with pytest.raises(CheckpointError, match="RwkvForCausalLM does not run with"):
-        HuggingFaceEngine.load(make_checkpoint(tmp_path, config), SETTINGS, model="m")
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        model.open()
+    assert config.model_type.split("_")[0] in str(refused.value).lower()
 
 
 @pytest.fixture(scope="module")

@@ -305,7 +305,7 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
         num_blocks=7,
         kv_cache_bytes=10**9,
         seed=5,
-        paged_attention=False,
+        trust_remote_code=True,
     )
     command = worker_command(model, "ws://host/join", "served-0")
     assert command[:3] == [sys.executable, "-m", "parrot_engine"]
@@ -316,7 +316,7 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     assert isinstance(options, EngineOptions)
     assert (options.model, options.name, options.kind) == ("owner/model", "served", "huggingface")
     assert (options.num_blocks, options.kv_cache_bytes, options.seed) == (7, 10**9, 5)
-    assert options.paged_attention is False
+    assert options.trust_remote_code is True
 
 
 def test_adapters_on_the_command_lines_of_workers_and_of_engines() -> None:
