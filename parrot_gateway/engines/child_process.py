@@ -6,6 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,11 @@ _PREFIXES = (
     "LC_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "TRITON_",
     "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "SSL_", "PYTHON",
 )  # fmt: skip
+
+#: For the output of a process that has ended.
+_READ_TIMEOUT_S = 1.0
+#: Read at once of output that nobody wants.
+_DROPPED_BYTES = 64 * 1024
 
 #: Proxies, in either case.
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
@@ -44,14 +52,58 @@ def send_signal(child: asyncio.subprocess.Process, number: signal.Signals) -> No
         logger.debug("process %d had ended already", child.pid)
 
 
-async def end(child: asyncio.subprocess.Process, timeout_s: float) -> None:
-    """End a process if it still runs: politely, then not."""
-    if child.returncode is not None:
-        return
-    send_signal(child, signal.SIGTERM)
+async def end(
+    child: asyncio.subprocess.Process,
+    timeout_s: float,
+    *,
+    ask: Callable[[], None] | None = None,
+    reader: asyncio.Task[None] | None = None,
+) -> None:
+    """End a process if it still runs, and close its transport in any case.
+
+    Output that nobody reads any more is dropped: asyncio reports an exit only after it has seen the
+    end of the output, and stops reading once 128 KiB are waiting.
+
+    Args:
+        child: the process.
+        timeout_s: seconds until it is killed, and until the wait for a killed one is given up.
+        ask: asks it to end; SIGTERM if not given.
+        reader: reads its output, and gets a second for the rest of it before it is cancelled.
+    """
+    readers = [reader] if reader is not None else []
+    if reader is None:
+        streams = (stream for stream in (child.stdout, child.stderr) if stream is not None)
+        readers = [asyncio.create_task(_drop(stream)) for stream in streams]
+    try:
+        if child.returncode is None:
+            (ask or partial(send_signal, child, signal.SIGTERM))()
+            if not await _has_ended(child, timeout_s):
+                send_signal(child, signal.SIGKILL)
+                if not await _has_ended(child, timeout_s):
+                    logger.warning("process %d does not end", child.pid)
+        if reader is not None:
+            # A grandchild may hold the pipe open.
+            await asyncio.wait([reader], timeout=_READ_TIMEOUT_S)
+    finally:
+        # NOTE: asyncio has no public way to the transport. One that is left open warns from its
+        # destructor, possibly after its event loop has ended.
+        child._transport.close()  # type: ignore[attr-defined]
+        for each in readers:
+            each.cancel()
+
+
+async def _has_ended(child: asyncio.subprocess.Process, timeout_s: float) -> bool:
+    """Wait for the end of a process and of its output; return False after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             await child.wait()
     except TimeoutError:
-        send_signal(child, signal.SIGKILL)
-        await child.wait()
+        return False
+    return True
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    """Read a stream to its end, unless somebody else reads it."""
+    with suppress(RuntimeError):
+        while await stream.read(_DROPPED_BYTES):
+            pass

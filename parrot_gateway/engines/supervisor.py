@@ -355,10 +355,7 @@ class EngineSupervisor:
             return await child.wait()
         finally:
             guard.cancel()
-            await end(child, _STOP_TIMEOUT_S)
-            # Its last output is still in the pipe. A grandchild may hold the pipe open.
-            await asyncio.wait([pump], timeout=1.0)
-            pump.cancel()
+            await end(child, _STOP_TIMEOUT_S, reader=pump)
             process.pid = None
 
     def _give_up(self, process: EngineProcess, reason: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import logging
 import os
 import socket
 import stat
@@ -14,10 +13,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from parrot_gateway.engines import child_process
 from parrot_gateway.linking.tenants import LinkerLimits
 from parrot_gateway.settings.model import LinkingSettings
 
-logger = logging.getLogger(__name__)
 Process: TypeAlias = asyncio.subprocess.Process
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -92,17 +91,6 @@ def _environment() -> dict[str, str]:
 
 
 async def end(process: Process) -> None:
-    """End a process: it leaves when its input ends, else it is killed."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for is_last in (False, True):
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await process.wait()
-            return
-        except TimeoutError:
-            if is_last:
-                logger.warning("the linking process %d does not end", process.pid)
-            else:
-                with suppress(ProcessLookupError):
-                    process.kill()
+    """Close the input of the process, which makes it leave; kill it if it does not."""
+    assert process.stdin is not None
+    await child_process.end(process, _CLOSE_TIMEOUT_S, ask=process.stdin.close)
