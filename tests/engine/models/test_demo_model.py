@@ -8,7 +8,6 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 ASSETS = Path(parrot_engine.__file__).parent / "assets" / "demo"
-SCRIPT = Path(__file__).parents[3] / "tools" / "train_demo.py"
+ROOT = Path(__file__).parents[3]
 
 #: Passages of the validation split; public domain (Baum, Conan Doyle, Austen, Stevenson).
 HELD_OUT = (
@@ -207,8 +206,8 @@ def _arguments(texts: Path, out: Path, *more: str) -> list[str]:
 def _train(texts: Path, out: Path, *more: str) -> None:
     """The script as a program of its own."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *_arguments(texts, out, *more)],
-        env={"OMP_NUM_THREADS": "1", "PATH": ""},
+        [sys.executable, "-m", "parrot_bench.demo_model", *_arguments(texts, out, *more)],
+        env={"OMP_NUM_THREADS": "1", "PATH": "", "PYTHONPATH": str(ROOT / "bench")},
         capture_output=True,
         text=True,
         timeout=100,
@@ -217,11 +216,9 @@ def _train(texts: Path, out: Path, *more: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
+def script() -> ModuleType:
     """The script as a module: what needs no process of its own need not import torch again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        yield importlib.import_module(SCRIPT.stem)
+    return importlib.import_module("parrot_bench.demo_model.__main__")
 
 
 @pytest.fixture(scope="module")
