@@ -213,8 +213,7 @@ class Downloads:
             )
             return
         finally:
-            if child.returncode is None:
-                await end(child, _STOP_TIMEOUT_S)
+            await end(child, _STOP_TIMEOUT_S)
         if not download.has_ended:
             self._fail(download, "download_failed", f"its process ended with status {status}")
 
