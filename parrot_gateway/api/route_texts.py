@@ -131,7 +131,7 @@ ROUTES: dict[tuple[str, str], RouteText] = {
     ),
     ("GET", "/v1/sessions/{id}/graph"): RouteText(
         "Calls with states and times, variables, and how they are linked: declared and inferred. "
-        "`format=mermaid` and `format=svg` draw it."
+        "`format=mermaid` draws it."
     ),
     ("GET", "/v1/calls/{id}"): RouteText(
         "By the call's id, the `x-request-id` of its request or the id of its answer: its session, "

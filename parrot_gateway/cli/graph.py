@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from parrot_gateway.semantic.drawing import to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.drawing import to_mermaid, to_text
 from parrot_gateway.semantic.drawing.labels import clip
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
@@ -60,7 +60,6 @@ class GraphUnavailableError(Exception):
 class Format(StrEnum):
     TEXT = "text"
     MERMAID = "mermaid"
-    SVG = "svg"
     JSON = "json"
 
 
@@ -355,8 +354,7 @@ def draw(data: bytes, form: Format, width: int) -> str:
     snapshot = read_graph(data)
     if form is Format.TEXT:
         return to_text(snapshot, width)
-    picture = to_mermaid(snapshot) if form is Format.MERMAID else to_svg(snapshot)
-    return picture if picture.endswith("\n") else picture + "\n"
+    return to_mermaid(snapshot)
 
 
 def graph_command(

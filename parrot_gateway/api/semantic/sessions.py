@@ -16,7 +16,7 @@ from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.linking.session_titles import declared_title
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
-from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
+from parrot_gateway.semantic.drawing import to_json, to_mermaid
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, with_explanations, with_links
 from parrot_gateway.semantic.service import SemanticService
@@ -29,7 +29,6 @@ MAX_LISTED = 1000
 _FORMATS: dict[str, tuple[bytes, Callable[[GraphSnapshot], bytes]]] = {
     "json": (b"application/json", lambda graph: msgspec.json.encode(to_json(graph))),
     "mermaid": (b"text/vnd.mermaid; charset=utf-8", lambda graph: to_mermaid(graph).encode()),
-    "svg": (b"image/svg+xml", lambda graph: to_svg(graph).encode()),
 }
 
 
@@ -86,7 +85,7 @@ class SessionRoutes:
 
     @route("GET", "/v1/sessions/{id}/graph")
     async def graph(self, exchange: Exchange, name: str) -> None:
-        """Draw the graph of a session as JSON, Mermaid or SVG."""
+        """Draw the graph of a session as JSON or Mermaid."""
         query = Query(exchange, "format")
         requested = query.text("format") or _accepted(exchange)
         check_choice("format", requested, tuple(_FORMATS))
@@ -244,6 +243,8 @@ def _describe_call(node: CallNode) -> dict[str, Any]:
 
 def _accepted(exchange: Exchange) -> str:
     accept = (exchange.headers.get(b"accept") or b"").lower()
-    if b"image/svg" in accept:
-        return "svg"
-    return "mermaid" if b"mermaid" in accept else "json"
+    if b"mermaid" in accept:
+        return "mermaid"
+    # A client that takes nothing but SVG gets the error that lists the formats, not JSON.
+    is_svg_alone = b"image/svg" in accept and b"json" not in accept and b"*/*" not in accept
+    return "svg" if is_svg_alone else "json"

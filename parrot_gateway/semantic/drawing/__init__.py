@@ -1,4 +1,4 @@
-"""Pictures of a session's graph: JSON, Mermaid, SVG and text for terminals.
+"""Pictures of a session's graph: JSON, Mermaid and text for terminals.
 
 All are made of a `GraphSnapshot`, hold no values of variables, are safe to show whatever the
 names contain, and are bounded: nodes that do not fit are counted and mentioned.
@@ -7,8 +7,7 @@ names contain, and are bounded: nodes that do not fit are counted and mentioned.
 from __future__ import annotations
 
 from parrot_gateway.semantic.drawing.mermaid import to_mermaid
-from parrot_gateway.semantic.drawing.svg import to_svg
 from parrot_gateway.semantic.drawing.text import to_text
 from parrot_gateway.semantic.graph.snapshot import to_json
 
-__all__ = ["to_json", "to_mermaid", "to_svg", "to_text"]
+__all__ = ["to_json", "to_mermaid", "to_text"]

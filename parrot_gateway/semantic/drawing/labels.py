@@ -21,7 +21,7 @@ SIGNS = {
 
 
 def style_of(state: str) -> str:
-    """The style class of a state: variables have those of calls."""
+    """The style class of a state. Variables have the classes of calls."""
     return {"empty": "waiting", "ready": "done"}.get(state, state)
 
 
@@ -63,7 +63,7 @@ def cut(text: str, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As 340 ms, 1.2 s, 2 min 05 s, or 3 h 20 min."""
+    """Format a time: 340 ms, 1.2 s, 2 min 05 s, or 3 h 20 min."""
     seconds = max(0.0, seconds)
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"

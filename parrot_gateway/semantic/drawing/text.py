@@ -52,7 +52,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100, max_lines: int | None = N
 
 
 def _lines(snapshot: GraphSnapshot, width: int, num_calls: int) -> list[str]:
-    """The text with so many of the calls, in lines of any length."""
+    """The text with at most `num_calls` calls, in lines of any length."""
     chosen = select(snapshot, num_calls)
     names = {variable.id: variable.full_name for variable in snapshot.variables}
     sources = _sources(snapshot)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_text
 from parrot_gateway.semantic.drawing.labels import clean, clip, duration, select, width_of
-from parrot_gateway.semantic.drawing.layout import layout_of
 from parrot_gateway.semantic.drawing.mermaid import escape
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
 GOLDEN = Path(__file__).parent / "golden"
-SVG = "{http://www.w3.org/2000/svg}"
 STATES = ("waiting", "running", "done", "failed", "cancelled")
 
 #: What names of calls and variables may look like when somebody means ill, or French.
@@ -102,7 +99,6 @@ def test_inferred_edges_are_dashed_and_named() -> None:
         inferred=True,
     )
     assert 'n0 -.->|"continues 0.95"| n1' in to_mermaid(snapshot)
-    assert to_svg(snapshot).count('class="arrow inferred"') == 1
     assert "⇠ ask (continues 0.95)" in to_text(snapshot)
 
 
@@ -122,9 +118,10 @@ def test_many_sources_are_gathered() -> None:
     flow = "⇠ chat 1-3 (output 0.90-0.95), chat 5 (continues, tool 1.00) calls search"
     assert text.splitlines()[-1].endswith(flow)
     assert text.startswith("inferred session ")
-    assert to_mermaid(snapshot).count("-.->") == 4
-    assert "continues, tool 1.00" in to_svg(snapshot)
-    assert "calls search" in to_svg(snapshot)
+    drawn = to_mermaid(snapshot)
+    assert drawn.count("-.->") == 4
+    assert "continues, tool 1.00" in drawn
+    assert "calls search" in drawn
 
 
 @pytest.mark.parametrize("lines", [4, 6, 11])
@@ -140,7 +137,6 @@ def test_a_text_of_so_many_lines_shows_the_newest_calls(lines: int) -> None:
     ("file", "drawn"),
     [
         ("graph.mermaid", to_mermaid(SMALL)),
-        ("graph.svg", to_svg(SMALL)),
         ("graph.txt", to_text(SMALL, 100)),
         ("graph.json", json.dumps(to_json(SMALL), indent=1) + "\n"),
     ],
@@ -175,58 +171,6 @@ def sources(snapshot: GraphSnapshot) -> set[str]:
 
 def num_arrows(snapshot: GraphSnapshot) -> int:
     return sum(len(node.inputs) for node in snapshot.nodes)
-
-
-@given(snapshots())
-@settings(max_examples=80, deadline=None)
-def test_svg_is_well_formed_and_shows_every_node_once(snapshot: GraphSnapshot) -> None:
-    text = to_svg(snapshot)
-    root = ElementTree.fromstring(text)
-    allowed = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g", "polygon"}
-    assert {element.tag for element in root.iter()} <= {SVG + tag for tag in allowed}
-    attributes = {name for element in root.iter() for name in element.attrib}
-    assert not {name for name in attributes if name.startswith("on") or "href" in name}
-    # Names may hold anything, and stand in titles and texts alone: what a browser acts on may not.
-    acted_on = [value for element in root.iter() for value in element.attrib.values()]
-    acted_on += [element.text or "" for element in root.iter(SVG + "style")]
-    assert not [value for value in acted_on if "//" in value or "@import" in value]
-    assert "<!" not in text
-    assert "<?" not in text
-    groups = [g for g in root.iter(SVG + "g") if g.get("class") == "node"]
-    assert len(groups) == len(snapshot.nodes) + len(sources(snapshot))
-    for node, group in zip(snapshot.nodes, groups, strict=False):
-        hover = group.findtext(SVG + "title") or ""
-        assert hover.startswith(clean(f"{node.kind} {node.name}: {node.state}"))
-        shape = group.find(SVG + ("polygon" if node.kind == "transform" else "rect"))
-        assert shape is not None
-        assert shape.get("class") == f"box {node.state}"
-        assert any(node.state in (t.text or "") for t in group.iter(SVG + "text"))
-    arrows = [p for p in root.iter(SVG + "path") if p.get("class") == "arrow"]
-    assert len(arrows) == num_arrows(snapshot)
-
-
-@given(snapshots(30))
-@settings(max_examples=40, deadline=None)
-def test_svg_boxes_do_not_overlap_and_are_inside(snapshot: GraphSnapshot) -> None:
-    root = ElementTree.fromstring(to_svg(snapshot))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    boxes = []
-    for group in root.iter(SVG + "g"):
-        if (rect := group.find(SVG + "rect")) is not None and "box" in rect.get("class", ""):
-            x, y, w, h = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
-        else:
-            corners = group.find(SVG + "polygon")
-            assert corners is not None
-            points = [tuple(map(float, p.split(","))) for p in corners.attrib["points"].split()]
-            x, y = min(p[0] for p in points), min(p[1] for p in points)
-            w, h = max(p[0] for p in points) - x, max(p[1] for p in points) - y
-        assert 0 <= x <= x + w <= width
-        assert 0 <= y <= y + h <= height
-        boxes.append((x, y, w, h))
-    for i, (x, y, w, h) in enumerate(boxes):
-        for other_x, other_y, other_w, other_h in boxes[:i]:
-            apart = x + w <= other_x or other_x + other_w <= x
-            assert apart or y + h <= other_y or other_y + other_h <= y
 
 
 LABEL = r"(?:[^\"#<>`&|\[\]{}()\n]|#\d+;|<br>)*"
@@ -299,7 +243,8 @@ def test_json_holds_all_of_it(snapshot: GraphSnapshot) -> None:
     assert [call["id"] for call in plain["calls"]] == [node.id for node in snapshot.nodes]
     assert {v["id"] for v in plain["variables"]} == {v.id for v in snapshot.variables}
     for call, node in zip(plain["calls"], snapshot.nodes, strict=True):
-        assert call["submitted_s"] >= 0
+        assert call["submitted_s"] == node.submitted - 90.0
+        assert call["finished_s"] == (None if node.finished is None else node.finished - 90.0)
         assert (call["ran_s"] is None) == (node.started is None)
 
 
@@ -313,12 +258,8 @@ def big(size: int, *, wide: bool, state: str = "done") -> GraphSnapshot:
 @pytest.mark.parametrize("size", [1, 2, 50, 200])
 @pytest.mark.parametrize("wide", [True, False])
 def test_one_to_two_hundred_nodes_are_drawn_whole(size: int, wide: bool) -> None:
-    snapshot = big(size, wide=wide)
-    root = ElementTree.fromstring(to_svg(snapshot))
-    assert len(list(root.iter(SVG + "g"))) == size + 1 + wide
-    width = float(root.attrib["width"])
-    assert width < 1_200, "a picture that scrolls sideways is not read"
-    text = to_mermaid(snapshot)
+    text = to_mermaid(big(size, wide=wide))
+    assert len([line for line in text.split("\n") if BOX.fullmatch(line)]) == size + 1 + wide
     assert len(text) < 50_000
     assert "not drawn" not in text.replace("#32;", " ")
 
@@ -330,8 +271,6 @@ def test_larger_graphs_are_cut_and_say_so(wide: bool) -> None:
     assert len(mermaid) < 50_000
     assert mermaid.count("-->") <= 500
     assert "not drawn" in mermaid
-    assert len(to_svg(snapshot)) < 2_000_000
-    assert "not drawn" in to_svg(snapshot)
     lines = to_text(snapshot, 80).splitlines()
     assert len(lines) < 1_100
     assert lines[-1].startswith("… not shown: 4")
@@ -350,32 +289,6 @@ def test_what_is_unfinished_is_shown_first() -> None:
     chosen = select(snapshot_of(reads, states={"c2": "running", "c4": "waiting"}), 4)
     assert [node.id for node in chosen.nodes] == ["c2", "c4", "c8", "c9"]
     assert chosen.left_out == 6
-
-
-@given(st.integers(1, 25), st.data())
-def test_layers_follow_the_arrows(size: int, data: st.DataObject) -> None:
-    pair = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
-    arrows = [(a, b) for a, b in data.draw(st.lists(pair, max_size=60)) if a < b]
-    layers, bends = layout_of(size, arrows)
-    placed = sorted(item for row in layers for item in row)
-    assert placed == list(range(size + sum(map(len, bends.values()))))
-    layer = {item: number for number, row in enumerate(layers) for item in row}
-    for number, (tail, head) in enumerate(arrows):
-        way = [tail, *bends.get(number, []), head]
-        assert [layer[item] for item in way] == list(range(layer[tail], layer[head] + 1))
-
-
-def test_layers_refuse_a_circle() -> None:
-    with pytest.raises(ValueError):
-        layout_of(3, [(0, 1), (1, 2), (2, 0)])
-
-
-def test_rows_are_untangled() -> None:
-    """Two chains that are written down crosswise are drawn side by side."""
-    layers, _ = layout_of(6, [(0, 3), (1, 2), (2, 5), (3, 4)])
-    rows = {box: row for boxes in layers for row, box in enumerate(boxes)}
-    assert rows[0] == rows[3] == rows[4]
-    assert rows[1] == rows[2] == rows[5]
 
 
 @pytest.mark.parametrize(

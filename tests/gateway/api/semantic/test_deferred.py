@@ -156,11 +156,39 @@ async def test_the_graph_tells_what_ran(http: Http) -> None:
     assert calls["first"]["tokens"] == 4
     assert calls["two"]["tokens"] == 6
     assert calls["two"]["engine"] == "scripted"
-    for picture, start in (("mermaid", "flowchart"), ("svg", "<svg")):
-        response = await http.get("/v1/sessions/s/graph", params={"format": picture})
-        assert response.text.startswith(start)
-    response = await http.get("/v1/sessions/s/graph", headers={"accept": "image/svg+xml"})
-    assert response.headers["content-type"] == "image/svg+xml"
+    drawn = await http.get("/v1/sessions/s/graph", params={"format": "mermaid"})
+    assert drawn.text.startswith("flowchart")
+    accepted = await http.get("/v1/sessions/s/graph", headers={"accept": "text/vnd.mermaid"})
+    assert accepted.content == drawn.content
+    assert accepted.headers["content-type"] == "text/vnd.mermaid; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"params": {"format": "svg"}}, {"headers": {"accept": "image/svg+xml"}}],
+    ids=["by-format", "by-accept"],
+)
+async def test_a_graph_in_a_format_that_is_not_drawn_is_refused(
+    http: Http, asked: dict[str, Any]
+) -> None:
+    parrot = {"session": "s", "output": "one", "defer": True}
+    await http.call(COMPLETIONS, "a", parrot=parrot)
+    response = await http.get("/v1/sessions/s/graph", **asked)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "Invalid value for 'format': 'svg'. Supported values are: 'json', 'mermaid'.",
+        "type": "invalid_request_error",
+        "param": "format",
+        "code": "invalid_value",
+    }
+
+
+async def test_a_browser_gets_the_graph_as_json(http: Http) -> None:
+    parrot = {"session": "s", "output": "one", "defer": True}
+    await http.call(COMPLETIONS, "a", parrot=parrot)
+    accept = {"accept": "image/avif,image/svg+xml,image/*,*/*;q=0.8"}
+    response = await http.get("/v1/sessions/s/graph", headers=accept)
+    assert response.json()["session"]["name"] == "s"
 
 
 async def test_the_graph_shows_what_comes_from_other_sessions(http: Http) -> None:
@@ -177,9 +205,8 @@ async def test_the_graph_shows_what_comes_from_other_sessions(http: Http) -> Non
     (theirs,) = [v for v in graph["variables"] if v["name"] == "theirs"]
     assert (theirs["session"], theirs["consumers"]) == ("one", [call["id"]])
     assert {v["session"] for v in graph["variables"] if v["name"] != "theirs"} == {None}
-    for picture in ("mermaid", "svg"):
-        response = await http.get("/v1/sessions/two/graph", params={"format": picture})
-        assert "one/theirs" in response.text
+    response = await http.get("/v1/sessions/two/graph", params={"format": "mermaid"})
+    assert "one/theirs" in response.text
     await http.delete("/v1/sessions/two")
 
 
