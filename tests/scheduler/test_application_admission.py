@@ -152,6 +152,21 @@ def test_what_paused_applications_keep_counts_and_they_return_first() -> None:
     assert kinds(actions) == [("Release", "other"), ("Place", other.id)]
 
 
+def test_a_session_that_returns_to_its_kv_may_use_all_of_the_memory() -> None:
+    """620 and 370 of 1,000 tokens: beyond the target of 800, which others are held at."""
+    scheduler = started(keep="hazard", step_model=SLOW)
+    agent, busy = task("agent", 300, successors=1), task("busy", 600)
+    scheduler.step(0.0, [TaskSubmitted(agent)])
+    scheduler.step(1.0, [TaskFinished(agent.id, 0, 20)])
+    assert kinds(scheduler.step(1.1, [TaskSubmitted(busy)])) == [("Place", busy.id)]
+    new, back = task("new", 350), task("agent", 350)
+    assert kinds(scheduler.step(1.2, [TaskSubmitted(new)])) == [("Hold", "new")]
+    assert kinds(scheduler.step(1.3, [TaskSubmitted(back)])) == [("Place", back.id)]
+    scheduler.step(1.4, [TaskFinished(back.id, 0, 20)])
+    # And no more than that: 620 + 420 tokens.
+    assert kinds(scheduler.step(1.5, [TaskSubmitted(task("agent", 400))])) == [("Hold", "agent")]
+
+
 def test_what_paused_applications_keep_yields_while_engines_have_nothing_to_compute() -> None:
     scheduler = started(keep="hazard", step_model=SLOW)
     agent, other = task("agent", 500, successors=1), task("other", 400)

@@ -412,11 +412,14 @@ async def test_calls_that_wait_for_a_model_are_refused_when_it_goes() -> None:
         waits = [asyncio.create_task(ask(service, f"more {number}")) for number in range(2)]
         await until(lambda: scheduling.waiting(model) == 2)
         assert scheduling.waiting("another") == 0
+        assert scheduling.queues()[model]["queued"] == 2
         scheduling.refuse_waiting(model, ModelNotFoundError("It was unloaded.", param="model"))
         for status, answer in await asyncio.gather(*waits):
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
-        # The one that runs goes on.
         assert scheduling.waiting(model) == 0
+        # The scheduler hears of it too: only the one that runs goes on.
+        await until(lambda: scheduling.queues()[model]["queued"] == 0)
+        assert scheduling.scheduler.num_tasks == 1
         engine.automatic = True
         engine.step()
         assert (await first)[0] == 200

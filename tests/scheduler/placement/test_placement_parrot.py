@@ -276,6 +276,20 @@ def test_a_session_stays_with_its_context_unless_that_costs_much_more(
     assert placed(engines, turn).row == row
 
 
+@pytest.mark.parametrize(("elsewhere", "row"), [(40, 0), (100, 1)])
+def test_a_session_leaves_an_engine_that_caches_less_than_the_cheapest(
+    elsewhere: int, row: int
+) -> None:
+    """It ran last where 60 of its 125 blocks are, at 2.4 times the cost of 100 of them."""
+    engines = Engines("parrot", 2)
+    first = engines.put_on(0, engines.state(960, 50, chain(1, 60), application="agent"))
+    engines.fill(first)
+    engines.end(first)
+    engines.pool.prefixes.stored(1, chain(1, elsewhere))
+    turn = engines.state(2000, 50, chain(1, 125), application="agent")
+    assert placed(engines, turn).row == row
+
+
 @pytest.mark.parametrize(("shared", "row"), [(30, 1), (50, 0)])
 def test_a_fan_out_does_not_follow_its_first_call_for_what_all_begin_with(
     shared: int, row: int
