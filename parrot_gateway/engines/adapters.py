@@ -60,10 +60,6 @@ class AdapterService:
         self._tasks: set[asyncio.Task[None]] = set()
         registry.subscribe(self._engines_changed)
 
-    def configure(self, configured: Mapping[str, str]) -> None:
-        """Adapters of the settings, from now on: bases by name."""
-        self._configured = configured
-
     def base_of(self, name: str) -> str | None:
         """The model that an adapter belongs to, which may be loading; None: there is none."""
         engines = self._registry.adapted.get(name)

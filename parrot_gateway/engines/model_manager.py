@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Any
 
 from parrot_gateway.engines.changes import Changes
 from parrot_gateway.engines.downloads import Downloads
@@ -30,8 +29,6 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     OverloadedError,
 )
-from parrot_gateway.settings import DEMO_MODEL
-from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.memory_shares import share_conflict
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
 
@@ -47,15 +44,6 @@ _MAX_FAILED = 32
 _UNLOADED = "its model was unloaded"
 
 
-class ModelsChange(NamedTuple):
-    """What other settings make of the models that are loaded."""
-
-    #: All of the settings, by name.
-    configured: Mapping[str, ModelSettings]
-    added: Sequence[ModelSettings]
-    removed: Sequence[str]
-
-
 class ModelManager:
     """Loads and unloads models.
 
@@ -66,7 +54,7 @@ class ModelManager:
         supervisor: of the engine processes.
         downloads: of hub repositories.
         last_used: `time.monotonic()` of the last call of each model, which calls note.
-        reserved: names that no model may have.
+        reserved: the names that no model may have, asked for at each load.
         waiting: how many calls wait in the scheduler for an engine of a model.
         refuse_waiting: refuses those.
     """
@@ -80,7 +68,7 @@ class ModelManager:
         downloads: Downloads,
         *,
         last_used: MutableMapping[str, float],
-        reserved: Iterable[str],
+        reserved: Callable[[], Container[str]],
         waiting: Callable[[str], int],
         refuse_waiting: Callable[[str, GatewayError], None],
     ) -> None:
@@ -90,7 +78,7 @@ class ModelManager:
         self._settings = settings
         self._registry = registry
         self._supervisor = supervisor
-        self._reserved = frozenset(reserved)
+        self._reserved = reserved
         self._waiting = waiting
         self._refuse_waiting = refuse_waiting
         #: Models whose loading was asked for here and failed.
@@ -124,65 +112,6 @@ class ModelManager:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.downloads.close()
 
-    # -- other settings -----------------------------------------------------------------------
-
-    def plan(self, models: Sequence[ModelSettings], settings: EngineLinkSettings) -> ModelsChange:
-        """What is to be loaded and unloaded so that the models of the settings are these.
-
-        Raises:
-            ConfigError: it cannot be done while calls run.
-        """
-        configured = {model.served_name: model for model in models}
-        for name, model in configured.items():
-            if self.configured.get(name, model) != model:
-                raise ConfigError(
-                    f"models: '{name}' is served with other settings, which its engines were "
-                    "started with; give it another name, or restart the gateway",
-                    "models",
-                )
-        added = [model for name, model in configured.items() if name not in self.configured]
-        served = self._supervisor.models()
-        removed = [name for name in self.configured if name in served and name not in configured]
-        if not added:
-            return ModelsChange(configured, added, removed)
-        if not self._supervisor.is_running:
-            raise ConfigError("models: this gateway starts no engine processes", "models")
-        for model in added:
-            name = model.served_name
-            state = self._supervisor.state(name)
-            if state not in (None, "failed") or self._registry.of_model(name):
-                raise ConfigError(
-                    f"models: a model '{name}' is there already ({state or 'joined'})", "models"
-                )
-        after = [m for m in self._loaded_settings() if m.served_name not in removed] + added
-        if len(after) > settings.max_models:
-            raise ConfigError(
-                f"models: {len(after)} would be served, more than engines.max_models allows",
-                "models",
-            )
-        conflict = share_conflict(after)
-        if conflict is not None:
-            raise ConfigError(f"models: {conflict}", "models")
-        return ModelsChange(configured, added, removed)
-
-    def change(
-        self, planned: ModelsChange, settings: EngineLinkSettings, reserved: Iterable[str]
-    ) -> None:
-        """Begin to unload and to load what was planned; what is loaded comes last.
-
-        Args:
-            planned: just now.
-            settings: the limits and deadlines from now on.
-            reserved: as at the start.
-        """
-        self._settings, self._reserved = settings, frozenset(reserved)
-        self.configured = planned.configured
-        unloading = [self._begin_unload(name)[0] for name in planned.removed]
-        for model in planned.added:
-            is_folder = Path(model.model).expanduser().is_dir()
-            from_hub = not (is_folder or model.model == DEMO_MODEL)
-            self._begin_load(model, from_hub=from_hub, after=unloading)
-
     # -- loading and unloading ----------------------------------------------------------------
 
     def load(self, model: ModelSettings, *, from_hub: bool) -> asyncio.Task[None]:
@@ -207,7 +136,7 @@ class ModelManager:
                 param="model",
                 code="model_already_loaded",
             )
-        if name in self._reserved or self._registry.of_model(name):
+        if name in self._reserved() or self._registry.of_model(name):
             raise ConflictError(
                 f"The name '{name}' is taken by an upstream, an alias or an engine that joined; "
                 "give the model another one with 'name'.",
@@ -228,27 +157,16 @@ class ModelManager:
                 param="memory_share",
                 code="memory_share_exceeded",
             )
-        return self._begin_load(model, from_hub=from_hub)
-
-    def _begin_load(
-        self, model: ModelSettings, *, from_hub: bool, after: Sequence[asyncio.Task[None]] = ()
-    ) -> asyncio.Task[None]:
-        name = model.served_name
-        if self._supervisor.state(name) == "failed":
+        if state == "failed":
             self._supervisor.remove(name)
         self._failed.pop(name, None)
         self._supervisor.add(model)
         logger.info("model %s is loaded from %s", name, model.model)
-        return self._begin(name, self._load(model, from_hub=from_hub, after=after))
+        return self._begin(name, self._load(model, from_hub=from_hub))
 
-    async def _load(
-        self, model: ModelSettings, *, from_hub: bool, after: Sequence[asyncio.Task[None]]
-    ) -> None:
+    async def _load(self, model: ModelSettings, *, from_hub: bool) -> None:
         name = model.served_name
         try:
-            if after:
-                # They may have the memory that it needs.
-                await asyncio.wait(after)
             if from_hub:
                 await self.downloads.start(model.model).ended()
             self._supervisor.start_model(name)
@@ -296,17 +214,12 @@ class ModelManager:
             )
         if name not in self._supervisor.models():
             raise ModelNotFoundError(f"No model '{name}' is loaded.", param="model")
-        work, cut_off = self._begin_unload(name)
-        await asyncio.shield(work)
-        return cut_off[0]
-
-    def _begin_unload(self, name: str) -> tuple[asyncio.Task[None], list[int]]:
-        """The task, and where it puts how many calls were cut off."""
         before = self._work.get(name)
         cut_off: list[int] = []
         self._supervisor.retire(name, "unloading")
         logger.info("model %s is unloaded", name)
-        return self._begin(name, self._unload(name, before, cut_off)), cut_off
+        await asyncio.shield(self._begin(name, self._unload(name, before, cut_off)))
+        return cut_off[0]
 
     async def _unload(
         self, name: str, before: asyncio.Task[None] | None, cut_off: list[int]

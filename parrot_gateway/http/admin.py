@@ -16,13 +16,13 @@ class AdminRoutes(RouteTable):
     """A table of routes, and the check of the operator's key before each.
 
     Args:
-        key: the secret, of which only the hash is kept; None turns the routes off.
+        keys: checks the admin key; one that requires none turns the routes off.
         objects: those whose methods were marked by `route`.
     """
 
-    def __init__(self, key: str | None, *objects: object) -> None:
+    def __init__(self, keys: KeyCheck, *objects: object) -> None:
         super().__init__(*objects, check=self.check)
-        self._keys = KeyCheck(key)
+        self._keys = keys
 
     def check(self, exchange: Exchange) -> None:
         """Whether the caller has the key, as `Authorization: Bearer …` or `x-api-key`.

@@ -80,9 +80,8 @@ class KeyCheck:
         self.required = key is not None
 
     def use(self, key: str) -> None:
-        """Take another key from now on, where there was one before."""
-        if self._digest is not None:
-            self._digest = _digest(key.encode())
+        """Check against another key from now on."""
+        self._digest = _digest(key.encode())
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """The tenant of a caller; either header is enough.
@@ -96,18 +95,19 @@ class KeyCheck:
         """
         if self._digest is None:
             return DEFAULT_TENANT
-        if api_key is not None and self._is_key(api_key):
+        if api_key is not None and self.is_key(api_key):
             return DEFAULT_TENANT
         if authorization is None and api_key is None:
             raise AuthenticationError(
                 "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
             )
         scheme, _, credentials = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not self._is_key(credentials):
+        if scheme.lower() != b"bearer" or not self.is_key(credentials):
             raise AuthenticationError("Incorrect API key provided.")
         return DEFAULT_TENANT
 
-    def _is_key(self, credentials: bytes) -> bool:
+    def is_key(self, credentials: bytes) -> bool:
+        """Whether this is the key, blanks around it aside."""
         assert self._digest is not None
         return hmac.compare_digest(_digest(credentials.strip()), self._digest)
 
@@ -160,10 +160,6 @@ class CallGate:
         elif drained and refuse_after_s is not None:
             loop = asyncio.get_running_loop()
             self._refusal = loop.call_later(refuse_after_s, self._refuse_drained)
-
-    def set_limit(self, limit: int) -> None:
-        """Take so many calls at once, from the next one on; those in work go on."""
-        self._limit = limit
 
     def _refuse_drained(self) -> None:
         self._refusal, self._refuses_drained = None, True
@@ -305,13 +301,6 @@ class Dispatcher:
         self._gate = gate
         self._calls = calls
         self._log_access = log_access
-
-    def take_over(self, other: Dispatcher) -> None:
-        """Answer as another dispatcher does, from the next request on.
-
-        Requests in work go on with what they began with.
-        """
-        vars(self).update(vars(other))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's request (ASGI)."""

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from parrot_scheduler.foretold import UNKNOWN_RETURNS, ForetoldGroups, expected_returns, feeds_group
@@ -73,20 +73,12 @@ class InferredMetadata:
         self._end_application = end_application
         self._clock = clock
         self._memory_needed = memory_needed
-        self._groups: ForetoldGroups | None = None
-        self._lengths = self._sessions = self._prefixes = False
-        self.use(linking.settings.use)
-        #: When each was used last, in that order.
-        self._used: OrderedDict[str, float] = OrderedDict()
-
-    def use(self, names: Collection[str]) -> None:
-        """Use so much of what is inferred, from the next call on; see `LinkingSettings.use`."""
+        names = linking.settings.use
+        self._groups = ForetoldGroups(_GROUP_GAP_S) if "groups" in names else None
         self._lengths, self._sessions = "lengths" in names, "sessions" in names
         self._prefixes = "prefixes" in names
-        if "groups" not in names:
-            self._groups = None
-        elif self._groups is None:
-            self._groups = ForetoldGroups(_GROUP_GAP_S)
+        #: When each was used last, in that order.
+        self._used: OrderedDict[str, float] = OrderedDict()
 
     async def of(self, exchange: Exchange, body: bytes) -> CallMetadata:
         """What is to be known of a call; an ordinary one where nothing is used of it.

@@ -111,7 +111,6 @@ class LinkingService:
     """
 
     def __init__(self, settings: LinkingSettings) -> None:
-        #: `take_settings` replaces them.
         self.settings = settings
         self.process: Process | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -133,10 +132,6 @@ class LinkingService:
         self._watcher: Callable[[LinksChanged], None] | None = None
         self.is_running = False
         self.forecasts = Forecasts()
-
-    def take_settings(self, settings: LinkingSettings) -> None:
-        """Link by other switches from the next call on; the process keeps its bounds."""
-        self.settings = settings
 
     async def start(self) -> None:
         """Start the process; it is started again whenever it ends. The first call is linked too."""

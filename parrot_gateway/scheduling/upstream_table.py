@@ -60,8 +60,8 @@ class UpstreamTable(dict[str, AnyUpstream]):
         await asyncio.gather(*(_listed(upstream) for upstream in self.values()))
 
     async def prepare(self, settings: Iterable[UpstreamSettings]) -> dict[str, AnyUpstream]:
-        """What the table shall hold from the exchange on; new ones know their models, if they
-        answer in time. Nothing has changed yet.
+        """The upstreams that the table shall hold from the exchange on. New ones know their models,
+        if they answer in time. Nothing has changed yet.
 
         Raises:
             ConfigError: the key of one cannot be read.
@@ -77,14 +77,10 @@ class UpstreamTable(dict[str, AnyUpstream]):
                 await upstream.open()
             await asyncio.gather(*(_listed(upstream) for upstream in new))
         except BaseException:
-            await self.discard(found)
+            for upstream in self._only_in(found):
+                await upstream.close()
             raise
         return found
-
-    async def discard(self, prepared: Mapping[str, AnyUpstream]) -> None:
-        """What was prepared is not wanted."""
-        for upstream in self._only_in(prepared):
-            await upstream.close()
 
     def exchange(self, prepared: Mapping[str, AnyUpstream], retire_after_s: float) -> None:
         """Hold what was prepared, from now on.

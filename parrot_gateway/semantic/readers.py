@@ -25,10 +25,6 @@ class Readers:
     #: Waits at this moment.
     count: int = 0
 
-    def set_timeout(self, seconds: float) -> None:
-        """See `timeout_s`; for waits that begin from now on."""
-        self.timeout_s = seconds
-
     async def wait(
         self,
         variable: Variable,

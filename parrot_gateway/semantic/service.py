@@ -109,17 +109,6 @@ class SemanticService:
         self._on_session_closed = on_session_closed
         self._sweeper: asyncio.Task[None] | None = None
 
-    def take_settings(self, limits: SessionSettings, call_timeout_s: float) -> None:
-        """Keep to other limits and another timeout from now on.
-
-        Sessions that there are keep the limits of one session that they began with, and calls
-        that run their time.
-        """
-        self.limits, self.call_timeout_s = limits, call_timeout_s
-        self.sessions.take_limits(limits)
-        self.readers.set_timeout(call_timeout_s)
-        self.executor.take_settings(limits, call_timeout_s)
-
     def start(self) -> None:
         """Begin to close idle sessions in time."""
 

@@ -67,10 +67,6 @@ class SessionStore:
         self._evicted = 0
         self._expired = 0
 
-    def take_limits(self, limits: SessionSettings) -> None:
-        """Keep to these from now on; what is too much makes room as more comes."""
-        self.limits = limits
-
     def __len__(self) -> int:
         return len(self._owners)
 

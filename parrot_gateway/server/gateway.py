@@ -82,6 +82,7 @@ class Gateway:
             settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
         )
         self._has_key = api_key_of(settings) is not None
+        self._has_admin_key = admin_key_of(settings) is not None
         telemetry = settings.telemetry
         has_traces = telemetry.traces_endpoint is not None
         wanted = None
@@ -108,13 +109,13 @@ class Gateway:
             self.supervisor,
             Downloads(link.max_downloads, link.max_download_bytes, link.download_stall_s),
             last_used=last_used,
-            reserved=_reserved_names(settings),
+            reserved=self._reserved_names,
             waiting=self.scheduling.waiting,
             refuse_waiting=self.scheduling.refuse_waiting,
         )
         self.adapters = AdapterService(
             self.registry,
-            _adapter_bases(settings),
+            {name: item.served_name for item in settings.models for name in item.adapters},
             lambda name: self.models.knows(name),
             link.load_timeout_s,
         )
@@ -139,7 +140,7 @@ class Gateway:
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,
-            ModelRunner(self.models, lambda: self.settings.server.call_timeout_s, clock=time.time),
+            ModelRunner(self.models, call_timeout_s, clock=time.time),
             call_timeout_s=call_timeout_s,
             fill_ahead=FillAhead(
                 settings.sessions.fill_ahead_tokens, self.models.least_busy_engine
@@ -188,40 +189,21 @@ class Gateway:
             item, self.scheduling, self.task_updater, gateway_has_key=self._has_key
         )
 
-    async def prepare(self, settings: Settings) -> dict[str, AnyUpstream]:
-        """The upstreams of other settings; whoever is not given to `take_settings` is to be
-        discarded. Nothing has changed yet.
-
-        Raises:
-            ConfigError: these settings cannot be taken over.
-        """
-        self.model_manager.plan(settings.models, settings.engines)
-        return await self.upstreams.prepare(settings.upstreams)
-
     def take_settings(self, settings: Settings, upstreams: Mapping[str, AnyUpstream]) -> None:
-        """Take over what of other settings concerns the parts, at once and whole, or nothing of it.
+        """Take over the aliases of other settings, and their upstreams as the table prepared them.
 
-        Args:
-            settings: only such are changed as may be (`parrot_gateway.settings.reload`).
-            upstreams: from `prepare`.
-
-        Raises:
-            ConfigError: models cannot be loaded beside those that there are by now.
+        Nothing waits and nothing fails.
         """
-        planned = self.model_manager.plan(settings.models, settings.engines)
-        server = settings.server
-        longest_s = max(server.call_timeout_s, self.settings.server.call_timeout_s)
         self.settings = settings
-        self.gate.set_limit(server.max_running_calls)
-        self.semantic.take_settings(settings.sessions, server.call_timeout_s)
-        self.responses.take_limits(settings.responses)
-        self.background.set_limit(settings.responses.max_background)
-        self.upstreams.exchange(upstreams, longest_s)
+        self.upstreams.exchange(upstreams, settings.server.call_timeout_s)
         self.models.set_aliases(settings.aliases)
-        self.adapters.configure(_adapter_bases(settings))
-        self.linking.take_settings(settings.linking)
-        self.inferred.use(settings.linking.use)
-        self.model_manager.change(planned, settings.engines, _reserved_names(settings))
+
+    def _reserved_names(self) -> list[str]:
+        """The names of upstreams and aliases, which no model may have."""
+        reserved = [name for name in self.settings.aliases if "*" not in name]
+        for item in self.settings.upstreams:
+            reserved += [item.name, *item.servers]
+        return reserved
 
     def _is_drained(self, model: str) -> bool:
         """Whether the operator has drained all engines of a model, by its name in the scheduler."""
@@ -255,7 +237,7 @@ class Gateway:
             "uptime_s": round(time.time() - self.started_at, 1),
             "draining": self.gate.is_draining,
             # Without one there are no actions; with one, only those who have it see the page.
-            "needs_admin_key_for_actions": admin_key_of(self.settings) is None,
+            "needs_admin_key_for_actions": not self._has_admin_key,
             "calls": {
                 "running": self.gate.running,
                 "accepted": self.gate.accepted,
@@ -387,16 +369,3 @@ def _scheduling(
     return SchedulerRunner(
         Scheduler(settings.config), drop_kept, recorder=recorder, explanations=explanations
     )
-
-
-def _reserved_names(settings: Settings) -> list[str]:
-    """Names that no model may have."""
-    reserved = [name for name in settings.aliases if "*" not in name]
-    for item in settings.upstreams:
-        reserved += [item.name, *item.servers]
-    return reserved
-
-
-def _adapter_bases(settings: Settings) -> dict[str, str]:
-    """Names of the models that adapters of the settings belong to, by names of these."""
-    return {name: item.served_name for item in settings.models for name in item.adapters}

@@ -22,7 +22,6 @@ from parrot_gateway.exceptions import (
     NotFoundError,
 )
 from parrot_gateway.http.dispatch import KeyCheck
-from parrot_gateway.settings.model import admin_key_of
 from parrot_gateway.telemetry.metrics.exposition import negotiate
 from parrot_gateway.ui.static_files import REFERENCE, SAFE_HEADERS
 
@@ -110,10 +109,9 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     return app
 
 
-def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck) -> None:
+def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck, admin_keys: KeyCheck) -> None:
     """Let `app` answer `/metrics` to callers with the gateway's key or the admin key, or to all."""
-    settings = gateway.settings
-    admin_keys = KeyCheck(admin_key_of(settings))
+    access = gateway.settings.telemetry.metrics_access
 
     @app.get(
         "/metrics",
@@ -124,7 +122,7 @@ def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck) -> None:
     async def metrics(request: Request) -> PlainTextResponse:
         given = dict(request.scope["headers"])
         credentials = given.get(b"authorization"), given.get(b"x-api-key")
-        if settings.telemetry.metrics_access == "key":
+        if access == "key":
             try:
                 keys.check(*credentials)
             except AuthenticationError:

@@ -1,6 +1,7 @@
-"""Other settings for a running gateway: checked whole, then taken over at once or not at all.
+"""Exchanges settings of a running gateway: all that changed, or nothing.
 
-New calls go by the new settings; those that run end by the ones that they began with.
+Keys, upstreams, aliases and the log level are taken over (`LIVE`). A change of any other setting is
+refused and needs a restart. Calls that run end on the upstream that they began with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from parrot_gateway.exceptions import (
     ConflictError,
@@ -20,17 +22,20 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     PreconditionFailedError,
 )
+from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
-from parrot_gateway.settings.reload import changed_fields, fields_of, reload_of
 from parrot_gateway.settings.secret_reference import HIDDEN, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
 from parrot_gateway.telemetry.logs import set_log_level
 
 logger = logging.getLogger(__name__)
 
-#: What a request's body is called in messages.
+#: The settings that a running gateway takes over.
+LIVE = frozenset({"server.api_key", "server.admin_key", "server.log_level", "upstreams", "aliases"})
+
+#: Stands for a request's body in messages.
 _BODY = "request body"
 
 
@@ -38,7 +43,7 @@ class SettingsReloader:
     """Takes other settings over.
 
     Args:
-        gateway: whose settings they are.
+        gateway: has the settings.
         sources: where the present ones come from.
         read: reads all sources anew; None where there is no file to be read again.
     """
@@ -52,14 +57,10 @@ class SettingsReloader:
         self._gateway = gateway
         self._sources = sources
         self._read = read
-        self._build: Callable[[Settings], Callable[[], None]] = lambda _: lambda: None
         self._lock = asyncio.Lock()
-        #: Hashes of the keys of callers and of the operator.
-        self._keys = _keys_of(gateway.settings)
-
-    def routes_by(self, build: Callable[[Settings], Callable[[], None]]) -> None:
-        """Have `build` make routes of settings; what it returns puts them into service."""
-        self._build = build
+        #: Check callers and the operator.
+        self.keys = KeyCheck(api_key_of(gateway.settings))
+        self.admin_keys = KeyCheck(admin_key_of(gateway.settings))
 
     @property
     def etag(self) -> str:
@@ -68,8 +69,8 @@ class SettingsReloader:
         return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
 
     def describe(self) -> dict[str, Any]:
-        """The present settings, where each comes from that is not a default, and how each is
-        taken over; plain types."""
+        """The present settings, where each comes from that is not a default, and whether each is
+        taken over or needs a restart; plain types."""
         settings = self._gateway.settings
         names = list(fields_of(settings))
         places = {name: tuple(name.split(".")) for name in names}
@@ -80,7 +81,7 @@ class SettingsReloader:
                 for name, place in places.items()
                 if self._sources.is_given(place)
             },
-            "reload": {name: reload_of(name) for name in names},
+            "reload": {name: "live" if name in LIVE else "restart" for name in names},
         }
 
     async def reload(self) -> None:
@@ -136,8 +137,22 @@ class SettingsReloader:
         gateway = self._gateway
         settings = await asyncio.to_thread(sources.settings)
         check_exposure(settings)
-        changed = changed_fields(gateway.settings, settings)
-        _check_changes(changed, from_file=from_file)
+        changed = _changed_fields(gateway.settings, settings)
+        new_keys = {
+            "server.api_key": (self.keys, api_key_of(settings)),
+            "server.admin_key": (self.admin_keys, admin_key_of(settings)),
+        }
+        fixed = [name for name in changed if name not in LIVE]
+        # Routes exist, and callers are let in, by whether there is a key at all.
+        fixed += [
+            name for name, (keys, key) in new_keys.items() if keys.required != (key is not None)
+        ]
+        if fixed:
+            raise ConflictError(
+                f"{', '.join(fixed)}: changed by a restart only. Nothing has changed.",
+                param=fixed[0],
+                code="restart_required",
+            )
         files = _key_files(settings) - _key_files(gateway.settings)
         if files and not from_file:
             raise ForbiddenError(
@@ -145,37 +160,37 @@ class SettingsReloader:
                 param="api_key",
                 code="file_only",
             )
-        keys = _keys_of(settings)
-        if (keys["api_key"] is None) != (self._keys["api_key"] is None):
-            raise _needs_restart("server.api_key")
-        upstreams = await gateway.prepare(settings)
+        upstreams = await gateway.upstreams.prepare(settings.upstreams)
+        # NOTE: from here on nothing waits and nothing fails.
         if any(upstreams[name] is not gateway.upstreams.get(name) for name in upstreams):
             changed += [] if "upstreams" in changed else ["upstreams.api_key"]
-        changed += [f"server.{name}" for name in keys if keys[name] != self._keys[name]]
-        try:
-            put_into_service = self._build(settings)
-            gateway.take_settings(settings, upstreams)
-        except BaseException:
-            await gateway.upstreams.discard(upstreams)
-            raise
-        # NOTE: from here on nothing waits and nothing fails.
-        put_into_service()
-        self._sources, self._keys = sources, keys
+        gateway.take_settings(settings, upstreams)
+        for name, (keys, key) in new_keys.items():
+            if key is not None and not keys.is_key(key.encode()):
+                keys.use(key)
+                changed.append(name)
+        self._sources = sources
         set_log_level(settings.server.log_level)
         return list(dict.fromkeys(changed))
 
 
-def _keys_of(settings: Settings) -> dict[str, bytes | None]:
-    """Hashes of the keys that callers send.
+def fields_of(settings: Settings) -> dict[str, Any]:
+    """All settings by `section.field`, or by `field` where there is no section."""
+    found: dict[str, Any] = {}
+    for name in type(settings).model_fields:
+        section = getattr(settings, name)
+        if isinstance(section, BaseModel):
+            fields = type(section).model_fields
+            found |= {f"{name}.{field}": getattr(section, field) for field in fields}
+        else:
+            found[name] = section
+    return found
 
-    Raises:
-        ConfigError: one cannot be read.
-    """
-    keys = {"api_key": api_key_of(settings), "admin_key": admin_key_of(settings)}
-    return {
-        name: None if key is None else hashlib.sha256(key.encode()).digest()
-        for name, key in keys.items()
-    }
+
+def _changed_fields(before: Settings, after: Settings) -> list[str]:
+    """Names of the settings that differ."""
+    old, new = fields_of(before), fields_of(after)
+    return [name for name in old if old[name] != new[name]]
 
 
 def _key_files(settings: Settings) -> set[str]:
@@ -183,28 +198,6 @@ def _key_files(settings: Settings) -> set[str]:
     references = [settings.server.api_key, settings.server.admin_key, settings.engines.join_key]
     references += [upstream.api_key for upstream in settings.upstreams]
     return {each for each in references if each is not None and each.startswith("file:")}
-
-
-def _check_changes(changed: list[str], *, from_file: bool) -> None:
-    fixed = [name for name in changed if reload_of(name) == "restart"]
-    if fixed:
-        raise _needs_restart(*fixed)
-    of_file = [name for name in changed if reload_of(name) == "file"]
-    if of_file and not from_file:
-        raise ForbiddenError(
-            f"{', '.join(of_file)}: changed in the settings file only (then SIGHUP), as they name "
-            "folders and code. Models are also loaded by /admin/v1/models.",
-            param=of_file[0],
-            code="file_only",
-        )
-
-
-def _needs_restart(*names: str) -> ConflictError:
-    return ConflictError(
-        f"{', '.join(names)}: changed by a restart only. Nothing has changed.",
-        param=names[0],
-        code="restart_required",
-    )
 
 
 def _parse(body: bytes) -> ConfigFile:

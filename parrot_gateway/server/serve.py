@@ -161,7 +161,7 @@ def _serve(
     gateway = Gateway(settings)
     sources = sources or SettingsSources(ConfigFile.empty())
     reloader = SettingsReloader(gateway, sources, read)
-    gateway.call_records.sinks.append(CallLog(log, lambda: gateway.settings.server.access_log))
+    gateway.call_records.sinks.append(CallLog(log, settings.server.access_log))
     app = create_app(
         gateway,
         reloader=reloader,

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
@@ -219,10 +218,10 @@ class CallLog:
 
     Args:
         log: where to.
-        logs_all: whether to log the others too, at info; settings may change.
+        logs_all: whether to log the others too, at info.
     """
 
-    def __init__(self, log: Log, logs_all: Callable[[], bool]) -> None:
+    def __init__(self, log: Log, logs_all: bool) -> None:
         self._log = log
         self._logs_all = logs_all
         self._levels = logging.getLogger(CALLS)
@@ -231,7 +230,7 @@ class CallLog:
         if record.status >= 500 or (record.error_code is not None and record.status < 400):
             if self._levels.isEnabledFor(logging.WARNING):
                 self._log.call(record, "warning", "call failed")
-        elif self._logs_all() and self._levels.isEnabledFor(logging.INFO):
+        elif self._logs_all and self._levels.isEnabledFor(logging.INFO):
             self._log.call(record, "info", "call")
 
 

@@ -50,10 +50,6 @@ class LineCaller:
         self._handler = handler
         self._calls = calls
 
-    def use(self, handler: Handler) -> None:
-        """Answer lines by another handler, from the next one on."""
-        self._handler = handler
-
     async def __call__(self, call: LineCall) -> LineAnswer:
         answer = _Answer()
         scope: Scope = {

@@ -58,10 +58,6 @@ class BackgroundTasks:
         self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def set_limit(self, limit: int) -> None:
-        """Take so many at once, from the next one on."""
-        self._limit = limit
-
     def check_room(self) -> None:
         """Refuse another task where there are too many.
 

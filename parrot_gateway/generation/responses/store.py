@@ -111,10 +111,6 @@ class ResponseStore:
         self._tenants: dict[str, _Tenant] = {}
         self._count = 0
 
-    def take_limits(self, limits: ResponseSettings) -> None:
-        """Keep to these from now on; what is too much makes room as more is kept."""
-        self._limits = limits
-
     def response(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The tenant's response of that id; used now."""
         found = self._find(tenant, response_id, now)

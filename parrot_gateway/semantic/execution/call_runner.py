@@ -87,7 +87,7 @@ class ModelRunner:
     """The `CallRunner` of a gateway."""
 
     models: ModelDirectory
-    call_timeout_s: Callable[[], float]
+    call_timeout_s: float
     clock: Callable[[], float]
 
     async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
@@ -138,7 +138,7 @@ class ModelRunner:
                 param="tools",
             )
         generation_request = await call.generation_request(metadata.salt)
-        deadline = time.perf_counter() + self.call_timeout_s()
+        deadline = time.perf_counter() + self.call_timeout_s
         observers = [observer, CallObserver(job.record)]
         with Generation(placer, generation_request, deadline, observers) as generation:
             if generation_request.best_of > 1:

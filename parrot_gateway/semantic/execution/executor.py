@@ -79,11 +79,6 @@ class Executor:
     #: Called with a call that has ended.
     on_end: Callable[[Job], None]
 
-    def take_settings(self, limits: SessionSettings, run_timeout_s: float) -> None:
-        """See `limits` and `run_timeout_s`; for calls that come or begin from now on."""
-        self.limits, self.run_timeout_s = limits, run_timeout_s
-        self.unfinished.take_limits(limits)
-
     def __post_init__(self) -> None:
         self.unfinished = UnfinishedJobs(self.limits)
         self.deduplication = DeduplicationCache()

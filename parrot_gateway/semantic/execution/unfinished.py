@@ -29,10 +29,6 @@ class UnfinishedJobs:
         #: Bytes of the bodies.
         self.held_bytes = 0
 
-    def take_limits(self, limits: SessionSettings) -> None:
-        """Allow as many as these say, from the next one on."""
-        self._limits = limits
-
     def __len__(self) -> int:
         return len(self._jobs)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     OverloadedError,
 )
-from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
 
 #: What a download writes, by the name of its repository.
@@ -57,7 +55,7 @@ class Models:
             self.supervisor,
             Downloads(1, 100, command=self.pull_command),
             last_used=self.last_used,
-            reserved=["an-alias"],
+            reserved=lambda: ["an-alias"],
             waiting=lambda model: self.waiting.get(model, 0),
             refuse_waiting=lambda model, error: self.refused.append(error),
         )
@@ -253,49 +251,6 @@ async def test_an_unload_lets_running_calls_finish(models: Models) -> None:
 
 async def _awaited(load: Any, name: str) -> None:
     await load(name)
-
-
-async def test_other_settings_load_what_is_new_once_what_is_gone_has_ended(
-    models: Models, tmp_path: Path
-) -> None:
-    second = ModelSettings(model=str(tmp_path), name="second", memory_share=0.9)
-    planned = models.manager.plan([second], EngineLinkSettings())
-    assert (planned.added, planned.removed) == ([second], ["first"])
-    engine = models.registry.serving["first"][0]
-    engine.running = 1
-    models.manager.change(planned, EngineLinkSettings(load_wait_s=7), [])
-    assert (models.state("first"), models.state("second")) == ("unloading", "loading")
-    assert models.supervisor.models() == ["second"]
-    await eventually(lambda: engine.draining)
-    assert models.supervisor.processes_of("second")[0].task is None
-    engine.running = 0
-    engine._wake_idle_waiters()
-    await models.join("second")
-    assert models.state("second") == "ready"
-    assert models.manager.configured == {"second": second}
-    planned = models.manager.plan([second], EngineLinkSettings())
-    assert (planned.added, planned.removed) == ([], [])
-
-
-async def test_models_that_cannot_be_changed_while_calls_run(
-    models: Models, tmp_path: Path
-) -> None:
-    await models.load_ready("by-hand", memory_share=0.5)
-    first, limits = ModelSettings(model="first"), EngineLinkSettings(max_models=3)
-
-    def refusal(*wanted: ModelSettings) -> str:
-        with pytest.raises(ConfigError) as caught:
-            models.manager.plan([first, *wanted], limits)
-        return str(caught.value)
-
-    with pytest.raises(ConfigError, match="'first' is served with other settings"):
-        models.manager.plan([ModelSettings(model="first", num_blocks=3)], limits)
-    assert "'by-hand' is there already (ready)" in refusal(ModelSettings(model="by-hand"))
-    folder = str(tmp_path)
-    assert "come to 1.1" in refusal(ModelSettings(model=folder, name="x", memory_share=0.6))
-    two = [ModelSettings(model=folder, name=name) for name in "xy"]
-    assert "engines.max_models" in refusal(*two)
-    assert models.supervisor.models() == ["first", "by-hand"]
 
 
 async def test_an_unload_cuts_off_what_takes_too_long() -> None:

@@ -8,10 +8,10 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import yaml
 from harness.fake_upstream import FakeUpstream
@@ -20,8 +20,12 @@ from hypothesis import strategies as st
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
 
-from parrot_gateway.settings.model import UpstreamSettings
+from parrot_gateway.server.reload import LIVE, SettingsReloader, fields_of
+from parrot_gateway.settings.config_file import ConfigFile
+from parrot_gateway.settings.model import Settings, UpstreamSettings
+from parrot_gateway.settings.sources import SettingsSources
 
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 ADMIN = {"Authorization": "Bearer the-admin-key"}
 SLOW = {"x-fake": "chunks=30,delay_ms=3,key=slow"}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -77,12 +81,11 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARROT_ADMIN_KEY", "the-admin-key")
     monkeypatch.setenv("UP_KEY", "key-of-the-upstream")
     monkeypatch.setenv("OTHER_KEY", "another-key")
+    monkeypatch.setenv("NEXT_ADMIN_KEY", "the-next-admin-key")
 
 
 @asynccontextmanager
-async def configured(
-    count: int = 2, engine: ScriptedRemoteEngine | None = None
-) -> AsyncIterator[Configured]:
+async def configured(count: int = 2, *, api_key: str | None = None) -> AsyncIterator[Configured]:
     fakes = [FakeUpstream() for _ in range(count)]
     async with AsyncExitStack() as stack:
         for fake in fakes:
@@ -95,7 +98,9 @@ async def configured(
         url = fakes[0].url.replace("//", "//bob:hunter2@")
         hidden = UpstreamSettings(name="hidden", url=url, models=[])
         service = await stack.enter_async_context(
-            serving(engine or ScriptedRemoteEngine(), upstreams=[upstream, hidden])
+            serving(
+                ScriptedRemoteEngine(), upstreams=[upstream, hidden], server={"api_key": api_key}
+            )
         )
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root, timeout=30))
         await service.gateway.upstreams.start()
@@ -113,6 +118,7 @@ async def test_what_is_shown_holds_no_secret_and_can_be_sent_back() -> None:
         assert shown["settings"]["upstreams"][0]["api_key"] == "env:UP_KEY"
         assert shown["reload"]["server.port"] == "restart"
         assert shown["reload"]["aliases"] == "live"
+        assert set(shown["reload"]) == set(fields_of(Settings()))
         same = await gateway.put(shown["settings"], answer.headers["etag"])
         assert (same.status_code, same.json()["changed"]) == (200, [])
         assert same.headers["etag"] == answer.headers["etag"]
@@ -166,39 +172,15 @@ async def test_calls_at_any_moment_see_one_set_of_settings_whole() -> None:
         assert seen == {("one", "model-of-one"), ("other", "model-of-other")}
 
 
-async def test_a_stream_of_own_engines_goes_on_while_limits_change() -> None:
-    engine = ScriptedRemoteEngine(automatic=False)
-    async with configured(engine=engine) as gateway:
-        ask = gateway.client.completions.create
-        running = asyncio.create_task(ask(model="m", prompt="Say", max_tokens=8))
-        await engine.wait_for(lambda: bool(engine.contexts))
-        assert await gateway.change(server={"max_running_calls": 1}) == ["server.max_running_calls"]
-        with pytest.raises(openai.InternalServerError) as refused:
-            await ask(model="m", prompt="Say")
-        assert "server.max_running_calls" in refused.value.message
-        await gateway.change(
-            server={"max_running_calls": 9, "max_body_bytes": 100, "call_timeout_s": 0.01}
-        )
-        with pytest.raises(openai.APIStatusError) as refused_body:
-            await ask(model="m", prompt="Say " * 50)
-        assert refused_body.value.status_code == 413
-        with pytest.raises(openai.InternalServerError) as late:
-            await ask(model="m", prompt="Say")
-        assert late.value.status_code == 504
-        # What has begun has the time that it was given.
-        engine.automatic = True
-        engine.step()
-        assert (await running).choices[0].text == "Hello world"
-
-
 async def test_what_cannot_be_taken_over_changes_nothing() -> None:
     async with configured() as gateway:
         settings, tag = await gateway.get()
         wrong: list[tuple[Any, int, str, str | None]] = [
             ({"server": {"port": 1}}, 409, "restart_required", "server.port"),
             ({"scheduler": {"policy": "paper"}}, 409, "restart_required", "scheduler.policy"),
-            ({"models": [{"model": "parrot-demo"}]}, 403, "file_only", "models"),
-            ({"engines": {"model_folders": ["/"]}}, 403, "file_only", "engines.model_folders"),
+            ({"models": [{"model": "parrot-demo"}]}, 409, "restart_required", "models"),
+            ({"engines": {"max_models": 2}}, 409, "restart_required", "engines.max_models"),
+            ({"server": {"access_log": True}}, 409, "restart_required", "server.access_log"),
             ({"server": {"prot": 1}}, 400, "invalid_settings", "server.prot"),
             ({"aliases": 7}, 400, "invalid_settings", "aliases"),
             ({"server": {"admin_key": "env:NOT_SET_ANYWHERE"}}, 400, "invalid_settings", None),
@@ -270,48 +252,102 @@ async def test_upstreams_of_several_servers_are_exchanged() -> None:
         assert (await gateway.ask("b"))[0].startswith("fleet-")
 
 
-async def test_limits_of_sessions_and_responses() -> None:
+async def test_the_log_level_changes() -> None:
     async with configured() as gateway:
-
-        async def session_of(headers: dict[str, str]) -> str | None:
-            raw = await gateway.client.completions.with_raw_response.create(
-                model="m", prompt="Say", extra_headers=headers
-            )
-            return raw.headers.get("x-parrot-session")
-
-        old, _ = await gateway.get()
-        assert await session_of({"x-my-run": "7"}) is None
-        changed = await gateway.change(
-            sessions={**old["sessions"], "max_sessions": 1, "identity": ["header:x-my-run"]},
-            responses={**old["responses"], "max_stored": 1},
-        )
-        assert changed == ["sessions.identity", "sessions.max_sessions", "responses.max_stored"]
-        first = await session_of({"x-my-run": "7"})
-        assert first is not None
-        assert await session_of({"x-my-run": "8"}) != first
-        sessions = (await gateway.http.get("/v1/sessions")).json()["data"]
-        assert [each["name"] for each in sessions if not each.get("inferred")] == ["x-my-run:8"]
-        for _ in range(2):
-            await gateway.client.responses.create(model="m", input="Say")
-        assert (await gateway.http.get("/health")).json()["responses"]["entries"] == 1
-
-
-async def test_switches_and_the_log_level(caplog: pytest.LogCaptureFixture) -> None:
-    async with configured() as gateway:
-        linking = (await gateway.get())[0]["linking"]
-        changed = await gateway.change(
-            server={"access_log": True}, linking={**linking, "use": ["lengths"], "headers": True}
-        )
-        assert changed == ["server.access_log", "linking.headers", "linking.use"]
-        with caplog.at_level(logging.INFO, "parrot_gateway"):
-            await gateway.get()
-        assert any("/admin/v1/config" in record.getMessage() for record in caplog.records)
         level = logging.getLogger().level
         try:
-            await gateway.change(server={"log_level": "error"})
+            assert await gateway.change(server={"log_level": "error"}) == ["server.log_level"]
             assert logging.getLogger().level == logging.ERROR
         finally:
             logging.getLogger().setLevel(level)
+
+
+async def test_callers_and_the_operator_get_other_keys() -> None:
+    async with configured(api_key="env:UP_KEY") as gateway:
+        changed = await gateway.change(
+            server={"api_key": "env:OTHER_KEY", "admin_key": "env:NEXT_ADMIN_KEY"}
+        )
+        assert changed == ["server.api_key", "server.admin_key"]
+
+        async def status(path: str, key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return (await gateway.http.get(path, headers=headers)).status_code
+
+        for path, old, new in (
+            ("/v1/models", "key-of-the-upstream", "another-key"),
+            ("/metrics", "key-of-the-upstream", "another-key"),
+            ("/metrics", "the-admin-key", "the-next-admin-key"),
+            ("/admin/v1/config", "the-admin-key", "the-next-admin-key"),
+            ("/ui/api/overview", "the-admin-key", "the-next-admin-key"),
+        ):
+            assert (await status(path, old), await status(path, new)) == (401, 200), path
+
+
+async def test_the_key_of_calls_is_no_admin_key() -> None:
+    async with configured(api_key="env:UP_KEY") as gateway:
+        settings, tag = await gateway.get()
+        server = {**settings["server"], "admin_key": "env:UP_KEY"}
+        answer = await gateway.put({**settings, "server": server, "aliases": {"new": "a"}}, tag)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_settings")
+        assert "server.admin_key is the key of calls too" in answer.json()["error"]["message"]
+        assert await gateway.get() == (settings, tag)
+
+
+async def test_a_first_key_and_no_key_any_more_take_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with configured() as gateway:
+        settings, tag = await gateway.get()
+        server = {**settings["server"], "api_key": "env:OTHER_KEY"}
+        first = await gateway.put({**settings, "server": server}, tag)
+        monkeypatch.delenv("PARROT_ADMIN_KEY")
+        last = await gateway.put(settings, tag)
+        for answer, name in ((first, "server.api_key"), (last, "server.admin_key")):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (409, "restart_required")
+            assert error["param"] == name
+        assert (await gateway.http.get("/v1/models")).status_code == 200
+
+
+async def test_a_refused_reload_leaves_no_upstream_behind() -> None:
+    """A new upstream's key is wrong, or the request ends while another lists its models."""
+    connected, gone = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        while await reader.read(1024):
+            pass
+        gone.set()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, configured() as gateway:
+        settings, tag = await gateway.get()
+        new = {"name": "new", "url": f"http://127.0.0.1:{port}/v1"}
+        bad = gateway.upstream("bad", 1, api_key="env:NOT_SET_ANYWHERE")
+        answer = await gateway.put({**settings, "upstreams": [new, bad]}, tag)
+        assert answer.status_code == 400
+        assert not connected.is_set()
+
+        reloader = SettingsReloader(gateway.service.gateway, SettingsSources(ConfigFile.empty()))
+        body = json.dumps({**settings, "upstreams": [new]}).encode()
+        request = asyncio.create_task(reloader.put(body, tag))
+        await asyncio.wait_for(connected.wait(), 10)
+        request.cancel()
+        await asyncio.wait_for(gone.wait(), 10)
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert await gateway.get() == (settings, tag)
+        assert await gateway.ask("a") == ("up", "a")
+
+
+def test_the_documents_name_what_is_taken_over() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    table = text[text.index("### What is taken over") :]
+    rows = re.findall(r"^\| `([\w.]+)` \|", table[: table.index("\n## ")], re.MULTILINE)
+    assert sorted(rows) == sorted(LIVE)
+    assert set(fields_of(Settings())) >= LIVE
 
 
 #: Upstreams by name, with the scripted servers that they have.
@@ -327,7 +363,7 @@ _FAULTS = st.sampled_from(
         ({"upstreams": [{"name": "one", "url": "http://a/v1", "models": 5}]}, 400,
          "upstreams.0.models"),
         ({"linking": {"enabled": False}}, 409, "linking.enabled"),
-        ({"models": ["parrot-demo"]}, 403, "models"),
+        ({"models": ["parrot-demo"]}, 409, "models"),
     ]
 )  # fmt: skip
 _STEPS = st.lists(

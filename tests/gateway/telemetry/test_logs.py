@@ -29,10 +29,10 @@ for log_format in ("text", "json"):
     warnings.warn("old")
     record = CallRecord("req_1", "call_1", 1.0, "/v1/completions", model="a\\n\\x1b[31mb")
     record.status, record.ended = 200, 1.5
-    CallLog(log, lambda: False)(record)
-    CallLog(log, lambda: True)(record)
+    CallLog(log, False)(record)
+    CallLog(log, True)(record)
     set_log_level("error")
-    CallLog(log, lambda: True)(record)
+    CallLog(log, True)(record)
     logger.warning("not shown either")
     print("---")
 """
