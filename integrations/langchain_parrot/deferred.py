@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
@@ -28,27 +28,11 @@ DEFAULT_TIMEOUT_S = 600.0
 _GRACE_S = 10.0
 
 
-class Resolver(Protocol):
-    """Where values come from; both raise a `DeferredError` when there is none."""
-
-    def get(self, reference: str, timeout: float) -> str:
-        """The value of a reference; blocks for up to `timeout` seconds."""
-
-    async def aget(self, reference: str, timeout: float) -> str:
-        """The same without blocking the event loop."""
-
-    def get_all(self, references: list[str], timeout: float) -> list[str]:
-        """The values of several references, in one request."""
-
-    async def aget_all(self, references: list[str], timeout: float) -> list[str]:
-        """The same without blocking the event loop."""
-
-
 class GatewayResolver:
     """Reads variables by `GET /v1/variables/{reference}`, which waits for the value.
 
-    Goes through the `openai` client's own `get`, which is the same in openai 2.x and 3.x, and so
-    has its base URL, key, proxies and retries.
+    Raises a `DeferredError` where there is none. Goes through the `openai` client's own `get`,
+    which is the same in openai 2.x and 3.x, and so has its base URL, key, proxies and retries.
     """
 
     def __init__(self, clients: OpenAIClients) -> None:
@@ -154,7 +138,7 @@ class DeferredText:
     def __init__(
         self,
         reference: str | None,
-        resolver: Resolver | None,
+        resolver: GatewayResolver | None,
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         text: str | None = None,
@@ -191,7 +175,7 @@ class DeferredText:
                 self._text = await resolver.aget(reference, limit)
         return self._text
 
-    def _begin(self, timeout: float | None) -> tuple[Resolver, str, float]:
+    def _begin(self, timeout: float | None) -> tuple[GatewayResolver, str, float]:
         if self._failure is not None:
             raise self._failure
         assert self._resolver is not None
@@ -305,7 +289,7 @@ class GraphRun:
 
     def __init__(self) -> None:
         #: Resolver and time limit in seconds, by reference.
-        self._sources: dict[str, tuple[Resolver, float]] = {}
+        self._sources: dict[str, tuple[GatewayResolver, float]] = {}
         #: Whether `refer` has found a deferred text.
         self.has_read = False
 
@@ -314,7 +298,7 @@ class GraphRun:
         """Whether there are references whose texts are not known."""
         return bool(self._sources)
 
-    def add(self, reference: str, resolver: Resolver, timeout: float) -> None:
+    def add(self, reference: str, resolver: GatewayResolver, timeout: float) -> None:
         """Take note of a reference."""
         self._sources[reference] = (resolver, timeout)
 
@@ -362,13 +346,13 @@ class GraphRun:
                 texts.update(zip(references, values, strict=True))
         return _substituted(value, texts) if texts else value
 
-    def _wanted(self, value: Any) -> Iterable[tuple[Resolver, list[str], float]]:
+    def _wanted(self, value: Any) -> Iterable[tuple[GatewayResolver, list[str], float]]:
         """The references in a value, by who has their texts."""
         if not self._sources:
             return ()
         found: dict[str, None] = {}
         _collect(value, found)
-        by_resolver: dict[int, tuple[Resolver, list[str], float]] = {}
+        by_resolver: dict[int, tuple[GatewayResolver, list[str], float]] = {}
         for reference in found:
             source = self._sources.get(reference)
             if source is not None:

@@ -38,7 +38,7 @@ from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.scheduling.upstream_table import AnyUpstream, UpstreamTable
-from parrot_gateway.semantic.execution.call_runner import ModelRunner
+from parrot_gateway.semantic.execution.call_runner import CallRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
@@ -140,7 +140,7 @@ class Gateway:
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,
-            ModelRunner(self.models, call_timeout_s, clock=time.time),
+            CallRunner(self.models, call_timeout_s, clock=time.time),
             call_timeout_s=call_timeout_s,
             fill_ahead=FillAhead(
                 settings.sessions.fill_ahead_tokens, self.models.least_busy_engine

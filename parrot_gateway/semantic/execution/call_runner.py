@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -65,8 +64,13 @@ class JobObserver(TextObserver):
             self.check()
 
 
-class CallRunner(Protocol):
-    """Runs deferred calls."""
+@dataclass(frozen=True)
+class CallRunner:
+    """Runs deferred calls on the models of a gateway."""
+
+    models: ModelDirectory
+    call_timeout_s: float
+    clock: Callable[[], float]
 
     async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
         """Run a call and append its text to `job` as it comes.
@@ -79,18 +83,6 @@ class CallRunner(Protocol):
         Raises:
             GatewayError: the call failed.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class ModelRunner:
-    """The `CallRunner` of a gateway."""
-
-    models: ModelDirectory
-    call_timeout_s: float
-    clock: Callable[[], float]
-
-    async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
         observer = JobObserver(job, self.clock)
         model, tried = job.call.model, set[str]()
         while True:

@@ -16,13 +16,14 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
+from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import GatewayError, OverloadedError
-from parrot_gateway.generation.placement import Channel, GenerationEngine, salt_of
+from parrot_gateway.generation.placement import Channel, salt_of
 from parrot_gateway.generation.requests.chat import render_chat
 from parrot_gateway.generation.requests.prepared import prompts_of_texts
 from parrot_gateway.generation.requests.types import ChatBody
@@ -48,30 +49,8 @@ CHARACTERS_PER_TOKEN = 3
 PORTION_TIMEOUT_S = 60.0
 
 
-class QuietEngine(GenerationEngine, Protocol):
-    """The part of `RemoteEngine` that is used here."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def is_idle(self, *, idle: bool) -> bool:
-        """Whether no prompt waits on it; with `idle` whether it has no work at all."""
-        ...
-
-    async def wait_idle(self, *, idle: bool) -> None:
-        """Wait for `is_idle`.
-
-        Raises:
-            EngineLostError: the engine went away.
-        """
-        ...
-
-
 #: The engine where a model's next call will probably run; None when there is none.
-ChooseEngine = Callable[[str], QuietEngine | None]
+ChooseEngine = Callable[[str], RemoteEngine | None]
 
 
 class FillAheadStatistics(NamedTuple):
@@ -191,7 +170,7 @@ class FillAhead:
             del self._workers[model]
             del self._candidates[model]
 
-    async def _fill_for(self, job: Job, engine: QuietEngine) -> None:
+    async def _fill_for(self, job: Job, engine: RemoteEngine) -> None:
         try:
             tokens = await read_prompt_prefix(job, engine, self.min_tokens)
             count = max(0, len(tokens) - UNSURE_TOKENS)
@@ -223,14 +202,14 @@ class FillAhead:
             self._cut_off += 1
             logger.exception("%s: filling ahead failed", job.id)
 
-    def _has_room(self, engine: QuietEngine, more: int) -> bool:
+    def _has_room(self, engine: RemoteEngine, more: int) -> bool:
         """Whether prefixes of waiting calls stay within `CACHE_SHARE`."""
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity
 
 
-async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int) -> list[int]:
+async def read_prompt_prefix(job: Job, engine: RemoteEngine, min_tokens: int) -> list[int]:
     """The prefix of a call's prompt as tokens; the last ones may change with what follows.
 
     A marker takes the place of each missing input, and the text before the first marker in the

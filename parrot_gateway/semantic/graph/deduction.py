@@ -44,10 +44,6 @@ class Deduction:
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     #: Task groups, as sets of call ids.
     groups: Mapping[frozenset[str], Objective] = field(default_factory=dict)
-    #: Ids of calls on the critical chain of some wait.
-    critical: frozenset[str] = frozenset()
-    #: Waits that were not walked back, because of `MAX_STEPS`.
-    truncated: int = 0
 
     def objective_of(self, call_id: str) -> Objective:
         return self.objectives.get(call_id, THROUGHPUT)
@@ -61,8 +57,6 @@ class Deduction:
         return Deduction(
             {call: objective for call, objective in self.objectives.items() if call in calls},
             {group: it for group, it in self.groups.items() if not group.isdisjoint(calls)},
-            self.critical.intersection(calls),
-            self.truncated,
         )
 
 
@@ -83,17 +77,13 @@ def deduce(
     Args:
         graph: unknown and finished parts of it are skipped.
         waited: objectives of waits, by variable id.
-        calls: objectives of calls whose clients wait for the answer itself, by call id. Without
-            `start`, every `given_objective` counts as well.
+        calls: objectives of calls whose clients wait for the answer itself, or gave them, by call
+            id.
         start: adds to an earlier result, at the cost of the walk back from the new waits. Takes
             nothing back, also where a call that was alone on its height has company by now.
     """
     waits: list[tuple[Objective, str, bool]] = [(o, v, False) for v, o in waited.items()]
     waits += [(o, c, True) for c, o in (calls or {}).items()]
-    if start is None:
-        for node in graph.unfinished:
-            if isinstance(node, CallNode) and node.given_objective is not None:
-                waits.append((node.given_objective, node.id, True))
     waits.sort(key=lambda a: ((-a[0].strength[0], -a[0].strength[1]), a[1], a[2]))
     walker = _Walker(graph, start or Deduction())
     for objective, name, is_call in waits:
@@ -131,19 +121,16 @@ class _Walker:
         self._graph = graph
         self._objectives = dict(start.objectives)
         self._groups = dict(start.groups)
-        self._critical = set(start.critical)
-        self._truncated = start.truncated
         self._producers: dict[str, list[CallNode]] = {}
         self._steps = 0
 
     def result(self) -> Deduction:
-        return Deduction(self._objectives, self._groups, frozenset(self._critical), self._truncated)
+        return Deduction(self._objectives, self._groups)
 
     def walk(self, roots: Sequence[CallNode], objective: Objective, *, is_direct: bool) -> None:
         """Walk one wait back. `is_direct`: the one root writes what is waited for."""
         behind = travels_as(objective)
         if self._steps > MAX_STEPS:
-            self._truncated += 1
             for root in roots:
                 self._raise_to(root.id, objective if is_direct else behind)
             return
@@ -154,7 +141,6 @@ class _Walker:
         alone = Counter(heights.values())
         for call_id, height in heights.items():
             if alone[height] == 1:
-                self._critical.add(call_id)
                 self._raise_to(call_id, objective if is_direct and height == 0 else behind)
             else:
                 self._raise_to(call_id, THROUGHPUT if behind == LATENCY else behind)

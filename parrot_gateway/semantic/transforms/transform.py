@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+
+from parrot_engine.text.tokenizer import Tokenizer
 
 from parrot_gateway.exceptions import TransformError, TransformSyntaxError
 from parrot_gateway.semantic.templates.json_text import well_formed
@@ -92,15 +93,7 @@ def parse_transform(text: str) -> Transform:
     return Transform(text, tuple(steps), needs_tokens)
 
 
-class TokenCounter(Protocol):
-    """The part of a tokenizer that `token_cutter` uses."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
-
-
-def token_cutter(tokenizer: TokenCounter) -> Callable[[str, int], str]:
+def token_cutter(tokenizer: Tokenizer) -> Callable[[str, int], str]:
     """Gives a function that returns a beginning of a text of at most so many tokens.
 
     The longest one, except for texts whose tokens do not spell them exactly.
