@@ -12,6 +12,7 @@ import ssl
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,63 +25,57 @@ HEARTBEAT_S = 0.5
 #: Few rows, so that a handful of calls fills a batch and the next one has to wait.
 DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 
+TESTS = Path(__file__).parent
 #: Files that take longest, the longest first; the order of all others does not matter.
 LONG = (
     "test_openai_3.py",
-    "test_page.py",
-    "test_examples_run.py",
-    "test_python_blocks.py",
-    "test_serve.py",
-    "test_kernels_attention.py",
-    "test_tensor_parallel.py",
-    "test_linked_programs.py",
-    "test_client_structured.py",
-    "test_schemathesis.py",
-    "test_kernels_long_rows.py",
-    "test_command_line.py",
-    "test_disconnects.py",
-    "test_models_parity.py",
-    "test_bench_gain.py",
-    "test_graph_command.py",
-    "test_llamaindex_model.py",
-    "test_serving.py",
-    "test_program_sessions.py",
-    "test_client_retries.py",
-    "test_llamaindex_query.py",
-    "test_sampler.py",
-    "test_kernels_quantized.py",
-    "test_overhead.py",
-    "test_bench_policies.py",
-    "test_kernels_compile.py",
-    "test_inferred_scheduling.py",
-    "test_engine_process.py",
-    "test_inferred_links.py",
-    "test_passthrough.py",
-    "test_bench_apps.py",
-    "test_fuzzed_bodies.py",
-    "test_composition.py",
-    "test_engines_by_hand.py",
-    "test_fixed_plans.py",
-    "test_batches.py",
-    "test_bench_engine.py",
-    "test_scheduler_decisions.py",
-    "test_client_responses.py",
-    "test_kernels_model.py",
-    "test_text_detokenizer.py",
+    "e2e/test_page.py",
+    "examples/test_examples_run.py",
+    "docs/test_python_blocks.py",
+    "e2e/test_serve.py",
+    "engine/kernels/test_kernels_attention.py",
+    "engine/distributed/test_tensor_parallel.py",
+    "drop_in/test_linked_programs.py",
+    "openai_client/test_client_structured.py",
+    "e2e/test_schemathesis.py",
+    "engine/kernels/test_kernels_long_rows.py",
+    "e2e/test_command_line.py",
+    "e2e/test_disconnects.py",
+    "engine/models/test_models_parity.py",
+    "gateway/cli/test_graph_command.py",
+    "llamaindex/test_llamaindex_model.py",
+    "langchain/test_program_sessions.py",
+    "openai_client/test_client_retries.py",
+    "llamaindex/test_llamaindex_query.py",
+    "engine/runner/test_sampler.py",
+    "engine/kernels/test_kernels_quantized.py",
+    "engine/kernels/test_kernels_compile.py",
+    "e2e/test_inferred_scheduling.py",
+    "e2e/test_engine_process.py",
+    "e2e/test_inferred_links.py",
+    "gateway/api/upstream/test_passthrough.py",
+    "e2e/test_fuzzed_bodies.py",
+    "langchain/test_composition.py",
+    "e2e/test_engines_by_hand.py",
+    "engine/attention/test_fixed_plans.py",
+    "gateway/api/batches/test_batches.py",
+    "openai_client/test_client_responses.py",
+    "engine/kernels/test_kernels_model.py",
+    "engine/text/test_text_detokenizer.py",
     "test_layers.py",
-    "test_builtin_engine.py",
-    "test_demo_model.py",
-    "test_upstream.py",
-    "test_graphs.py",
-    "test_speculation_models.py",
+    "engine/engine/test_builtin_engine.py",
+    "engine/models/test_demo_model.py",
+    "gateway/engines/test_upstream.py",
+    "engine/runner/test_graphs.py",
+    "engine/engine/test_speculation_models.py",
 )
 #: Files whose programs are forks of one process that has the large client libraries: all of them
 #: in one worker, which has that process once.
 PROGRAMS = (
-    "test_examples_run.py",
-    "test_linked_programs.py",
-    "test_program_sessions.py",
-    "test_python_blocks.py",
+    "examples/test_examples_run.py",
+    "drop_in/test_linked_programs.py",
+    "langchain/test_program_sessions.py",
+    "docs/test_python_blocks.py",
 )
 
 # Each HTTP client reads the system's certificates, 30 ms of work. No test speaks TLS, and most make
@@ -159,8 +154,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Workers take them in the order of collection (`--no-loadscope-reorder`).
     """
     if hasattr(config, "workerinput"):
-        ranks = {name: rank for rank, name in enumerate(LONG)}
-        items.sort(key=lambda item: ranks.get(item.path.name, len(LONG)))
+        ranks = {TESTS / name: rank for rank, name in enumerate(LONG)}
+        items.sort(key=lambda item: ranks.get(item.path, len(LONG)))
 
 
 @pytest.fixture(scope="session")

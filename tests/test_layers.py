@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -198,7 +197,13 @@ def test_light_modules_stay_light(module: str, heavy: list[str]) -> None:
     assert ran.stdout.split() == []
 
 
-def test_files_of_tests_have_names_of_their_own() -> None:
-    """Folders of tests are no packages: of two files of one name only one would be collected."""
-    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
+def test_files_of_tests_import_nothing_from_each_other() -> None:
+    """Shared helpers lie in `tests/harness`: a file of tests is not on the import path."""
+    tests = Path(__file__).parent
+    names = {path.stem for path in tests.rglob("test_*.py")}
+    assert [
+        f"{path.relative_to(tests)} imports {module}"
+        for path in tests.rglob("*.py")
+        for module in imported_names(path)
+        if not names.isdisjoint(module.split("."))
+    ] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from blocks import ROOT
+from harness.python_blocks import ROOT
 
 
 def test_each_decision_has_its_own_number_and_its_line() -> None:

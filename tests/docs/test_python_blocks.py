@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from blocks import PAGES, ROOT, Block, blocks_of
 from harness.interpreter import environment_of, run_python
 from harness.processes import API_KEY, GatewayProcess
+from harness.python_blocks import PAGES, ROOT, Block, blocks_of
 
 #: Pages whose blocks need something else around them, and the test that runs them.
 ELSEWHERE = {

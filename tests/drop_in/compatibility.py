@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "gateway")]
+sys.path.insert(0, str(HERE.parent))
 
-from clever_engine import FACTS, REPORT, CleverEngine  # noqa: E402
+from harness.clever_engine import FACTS, REPORT, CleverEngine  # noqa: E402
+from harness.gateway.serving import serving  # noqa: E402
 from harness.processes import DEMO_MODEL, GatewayProcess, clean_environment  # noqa: E402
-from serving import serving  # noqa: E402
 
 TIMEOUT_S = 180.0
 INSTALL_TIMEOUT_S = 600.0

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "gateway"))
-
-from clever_engine import CleverEngine
-from serving import Service, serving
+from harness.clever_engine import CleverEngine
+from harness.gateway.serving import Service, serving
 
 
 @pytest.fixture

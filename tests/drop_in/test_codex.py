@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from clever_engine import FACTS, REPORT
-from serving import Service
+from harness.clever_engine import FACTS, REPORT
+from harness.gateway.serving import Service
 
 ID = "01a20429-760c-7a70-b320-df0ae8d2a55f"
 

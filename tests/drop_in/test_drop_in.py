@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from clever_engine import FACTS, REPORT
-from compatibility import HERE, fault_of, programs, run, table
-from serving import Service
+from drop_in.compatibility import HERE, fault_of, programs, run, table
+from harness.clever_engine import FACTS, REPORT
+from harness.gateway.serving import Service
 
 #: What `make test` needs for other tests anyway.
 HERE_TOO = ("p_openai_chat", "p_openai_responses", "p_langgraph")

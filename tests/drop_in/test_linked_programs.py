@@ -18,7 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from harness.gateway.serving import serving
 from harness.interpreter import run_python
+from harness.inventive_engine import InventiveEngine
 from harness.processes import (
     DEMO_MODEL,
     GatewayProcess,
@@ -26,8 +28,6 @@ from harness.processes import (
     clean_environment,
     upstream_settings,
 )
-from inventive_engine import InventiveEngine
-from serving import serving
 
 PROGRAMS = Path(__file__).parent / "linked"
 AGENTS_PYTHON = os.environ.get("PARROT_AGENTS_PYTHON", sys.executable)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, GatewayProcess, is_alive, wait_until
+from harness.processes import DEMO_MODEL, GatewayProcess, is_alive, run_printed_curl, wait_until
 from harness.raw_http import RawConnection, check_error
-from test_serve import run_printed_curl
 
 LONG: dict[str, Any] = {
     "model": DEMO_MODEL,

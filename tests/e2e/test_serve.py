@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-import shlex
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, GatewayProcess, run_cli, upstream_settings, wait_until
+from harness.processes import (
+    CURL,
+    DEMO_MODEL,
+    GatewayProcess,
+    run_cli,
+    run_printed_curl,
+    upstream_settings,
+    wait_until,
+)
 from harness.raw_http import RawConnection, check_error
 from harness.scripted_upstream import (
     LISTED_MODEL,
@@ -26,24 +31,7 @@ from harness.scripted_upstream import (
     event_stream,
 )
 
-CURL = re.compile(r"^ *(curl .*)$", re.MULTILINE)
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
-
-
-def run_printed_curl(gateway: GatewayProcess, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Paste the line that `serve` printed."""
-    curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("no curl on this machine")
-    match = wait_until(lambda: CURL.search(gateway.stdout()), "the line to paste")
-    return subprocess.run(
-        ["sh", "-c", f"{match[1]} --silent --show-error --noproxy '*' --max-time 20"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env={"PATH": shlex.quote(curl).rpartition("/")[0] + ":/usr/bin:/bin", **variables},
-    )
 
 
 def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:

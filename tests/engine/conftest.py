@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 @pytest.fixture(params=["off", "on"], scope="module")
 def overlap(request: pytest.FixtureRequest) -> Iterator[str]:
     """Everything once with each step waited for, once with the next one launched before."""
-    from doubles import run_both_ways
+    from harness.engine.doubles import run_both_ways
 
     yield from run_both_ways(request.param)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from harness.recorded import Recorded, Sent, error
 from parrot_functions import (
     ArgumentError,
     Call,
@@ -30,7 +31,6 @@ from parrot_functions import (
     _client,
     semantic_function,
 )
-from recorded import Recorded, Sent, error
 
 
 @pytest.fixture

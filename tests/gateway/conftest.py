@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import Http, http_of
-from serving import Service, serving
-from tool_calling import tool_engine
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import Http, http_of
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import tool_engine
 
 
 @pytest_asyncio.fixture

@@ -14,8 +14,14 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from device_attention import (
+from harness.engine.attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from harness.engine.device_attention import (
     BF16,
     BOUNDS,
     FP16,

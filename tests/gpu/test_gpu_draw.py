@@ -8,7 +8,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from draw_cases import Wish, hard_rows, may_yield, unfit_rows
+from harness.engine.draw_cases import Wish, hard_rows, may_yield, unfit_rows
 from parrot_engine.batch import SamplingRow
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import sample

@@ -12,9 +12,9 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
-from checkpoints import CONFIGS
-from quantized_checkpoints import Written, write_checkpoint
-from ranks import Process, Story, started
+from harness.engine.checkpoints import CONFIGS
+from harness.engine.quantized_checkpoints import Written, write_checkpoint
+from harness.engine.ranks import Process, Story, started
 from transformers import PreTrainedConfig
 
 pytestmark = pytest.mark.gpu

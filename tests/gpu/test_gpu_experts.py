@@ -10,10 +10,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
-from expert_cases import compute, draw, reference
-from paged import PagedHarness
+from harness.engine.attention_cases import relative_error
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from harness.engine.expert_cases import compute, draw, reference
+from harness.engine.paged import PagedHarness
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.experts.grouped_tuning import Mixture, MixtureTuning, mixture_tuning
 from parrot_engine.models.ops import Affine, Experts

@@ -16,9 +16,15 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from device_attention import BF16, BOUNDS, FP16, FP32, device_backend
-from dummy_engine import dummy_engine
+from harness.engine.attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from harness.engine.device_attention import BF16, BOUNDS, FP16, FP32, device_backend
+from harness.engine.dummy_engine import dummy_engine
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape

@@ -15,8 +15,8 @@ import torch
 if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
     pytest.skip("needs an NVIDIA GPU of the Hopper generation", allow_module_level=True)
 
-from attention_cases import Context, PagedCase, relative_error
-from device_attention import BF16, FP16, device_backend, errors_beside_torch
+from harness.engine.attention_cases import Context, PagedCase, relative_error
+from harness.engine.device_attention import BF16, FP16, device_backend, errors_beside_torch
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts

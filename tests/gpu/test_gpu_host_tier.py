@@ -14,7 +14,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from dummy_engine import dummy_engine
+from harness.engine.dummy_engine import dummy_engine
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError

@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
 from parrot_engine.protocol import Fill, Generate

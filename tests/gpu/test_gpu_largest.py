@@ -8,7 +8,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from largest_cases import awkward_logits
+from harness.engine.largest_cases import awkward_logits
 from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.runner.sampler import Largest
 from torch import Tensor

@@ -14,8 +14,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import SCALE, Context, PagedCase, relative_error
-from device_attention import (
+from harness.engine.attention_cases import SCALE, Context, PagedCase, relative_error
+from harness.engine.device_attention import (
     BF16,
     BOUNDS,
     FP16,

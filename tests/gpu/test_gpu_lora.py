@@ -10,9 +10,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.lora_cases import CASES, LoraCase, error_of
 from harness.lora_folders import make_adapter
-from lora_cases import CASES, LoraCase, error_of
 from parrot_engine import LLM, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]

@@ -12,8 +12,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
-from paged import PagedHarness, PagedSequence
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import StepBatch

@@ -12,7 +12,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import run_until_idle, tokens_of
 from parrot_engine.batch import (
     UNKNOWN_TOKEN,

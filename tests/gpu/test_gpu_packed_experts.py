@@ -11,10 +11,12 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
-from checkpoints import CONFIGS
-from expert_cases import Operands, compute, draw_packed, reference
-from paged import PagedHarness
+from harness.engine.attention_cases import relative_error
+from harness.engine.checkpoints import CONFIGS
+from harness.engine.expert_cases import Operands, compute, draw_packed, reference
+from harness.engine.paged import PagedHarness
+from harness.engine.quantized_cases import KINDS
+from harness.engine.quantized_checkpoints import write_checkpoint
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.experts.grouped_tuning import (
     Mixture,
@@ -28,8 +30,6 @@ from parrot_engine.models.triton_ops import TritonOps
 from parrot_engine.runner.graphs import CudaCapture
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
-from quantized_cases import KINDS
-from quantized_checkpoints import write_checkpoint
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]

@@ -12,8 +12,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
-from paged import PagedHarness
+from harness.engine.attention_cases import relative_error
+from harness.engine.paged import PagedHarness
+from harness.engine.quantized_cases import KINDS, QuantizedCase, compute, draw, reference
+from harness.engine.quantized_checkpoints import FORMS, write_checkpoint
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.matmul.dequantize import dequantize
@@ -27,8 +29,6 @@ from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
-from quantized_cases import KINDS, QuantizedCase, compute, draw, reference
-from quantized_checkpoints import FORMS, write_checkpoint
 from transformers import LlamaConfig
 
 pytestmark = pytest.mark.gpu

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
+from harness.engine.rotated import check_rotation_and_writes
 from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.kernels import rowwise
-from rotated import check_rotation_and_writes
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]

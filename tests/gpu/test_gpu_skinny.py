@@ -8,12 +8,12 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
+from harness.engine.skinny_cases import Case, compute, draw, reference
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import Affine, Norm, Residual
 from parrot_engine.models.triton_ops import TritonOps
-from skinny_cases import Case, compute, draw, reference
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]

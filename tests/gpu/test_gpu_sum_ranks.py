@@ -9,7 +9,7 @@ import torch.nn.functional as F
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
 from parrot_engine.kernels.sum_ranks import Exchange, empty_boxes, sum_ranks_onto
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]

@@ -18,9 +18,9 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.ranks import Process, Story, started
 from harness.lora_folders import make_adapter
-from ranks import Process, Story, started
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 from harness.forks import ForkedProcess
 
@@ -368,3 +372,23 @@ def upstream_settings(name: str, url: str, **settings: Any) -> dict[str, Any]:
         "breaker_failures": 100_000,
         **settings,
     }
+
+
+#: The line to paste into a shell, as `serve` prints it.
+CURL = re.compile(r"^ *(curl .*)$", re.MULTILINE)
+
+
+def run_printed_curl(gateway: GatewayProcess, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Paste the line that `serve` printed."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl on this machine")
+    match = wait_until(lambda: CURL.search(gateway.stdout()), "the line to paste")
+    return subprocess.run(
+        ["sh", "-c", f"{match[1]} --silent --show-error --noproxy '*' --max-time 20"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"PATH": shlex.quote(curl).rpartition("/")[0] + ":/usr/bin:/bin", **variables},
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness.processes import API_KEY, GatewayProcess, upstream_settings
-from scripted_model import ScriptedModel
+from harness.scripted_model import ScriptedModel
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import pytest
 from harness.processes import GatewayProcess
+from harness.scripted_model import MODEL, OTHER_MODEL, THINKING_MODEL, ScriptedModel
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.load import dumps, loads
 from langchain_core.messages import (
@@ -23,7 +24,6 @@ from langchain_core.runnables import ConfigurableField, RunnableBinding
 from langchain_parrot import ChatParrot
 from langchain_parrot._messages import to_message
 from pydantic import BaseModel, SecretStr
-from scripted_model import MODEL, OTHER_MODEL, THINKING_MODEL, ScriptedModel
 
 
 def chat(gateway: GatewayProcess, **arguments: Any) -> ChatParrot:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess
+from harness.scripted_model import MODEL, ScriptedModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_parrot import ChatParrot, ParrotLLM, submit
-from scripted_model import MODEL, ScriptedModel
 
 
 def chat(gateway: GatewayProcess, kind: Any = ChatParrot, **arguments: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from harness.processes import GatewayProcess
+from harness.scripted_model import MODEL
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from langchain_parrot import ChatParrot, ParrotLLM
-from scripted_model import MODEL
 
 
 def chat_chain(gateway: GatewayProcess, **arguments: Any) -> Runnable[Any, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from harness.processes import GatewayProcess
+from harness.scripted_model import MODEL, ScriptedModel
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage
@@ -26,7 +27,6 @@ from langchain_core.runnables import (
 from langchain_core.tools import tool
 from langchain_parrot import ChatParrot, DeferredFailedError, JoinTexts, ParrotLLM, submit
 from langchain_parrot.deferred import DeferredText
-from scripted_model import MODEL, ScriptedModel
 
 _sessions = itertools.count()
 HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"])

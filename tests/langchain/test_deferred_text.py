@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from deferring import Book
+from harness.deferring import Book
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_parrot import exceptions as errors

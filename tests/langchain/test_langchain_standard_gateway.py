@@ -14,12 +14,12 @@ from typing import Any, cast
 import langchain_tests.integration_tests.chat_models as standard
 import pytest
 from harness.processes import GatewayProcess
+from harness.scripted_model import MODEL, OTHER_MODEL, THINKING_MODEL
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_openai import ChatOpenAI
 from langchain_parrot import ChatParrot
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from scripted_model import MODEL, OTHER_MODEL, THINKING_MODEL
 
 
 class OnTheGateway(ChatModelIntegrationTests):

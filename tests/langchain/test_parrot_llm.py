@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess
+from harness.scripted_model import MODEL, ScriptedModel
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumps, loads
 from langchain_core.prompts import PromptTemplate
 from langchain_parrot import ParrotLLM
-from scripted_model import MODEL, ScriptedModel
 
 
 def text_model(gateway: GatewayProcess, **arguments: Any) -> ParrotLLM:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from driver import Driver, Kind
+from harness.openai_client import Driver, Kind
 from harness.processes import GatewayProcess
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, collect, result
+from harness.openai_client import Driver, collect, result
 from harness.processes import DEMO_MODEL, wait_until
 
 ENDPOINT = "/v1/completions"

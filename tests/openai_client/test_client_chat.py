@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, collect, entered, first_of, result
+from harness.openai_client import Driver, collect, entered, first_of, result
 from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
 
 ASK = [{"role": "user", "content": "Tell me a story."}]

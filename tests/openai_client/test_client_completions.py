@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driver import Driver, result
+from harness.openai_client import Driver, result
 from harness.processes import DEMO_MODEL
 
 PROMPT = "Once upon a time"

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, Kind, result
+from harness.openai_client import Driver, Kind, result
 from harness.processes import DEMO_MODEL, GatewayProcess
 
 ASK = [{"role": "user", "content": "Hello."}]

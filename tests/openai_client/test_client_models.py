@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-from driver import Driver, collect, result
+from harness.openai_client import Driver, collect, result
 from harness.processes import DEMO_MODEL
 
 

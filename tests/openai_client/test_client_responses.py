@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, collect, entered, result
+from harness.openai_client import Driver, collect, entered, result
 from harness.processes import DEMO_MODEL
 from harness.scripted_upstream import ScriptedUpstream, document, event_stream
 

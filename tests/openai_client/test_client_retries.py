@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, collect, first_of, result
+from harness.openai_client import Driver, collect, first_of, result
 from harness.processes import GatewayProcess
 from harness.scripted_upstream import (
     Answer,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from driver import Driver, collect, entered, result
+from harness.openai_client import Driver, collect, entered, result
 from harness.processes import DEMO_MODEL
 
 ASK = [{"role": "user", "content": "Who was it?"}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from parrot_bench.engine.cases import GROUPS, Bench
 from parrot_bench.engine.prompts import PromptSource, Sizes
 from parrot_bench.engine.subjects import ParrotSubject

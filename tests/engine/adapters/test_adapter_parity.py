@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.engine.quantized_checkpoints import write_checkpoint
 from harness.lora_folders import make_adapter
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.protocol import TokenLogprobs
-from quantized_checkpoints import write_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel

@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from equal_lists import check_equal
+from harness.engine.attention_policies import BLOCK, CHUNK, POLICY, SHAPE
+from harness.engine.equal_lists import check_equal
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.decode_list import advance, goes_on
@@ -15,7 +16,6 @@ from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Tables, flatten_tables
 from parrot_engine.attention.work_list import build
 from parrot_engine.batch import BatchRow
-from test_work_list import BLOCK, CHUNK, POLICY, SHAPE
 
 _CUTS = (
     Cuts(CHUNK),

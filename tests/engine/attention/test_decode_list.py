@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from equal_lists import check_equal
+from harness.engine.attention_policies import BLOCK, CHUNK, CUTS, POLICY, SHAPE
+from harness.engine.equal_lists import check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.decode_list import build_decodes
@@ -11,7 +12,6 @@ from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import flatten_tables
 from parrot_engine.attention.work_list import build
 from parrot_engine.batch import BatchRow
-from test_work_list import BLOCK, CHUNK, CUTS, POLICY, SHAPE
 
 #: Cuts that a step of few rows takes one after the other.
 _CUTS = (*CUTS, Cuts(4 * CHUNK, tail=CHUNK, fine=(BLOCK, 2 * BLOCK, CHUNK)))

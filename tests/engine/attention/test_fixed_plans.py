@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import SCALE, Context, PagedCase
+from harness.engine.attention_cases import SCALE, Context, PagedCase
+from harness.engine.interpreted import CHUNK, TUNINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.launch import Partials

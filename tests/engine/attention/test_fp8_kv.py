@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Context, PagedCase, mixed_contexts, relative_error
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.attention_cases import Context, PagedCase, mixed_contexts, relative_error
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence
 from harness.engine_checks import run_until_idle, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged import PagedHarness, PagedSequence
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.torch_backend import TorchAttention

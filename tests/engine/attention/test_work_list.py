@@ -7,46 +7,14 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from harness.engine.attention_policies import ALIGN, BLOCK, CHUNK, CUTS, POLICY, SHAPE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
+from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.tables import flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.batch import BatchRow
 
-BLOCK, CHUNK, ALIGN = 4, 16, 8
-SHAPE = AttentionShape(4, 2, 8, BLOCK)
-POLICY = Policy(
-    cuts=Cuts(CHUNK),
-    fine_readings=6,
-    align=ALIGN,
-    narrow_rows=8,
-    wide_rows=16,
-    group=2,
-    tile_tokens=8,
-    tile_cuts=TileCuts((1,), least=BLOCK, start=1, merge=1),
-    tile_round=6,
-    tiles_alone=6,
-    num_sms=12,
-    num_kv_heads=2,
-    max_slots=MAX_SLOTS,
-    token_bytes=1,
-    split_tokens=3,
-    long_split_tokens=6,
-    long_context=40,
-    wide_min_rows=8,
-    wide_min_bytes=60,
-    wide_round=1000,
-)
-#: Where keys are cut, from a fixed way on to all that there is.
-CUTS = (
-    Cuts(CHUNK),
-    Cuts(CHUNK, tail=ALIGN),
-    Cuts(CHUNK, tail=CHUNK - 1),
-    Cuts(CHUNK, tail=ALIGN, fine=(BLOCK * 2,)),
-    Cuts(CHUNK, tail=ALIGN, coarse=2 * CHUNK),
-)
 #: How far prefill tiles are cut: not at all, as it pays, and as far as it goes.
 TILE_CUTS = (
     TileCuts((1,), least=BLOCK, start=1, merge=1),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from harness.lora_folders import ALL, make_adapter
 from harness.processes import is_alive

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
+from harness.engine.doubles import (
+    ScriptedRunner,
+    Trace,
+    prompt,
+    reference_generate,
+    scripted_engine,
+)
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, Retention, SamplingParams
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import CONFIGS, make_checkpoint
-from doubles import (
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.doubles import (
     EOS,
     POISON,
     VOCAB_SIZE,
@@ -21,6 +21,7 @@ from doubles import (
     reference_generate,
     scripted_engine,
 )
+from harness.engine.programs import check_program, engine_limits, random_program
 from harness.engine_checks import check_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +42,6 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from parrot_engine.settings import BuiltinSettings
-from programs import check_program, engine_limits, random_program
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import Trace, prompt, reference_generate, reference_logprobs, scripted_engine
+from harness.engine.doubles import (
+    Trace,
+    prompt,
+    reference_generate,
+    reference_logprobs,
+    scripted_engine,
+)
 from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.contexts import Context
 from parrot_engine.exceptions import ContextStateError

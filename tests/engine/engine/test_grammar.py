@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from harness.engine.small_vocabulary import EOS, PIECES, text_of, tokenizer_json
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from parrot_engine.runner.sampler import apply_masks, sample, unpack
 from parrot_engine.runner.step_inputs import TokenMasks, make_masks
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.loading import load_text_assets
-from small_vocabulary import EOS, PIECES, text_of, tokenizer_json
 
 #: Wider than the tokenizer, as the logits of padded vocabularies are.
 WIDTH = len(PIECES) + 14

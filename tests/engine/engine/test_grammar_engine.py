@@ -11,7 +11,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from doubles import ScriptedRunner, Trace, prompt, reference_generate, reference_logits
+from harness.engine.doubles import (
+    ScriptedRunner,
+    Trace,
+    prompt,
+    reference_generate,
+    reference_logits,
+)
+from harness.engine.small_vocabulary import EOS, text_of, tokenizer_json
 from harness.scripted_engine import ScriptedEngine
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -26,7 +33,6 @@ from parrot_engine.protocol import Fill, FreeContext, Generate, Grammar, Samplin
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer
-from small_vocabulary import EOS, text_of, tokenizer_json
 
 LIST = Grammar("regex", r"\[(0|1|2|true|x|y|a|b|c)(,(0|1|2|true|x|y|a|b|c))*\]")
 CHOICE = Grammar("choice", '["abc", "ab!", "x,y", "z"]')

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from doubles import EOS, POISON, ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.doubles import (
+    EOS,
+    POISON,
+    ScriptedRunner,
+    Trace,
+    prompt,
+    reference_generate,
+    scripted_engine,
+)
+from harness.engine.overlap_machine import OverlapMachine, said_of
 from hypothesis import settings
-from overlap_machine import OverlapMachine, said_of
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.protocol import (

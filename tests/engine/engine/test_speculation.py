@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import POISON, prompt, reference_generate
-from drafting import GREEDY, OracleBatcher, OracleSpeculation, drafting, expected
+from harness.engine.doubles import POISON, prompt, reference_generate
+from harness.engine.drafting import GREEDY, OracleBatcher, OracleSpeculation, drafting, expected
+from harness.engine.overlap_machine import OverlapMachine, machine_limits
+from harness.engine.programs import check_program, engine_limits, random_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlap_machine import OverlapMachine, machine_limits
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow, RowOutcome
@@ -24,7 +25,6 @@ from parrot_engine.engine.speculation import Speculation
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.settings import MAX_SPECULATIVE_TOKENS, BuiltinSettings
-from programs import check_program, engine_limits, random_program
 
 
 @given(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import CONFIGS, make_checkpoint
-from doubles import Trace
-from drafting import GREEDY
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.doubles import Trace
+from harness.engine.drafting import GREEDY
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, load_reference, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, load_reference, make_checkpoint
 from harness.engine_checks import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import CONFIGS
+from harness.engine.checkpoints import CONFIGS
 from parrot_engine.huggingface.packed_model import PAGED, PackedModel
 from parrot_engine.huggingface.probe import UnpagedModelError, window_of
 from parrot_engine.huggingface.self_check import pack_checked

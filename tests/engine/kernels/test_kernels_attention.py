@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from interpreted import CHUNK, TUNINGS, interpreted_backend, take_natural_logarithms
+from harness.engine.attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from harness.engine.interpreted import CHUNK, TUNINGS, interpreted_backend, take_natural_logarithms
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels' compiler comes with triton")
 
-SCRIPT = Path(__file__).parents[1] / "compile_kernels.py"
+SCRIPT = Path(__file__).parents[2] / "harness" / "engine" / "compile_kernels.py"
 
 
 #: Sets of variants, and the targets that each is compiled for.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from draw_cases import Wish, hard_rows, may_yield, unfit_rows
+from harness.engine.draw_cases import Wish, hard_rows, may_yield, unfit_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.kernels.sampling.draw import draw

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from attention_cases import relative_error
-from expert_cases import compute, draw, reference, sum_of_ranks
+from harness.engine.attention_cases import relative_error
+from harness.engine.expert_cases import compute, draw, reference, sum_of_ranks
 from parrot_engine.kernels.experts import expert_routing
 from parrot_engine.kernels.experts.expert_routing import align, choose
 from parrot_engine.kernels.experts.grouped_product import mixture

@@ -7,8 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from interpreted import CHUNK, TUNINGS, interpreted_backend
+from harness.engine.attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from harness.engine.interpreted import CHUNK, TUNINGS, interpreted_backend
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from largest_cases import awkward_logits
+from harness.engine.largest_cases import awkward_logits
 from parrot_engine.batch import SamplingRow
 from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.protocol import SamplingParams

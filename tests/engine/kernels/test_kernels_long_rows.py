@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Context, PagedCase, relative_error
-from interpreted import TUNINGS, interpreted_backend, take_natural_logarithms
+from harness.engine.attention_cases import Context, PagedCase, relative_error
+from harness.engine.interpreted import TUNINGS, interpreted_backend, take_natural_logarithms
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts

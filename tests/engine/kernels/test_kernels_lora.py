@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from lora_cases import CASES, error_of
+from harness.engine.lora_cases import CASES, error_of
 from parrot_engine.kernels.matmul import lora_product
 from parrot_engine.models.lora import GroupedTokens, max_tiles
 

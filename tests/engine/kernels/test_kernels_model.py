@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
-from paged import PagedHarness
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from harness.engine.paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.kernels.experts.grouped_tuning import MixtureTuning
 from parrot_engine.kernels.matmul.skinny_tuning import Tuning

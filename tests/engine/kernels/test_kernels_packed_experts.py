@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from attention_cases import relative_error
-from checkpoints import CONFIGS
-from expert_cases import Operands, compute, draw_packed, reference, sum_of_ranks
+from harness.engine.attention_cases import relative_error
+from harness.engine.checkpoints import CONFIGS
+from harness.engine.expert_cases import Operands, compute, draw_packed, reference, sum_of_ranks
+from harness.engine.quantized_checkpoints import write_checkpoint
 from parrot_engine.kernels.experts.grouped_tuning import (
     Mixture,
     MixtureTuning,
@@ -21,7 +22,6 @@ from parrot_engine.models.experts import SparseMLP
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine, Experts, Ops
 from parrot_engine.models.triton_ops import TritonOps
-from quantized_checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("poison")
 

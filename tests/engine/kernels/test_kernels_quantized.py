@@ -6,11 +6,13 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from attention_cases import relative_error
-from paged import PagedHarness
+from harness.engine.attention_cases import relative_error
+from harness.engine.paged import PagedHarness
+from harness.engine.quantized_cases import KINDS, QuantizedCase, compute, draw, reference
+from harness.engine.quantized_checkpoints import write_checkpoint
 from parrot_engine.kernels.matmul.dequantize import dequantize
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning, takes_ring
 from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
@@ -19,8 +21,6 @@ from parrot_engine.quantization.packed import pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
-from quantized_cases import KINDS, QuantizedCase, compute, draw, reference
-from quantized_checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("poison")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
+from harness.engine.rotated import check_rotation_and_writes
 from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.kernels import rowwise
-from rotated import check_rotation_and_writes
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("poison")

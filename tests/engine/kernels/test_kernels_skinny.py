@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
+from harness.engine.skinny_cases import Case, compute, draw, reference
 from parrot_engine.kernels.matmul.skinny_tuning import (
     CLASSES,
     MAX_TOKENS,
@@ -18,7 +19,6 @@ from parrot_engine.kernels.matmul.skinny_tuning import (
 )
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
-from skinny_cases import Case, compute, draw, reference
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("poison")

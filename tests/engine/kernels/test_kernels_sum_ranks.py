@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import relative_error
+from harness.engine.attention_cases import relative_error
 from parrot_engine.kernels.sum_ranks import BOXES, Exchange, empty_boxes, sum_ranks_onto
 from torch import Tensor
 

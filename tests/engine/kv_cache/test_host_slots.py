@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from doubles import ScriptedRunner
-from host_doubles import ScriptedCopies
+from harness.engine.doubles import ScriptedRunner
+from harness.engine.host_doubles import ScriptedCopies
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from doubles import (
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.doubles import (
     POISON,
     ScriptedRunner,
     Trace,
@@ -19,8 +19,9 @@ from doubles import (
     run_both_ways,
     scripted_engine,
 )
+from harness.engine.host_doubles import ScriptedCopies
+from harness.engine.programs import check_program, engine_limits, random_program
 from harness.engine_checks import greedy, run_until_idle, tokens_of
-from host_doubles import ScriptedCopies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine.builtin_engine import BuiltinEngine
@@ -31,7 +32,6 @@ from parrot_engine.kv_cache.host_rates import Rates, least_blocks
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import Fill, FreeContext, Generate, SamplingParams
 from parrot_engine.settings import BuiltinSettings
-from programs import check_program, engine_limits, random_program
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 

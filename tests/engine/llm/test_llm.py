@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import (

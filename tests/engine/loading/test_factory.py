@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.huggingface import HuggingFaceSettings

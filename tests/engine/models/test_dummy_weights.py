@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import (
     CheckpointError,

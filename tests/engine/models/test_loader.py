@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from paged import PagedHarness, PagedSequence
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.models import loader
 from parrot_engine.models.config import ModelConfig, read_generation_defaults

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
-from paged import PagedHarness, PagedSequence
+from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, load_reference, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import StepBatch

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from checkpoints import CONFIGS
+from harness.engine.checkpoints import CONFIGS
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.batch import BatchRow, BlockCopy, StepBatch

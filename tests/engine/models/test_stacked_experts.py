@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from paged import PagedHarness
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.paged import PagedHarness
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings

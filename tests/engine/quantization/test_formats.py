@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS
-from paged import PagedHarness
+from harness.engine.checkpoints import CONFIGS
+from harness.engine.paged import PagedHarness
+from harness.engine.quantized_checkpoints import FORMS, Written, write_checkpoint
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.models.loader import load_model, read_model_config
@@ -21,7 +22,6 @@ from parrot_engine.quantization.registry import METHODS
 from parrot_engine.quantization.weights import QuantizedWeight, stack
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
-from quantized_checkpoints import FORMS, Written, write_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig

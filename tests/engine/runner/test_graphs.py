@@ -10,12 +10,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import interpreted  # noqa: F401 -- skips this module where it cannot run
+import harness.engine.interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence, greedy_row
 from harness.lora_folders import make_adapter
-from paged import PagedHarness, PagedSequence, greedy_row
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import SampledToken, SamplingRow, StepBatch
 from parrot_engine.protocol import SamplingParams

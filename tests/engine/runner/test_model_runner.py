@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from paged import PagedHarness, PagedSequence
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
+from harness.engine.paged import PagedHarness, PagedSequence
 from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, SamplingRow, StepBatch
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.loader import load_runner

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import CONFIGS, load_reference, make_checkpoint
+from harness.engine.checkpoints import CONFIGS, load_reference, make_checkpoint
+from harness.engine.quantized_checkpoints import FORMS, Written, write_checkpoint
 from harness.processes import GatewayProcess, wait_until
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink
 from parrot_engine.loading.factory import EngineOptions, load_engine
 from parrot_engine.models.families.registry import FAMILIES
 from parrot_engine.quantization.registry import METHODS
-from quantized_checkpoints import FORMS, Written, write_checkpoint
 from transformers import Starcoder2Config
 
 _KEY = "the key of the engines"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from harness.engine.tokenizer_kinds import write_kind
 from harness.scripted_engine import ScriptedEngine, fixed_script, hashed_script
 from parrot_engine.protocol import EngineInfo, FreeContext, Primitive
 from parrot_engine.server.app import create_app
@@ -21,7 +22,6 @@ from parrot_engine.server.command import EXIT_CONFIG, main
 from parrot_engine.server.service import Tails
 from parrot_engine.text import TextAssets, Tokenizer
 from parrot_engine.text.loading import load_text_assets
-from tokenizer_kinds import write_kind
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.engine.tokenizer_kinds import CHAT, byte_level, write_folder
 from parrot_engine.text import ChatTemplate, ChatTemplateError, Tokenizer
 from parrot_engine.text.loading import load_text_assets
-from tokenizer_kinds import CHAT, byte_level, write_folder
 
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
           "bos_token": "<|begin|>"}  # fmt: skip

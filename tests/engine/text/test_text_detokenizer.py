@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from harness.engine.tokenizer_kinds import KINDS, write_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.text import IncrementalDetokenizer, Tokenizer
 from parrot_engine.text.loading import load_text_assets
-from tokenizer_kinds import KINDS, write_kind
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.text("a é日本🦜\u0301\n ▁<0xE>")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from harness.engine.tokenizer_kinds import write_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.text import OutputText, Tokenizer
 from parrot_engine.text.loading import load_text_assets
-from tokenizer_kinds import write_kind
 
 TEXT = st.text("ab é🦜\n", max_size=20)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.engine.tokenizer_kinds import CORPUS, KINDS, byte_level, write_folder, write_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer
 from parrot_engine.text.length_bound import read_bound
 from parrot_engine.text.loading import load_text_assets
-from tokenizer_kinds import CORPUS, KINDS, byte_level, write_folder, write_kind
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 

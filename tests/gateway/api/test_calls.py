@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 
 LARGE = "x" * (1 << 20)
 COMPLETIONS = "/v1/completions"

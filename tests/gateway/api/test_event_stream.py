@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_chunk, read_head, serving
 from parrot_engine.protocol import Failed
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_chunk, read_head, serving
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 

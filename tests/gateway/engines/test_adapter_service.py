@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from parrot_engine.link.wire import (
     Adapters,
     LoadAdapter,
@@ -16,7 +17,6 @@ from parrot_engine.link.wire import (
 )
 from parrot_engine.protocol import AdapterInfo
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines.adapters import AdapterService
 from parrot_gateway.engines.registry import EngineRegistry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from relaying import answered_by
+from harness.gateway.relaying import answered_by
 
 GOOD = b'{"data":[{"id":"m"}]}'
 

@@ -8,20 +8,28 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.engine_checks import greedy
+from harness.gateway import scripted_worker
+from harness.gateway.linked import (
+    KEY,
+    OWN_KEY,
+    WAIT_S,
+    eventually,
+    join_server,
+    joined,
+    scripted_engine,
+)
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.scripted_engine import ScriptedEngine
-from linked import KEY, OWN_KEY, WAIT_S, eventually, join_server, joined, scripted_engine
 from parrot_engine.link.client import LinkRefusedError
 from parrot_engine.link.wire import Goodbye, Register, Registered, decode_from_gateway, encode
 from parrot_engine.loading.factory import LoadedEngine
 from parrot_engine.protocol import Failed, Fill, Filled, Generate, Generated
 from parrot_engine.server.command import EXIT_CRASH, run_joined
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -30,7 +38,6 @@ from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.exceptions import EngineLostError
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-WORKER = Path(__file__).parents[1] / "scripted_worker.py"
 
 
 @pytest.fixture
@@ -242,7 +249,7 @@ async def test_goodbye_lets_running_calls_finish(registry: EngineRegistry) -> No
 async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistry) -> None:
     async with join_server(registry, heartbeat_s=1.0) as url:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, str(WORKER), "serve", "--join", url,
+            sys.executable, scripted_worker.__file__, "serve", "--join", url,
             env={**os.environ, "PARROT_JOIN_KEY": KEY}, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:

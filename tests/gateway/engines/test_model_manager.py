@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from linked import KEY, eventually
+from harness.gateway.linked import KEY, eventually
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines import supervisor as supervisor_module
 from parrot_gateway.engines.downloads import Downloads

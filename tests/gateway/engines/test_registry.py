@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.link.wire import Register, Submit, decode_from_gateway
@@ -21,7 +22,6 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
 from parrot_gateway.engines.remote import KeptContexts, RemoteEngine

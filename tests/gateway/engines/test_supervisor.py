@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.gateway import scripted_worker
+from harness.gateway.linked import KEY, WAIT_S, eventually, join_server, joined
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.processes import is_alive
-from linked import KEY, WAIT_S, eventually, join_server, joined
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines import supervisor as supervisor_module
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineProcess, EngineSupervisor, worker_command
 from parrot_gateway.settings.model import ModelSettings
-
-WORKER = Path(__file__).parents[1] / "scripted_worker.py"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def scripted(*behaviour: str) -> Callable[[ModelSettings, str, str], list[str]]:
     def command(model: ModelSettings, url: str, name: str) -> list[str]:
         return [
-            sys.executable, str(WORKER), *behaviour,
+            sys.executable, scripted_worker.__file__, *behaviour,
             *("--model", model.served_name, "--join", url, "--engine-name", name),
         ]  # fmt: skip
 
@@ -380,3 +379,48 @@ async def test_engine_processes_get_no_secrets(
     assert seen["PATH"] == os.environ["PATH"]
     # It could join.
     assert seen["PARROT_JOIN_KEY"] == KEY
+
+
+async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_REJOIN_TIMEOUT_S", 0.2)
+    async with supervised("serve") as (supervisor, registry):
+        await settled(supervisor)
+        first = await joined(registry)
+        (hung,) = pids(supervisor)
+        os.kill(hung, signal.SIGSTOP)
+        await eventually(lambda: first.lost)
+        await joined(registry)
+        await eventually(lambda: supervisor.state("scripted") == "ready")
+        assert pids(supervisor) != [hung]
+        assert supervisor.processes[0].restarts == 1
+
+
+async def test_a_process_whose_link_breaks_may_come_back() -> None:
+    async with supervised("serve") as (supervisor, registry):
+        await settled(supervisor)
+        for _ in range(2):
+            engine = await joined(registry)
+            (pid,) = pids(supervisor)
+            os.kill(pid, signal.SIGSTOP)
+            await eventually(lambda lost=engine: lost.lost)
+            os.kill(pid, signal.SIGCONT)
+            await joined(registry)
+            assert pids(supervisor) == [pid]
+        assert supervisor.processes[0].restarts == 0
+
+
+async def test_an_old_link_that_ends_late_says_nothing_of_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "_REJOIN_TIMEOUT_S", 0.1)
+    async with supervised("serve") as (supervisor, registry):
+        await settled(supervisor)
+        engine = await joined(registry)
+        old = registry.add(Register(engine.name, engine.info, engine.text), engine.tokenizer)
+        registry.remove(old.id, "noticed late")
+        assert supervisor.state("scripted") == "ready"
+        # The clock: somebody who waits for longer than a process may be away.
+        with pytest.raises(TimeoutError):
+            await eventually(lambda: "another" in registry.serving, 0.3)
+        assert registry.serving["scripted"] == [engine]
+        assert supervisor.processes[0].restarts == 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from harness.fake_upstream import FakeUpstream
+from harness.gateway.relaying import answered_by, eventually, relaying
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
-from relaying import answered_by, eventually, relaying
 
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import WHOLE_BODY_LIMIT

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, PATHS, http_of
 from parrot_engine.protocol import Generate
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, PATHS, http_of
 
 from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
 from parrot_gateway.generation.requests import call, chat

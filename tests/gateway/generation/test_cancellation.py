@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_answer, read_chunk, read_head, serving, until
 from parrot_engine.protocol import FreeContext, Generated
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_answer, read_chunk, read_head, serving, until
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from direct_placer import DirectPlacer
+from harness.gateway.direct_placer import DirectPlacer
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
 
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.gateway.scripted_remote import byte_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.text import OutputText
-from scripted_remote import byte_tokenizer
 
 from parrot_gateway.generation.request import TextToken, choice_seed
 from parrot_gateway.generation.state import ChoiceText

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from direct_placer import DirectPlacer
+from harness.gateway.direct_placer import DirectPlacer
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import COMPLETIONS, PATHS, answer_to, http_of, text_of
+from harness.gateway.serving import serving
 from parrot_engine.protocol import Failed, SamplingParams, TokenLogprobs
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, PATHS, answer_to, http_of, text_of
-from serving import serving
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, GatewayError, ValueTooLargeError

@@ -6,10 +6,10 @@ import json
 
 import msgspec
 import pytest
+from harness.gateway.relaying import relaying
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
-from relaying import relaying
 
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.upstream_call import urgency_of, with_hints

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from relaying import relaying
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
+from harness.gateway.relaying import relaying
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 
 from parrot_gateway.exceptions import RequestTooLargeError
 from parrot_gateway.http.content_encoding import decompress

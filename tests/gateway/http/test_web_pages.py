@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 
 BODY = {"model": "m", "prompt": "Hi", "max_tokens": 1}
 PAGE = "https://app.example.com"

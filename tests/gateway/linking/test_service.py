@@ -6,8 +6,8 @@ import asyncio
 
 import httpx
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import serving
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import serving
 
 from parrot_gateway.linking import service as linking_service
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from harness.gateway.scripted_remote import SYSTEM, ScriptedRemoteEngine, fills, small_engine
+from harness.gateway.scripted_runner import ScriptedRunner, service_of, spec
+from harness.gateway.semantic_tools import Http, echo
+from harness.gateway.serving import Service, serving, until
 from parrot_scheduler.event_log import read_step, replay
 from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, Task
-from scripted_remote import ScriptedRemoteEngine
-from scripted_runner import ScriptedRunner, service_of, spec
-from semantic_tools import Http, echo
-from serving import Service, serving, until
-from test_scheduling import SYSTEM, fills, small_engine
 
 from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.graph.node import CallNode

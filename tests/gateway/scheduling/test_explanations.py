@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
+from harness.gateway.serving import Service, serving, until
 from parrot_scheduler.actions import Alternative, Reasons
 from parrot_scheduler.task import LATENCY, GroupRef, Task
-from serving import Service, serving, until
-from test_scheduling import SYSTEM, fills, small_engine
 
 from parrot_gateway.scheduling.explanations import MAX_CALLS, Explanations, seconds_text
 from parrot_gateway.settings.model import SchedulerSettings

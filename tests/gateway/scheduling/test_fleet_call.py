@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from fleets import MODEL, fleet, started, user
+from harness.gateway.fleets import MODEL, fleet, started, user
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_head, serving, until
 from parrot_bench.upstream import HttpConnection, http_answer
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_head, serving, until
 
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import UpstreamSettings

@@ -6,10 +6,10 @@ import asyncio
 
 import msgspec
 import pytest
-from fleets import fleet, user
+from harness.gateway.fleets import fleet, user
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import until
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
-from scripted_remote import ScriptedRemoteEngine
-from serving import until
 
 from parrot_gateway.scheduling import fleet_server, upstream_fleet
 

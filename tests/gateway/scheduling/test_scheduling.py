@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
+from harness.gateway.serving import Service, serving, until
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.kv_cache.block_hash import prompt_hashes
@@ -18,8 +20,6 @@ from parrot_engine.link.wire import Adapters
 from parrot_engine.protocol import AdapterInfo, BlockChanges, EngineStats, Fill, SamplingParams
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.task import StepModel
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
 
 from parrot_gateway.cli.graph import read_graph
 from parrot_gateway.exceptions import ModelNotFoundError
@@ -31,23 +31,6 @@ from parrot_gateway.semantic.drawing.text import to_text
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import SchedulerSettings
 from parrot_gateway.settings.sources import load_settings
-
-#: Longer than a block of the engines here, so that it has a prefix.
-SYSTEM = "You answer in one word, and never in two. " * 4
-
-
-def small_engine(max_batch: int = 8, *, automatic: bool = True) -> ScriptedRemoteEngine:
-    """An engine with pages, whose batch has few places."""
-    engine = ScriptedRemoteEngine(automatic=automatic)
-    engine.info = replace(
-        engine.info, max_batch_size=max_batch, num_blocks=256, block_size=16, reports_blocks=True
-    )
-    return engine
-
-
-def fills(engine: ScriptedRemoteEngine) -> int:
-    """Calls that it got."""
-    return sum(isinstance(item, Fill) for item in engine.submitted)
 
 
 async def ask(service: Service, prompt: str, **more: Any) -> tuple[int, Any]:

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
-from fleets import MODEL, fleet, started, user
 from harness.fake_upstream import FakeUpstream
-from scripted_remote import ScriptedRemoteEngine
-from serving import serving, until
+from harness.gateway.fleets import MODEL, fleet, started, user
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import serving, until
 
 from parrot_gateway.settings.model import UpstreamSettings
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from scripted_runner import ScriptedRunner, service_of, session_of, submit
-from serving import until
+from harness.gateway.scripted_runner import ScriptedRunner, service_of, session_of, submit
+from harness.gateway.serving import until
 
 from parrot_gateway.exceptions import DependencyFailedError, InvalidRequestError
 from parrot_gateway.semantic.execution import deduplication

@@ -8,8 +8,15 @@ import json
 import weakref
 
 import pytest
-from scripted_runner import ScriptedRunner, gauges, service_of, session_of, spec, submit
-from serving import until
+from harness.gateway.scripted_runner import (
+    ScriptedRunner,
+    gauges,
+    service_of,
+    session_of,
+    spec,
+    submit,
+)
+from harness.gateway.serving import until
 
 from parrot_gateway.exceptions import (
     CycleError,

@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping
 
 import pytest
+from harness.gateway.scripted_runner import ScriptedRunner, check_quiet, session_of, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_runner import ScriptedRunner, check_quiet, session_of, spec
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.execution.job import Job

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, PATHS, body_of, http_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, PATHS, body_of, http_of
 
 from parrot_gateway.exceptions import AnswerError, OverloadedError, SessionNotFoundError
 from parrot_gateway.generation.observer import GenerationObserver

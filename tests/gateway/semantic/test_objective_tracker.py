@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from harness.gateway.scripted_runner import ScriptedRunner, session_of, submit
+from harness.gateway.serving import until
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
-from scripted_runner import ScriptedRunner, session_of, submit
-from serving import until
 
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.reference import reference_of

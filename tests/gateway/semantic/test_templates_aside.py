@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, Http, body_of, http_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
 
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.templates.body_template import INLINE_BYTES, BodyTemplate

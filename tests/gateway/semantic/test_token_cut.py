@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from harness.gateway.scripted_remote import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_remote import byte_tokenizer
 
 from parrot_gateway.semantic.transforms.transform import token_cutter
 

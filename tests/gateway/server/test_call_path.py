@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import serving
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import serving
 
 from parrot_gateway.settings.model import SchedulerSettings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.testclient import TestClient
 
 from parrot_gateway.engines.remote import RemoteEngine

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import yaml
 from harness.fake_upstream import FakeUpstream
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
 
 from parrot_gateway.server.reload import LIVE, SettingsReloader, fields_of
 from parrot_gateway.settings.config_file import ConfigFile

@@ -6,6 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, Http, body_of
+from harness.gateway.serving import serving
 from harness.scripted_upstream import (
     ScriptedUpstream,
     chat_document,
@@ -15,9 +18,6 @@ from harness.scripted_upstream import (
 )
 from parrot_engine.protocol import Failed
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, Http, body_of
-from serving import serving
 
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry.call_record import CallRecord

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_head, serving, until
 from harness.scripted_upstream import (
     ScriptedUpstream,
     chat_document,
@@ -13,8 +15,6 @@ from harness.scripted_upstream import (
     event_stream,
 )
 from parrot_engine.protocol import Failed
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_head, serving, until
 
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.settings.model import UpstreamSettings

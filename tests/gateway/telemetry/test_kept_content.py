@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, Http, echo
-from serving import serving, until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, Http, echo
+from harness.gateway.serving import serving, until
 
 from parrot_gateway.settings.model import BatchSettings, TelemetrySettings
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, Http
+from harness.gateway.serving import Service, serving
 from parrot_engine.link.wire import Register
 from parrot_engine.protocol import EngineStats
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, Http
-from serving import Service, serving
 from starlette.testclient import TestClient
 
 from parrot_gateway.engines.remote import RemoteEngine

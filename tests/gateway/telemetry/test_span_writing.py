@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
+from harness.gateway.serving import until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span
-from serving import until
 
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry import span_writer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from parrot_engine.link.wire import Register
 from parrot_engine.protocol import EngineStats
-from scripted_remote import ScriptedRemoteEngine
 
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import Settings, UpstreamSettings

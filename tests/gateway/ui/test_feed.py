@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
 
 from parrot_gateway.settings.model import SessionSettings, UISettings, UpstreamSettings
 from parrot_gateway.ui import session_graph

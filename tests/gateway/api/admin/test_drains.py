@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 from harness.fake_upstream import FakeUpstream
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 
 from parrot_gateway.settings.model import UpstreamSettings
 

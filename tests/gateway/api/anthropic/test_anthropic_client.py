@@ -7,9 +7,9 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import beta_async_tool
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-from tool_calling import tool_engine
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import tool_engine
 
 CALL: dict[str, Any] = {
     "model": "m",

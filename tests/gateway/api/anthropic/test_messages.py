@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.responding import prompt_of, sampling_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service
 from harness.message_events import events_of, message_of
 from parrot_engine.protocol import Failed, Generate
-from responding import prompt_of, sampling_of
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service
 
 HI = [{"role": "user", "content": "Hi"}]
 USAGE = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "service_tier": "standard"}

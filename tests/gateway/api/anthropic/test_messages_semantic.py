@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.semantic_tools import Http
 from harness.message_events import events_of, message_of
-from semantic_tools import Http
 
 PATH = "/v1/messages"
 

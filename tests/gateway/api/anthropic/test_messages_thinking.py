@@ -7,10 +7,10 @@ from typing import Any
 
 import anthropic
 import pytest
+from harness.gateway.responding import prompt_of
+from harness.gateway.serving import Service, serving
+from harness.gateway.thinker import TEMPLATE, thinker
 from harness.message_events import events_of, message_of
-from responding import prompt_of
-from serving import Service, serving
-from thinker import TEMPLATE, thinker
 
 HI = [{"role": "user", "content": "Hi"}]
 ADAPTIVE = {"type": "adaptive"}

@@ -12,10 +12,10 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, linked, serving, until
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, error
 from parrot_engine.protocol import Generate
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, linked, serving, until
 
 from parrot_gateway.batches import runner
 from parrot_gateway.batches.lines import validate

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 from harness.scripted_upstream import ScriptedUpstream, document
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
 
 from parrot_gateway.settings.model import BatchSettings, UpstreamSettings
 

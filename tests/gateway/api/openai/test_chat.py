@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from harness.gateway.responding import prompt_of, sampling_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 from parrot_engine.protocol import Fill
-from responding import prompt_of, sampling_of
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -6,11 +6,19 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.responding import prompt_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import (
+    SCHEMA,
+    TEMPLATES,
+    TEXTS,
+    allows,
+    grammar_of,
+    says,
+    tool_engine,
+)
 from parrot_engine.protocol import Failed
-from responding import prompt_of
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-from tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, says, tool_engine
 
 HI = [{"role": "user", "content": "Hi"}]
 ADD = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams, TokenLogprobs
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
 
 
 async def post(service: Service, **body: Any) -> dict[str, Any]:

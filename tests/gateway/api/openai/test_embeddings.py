@@ -14,6 +14,9 @@ import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+from harness.gateway.pooling_remote import PoolingRemote
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 from harness.pooling_checkpoints import (
     VOCAB,
     change_config,
@@ -24,9 +27,6 @@ from harness.pooling_checkpoints import (
 )
 from parrot_engine import LLM
 from parrot_engine.text.pairs import encode_written_pairs
-from pooling_remote import PoolingRemote
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
 
 from parrot_gateway.api.openai import embeddings, pooling_input
 from parrot_gateway.telemetry.call_record import CallRecord

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, body_of, http_of
-from serving import Service
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, body_of, http_of
+from harness.gateway.serving import Service
 
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
 from parrot_gateway.generation.requests.chat import MAX_MESSAGES

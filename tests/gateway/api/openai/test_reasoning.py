@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.responding import prompt_of
+from harness.gateway.serving import Service, serving
+from harness.gateway.thinker import TEMPLATE, thinker
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate
-from responding import prompt_of
-from serving import Service, serving
-from thinker import TEMPLATE, thinker
 
 from parrot_gateway.generation.reasoning import ReasoningText
 from parrot_gateway.settings.model import ModelSettings

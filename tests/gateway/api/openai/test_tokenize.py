@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service
 from tokenizers import Tokenizer as Backend
 
 from parrot_gateway.generation.requests.types import MAX_DETOKENIZED

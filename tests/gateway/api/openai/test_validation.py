@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASE: dict[str, dict[str, Any]] = {

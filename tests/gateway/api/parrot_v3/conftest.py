@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
-from parrot_v3_client import V3Client
-from serving import Service, serving, until
-from v3_service import Model, left_over
+from harness.gateway.parrot_v3_client import V3Client
+from harness.gateway.serving import Service, serving, until
+from harness.gateway.v3_service import Model, left_over
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from parrot_v3_client import V3Client, V3Error, Var
-from serving import Service, until
-from v3_service import Model, blocked, left_over
+from harness.gateway.parrot_v3_client import V3Client, V3Error, Var
+from harness.gateway.serving import Service, until
+from harness.gateway.v3_service import Model, blocked, left_over
 
 # --- sessions -------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.gateway.parrot_v3_client import SAMPLING
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
-from parrot_v3_client import SAMPLING
 
 from parrot_gateway.api.parrot_v3.bodies import (
     SamplingConfig,

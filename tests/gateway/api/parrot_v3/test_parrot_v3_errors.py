@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from parrot_v3_client import SAMPLING, V3Client, V3Error
-from v3_service import Model
+from harness.gateway.parrot_v3_client import SAMPLING, V3Client, V3Error
+from harness.gateway.v3_service import Model
 
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway

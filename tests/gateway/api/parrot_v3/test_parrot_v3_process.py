@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from harness.gateway.parrot_v3_client import V3Client, V3Error, Var
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, upstream_settings
 from harness.scripted_upstream import ScriptedUpstream, document, error
-from parrot_v3_client import V3Client, V3Error, Var
 
 GUIDE = Path(__file__).parents[4] / "docs" / "parrot-api.md"
 GREEDY = {"temperature": 0.0, "ignore_tokenizer_eos": True}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from parrot_v3_client import V3Client, V3Error, Var
-from serving import Service
-from v3_service import Model
+from harness.gateway.parrot_v3_client import V3Client, V3Error, Var
+from harness.gateway.serving import Service
+from harness.gateway.v3_service import Model
 
 
 async def test_transforms_are_nodes_between_calls(

@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
+from harness.gateway.responding import MESSAGE_EVENTS, ask, events_of, get, prompt_of, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_chunk, read_head
 from openai.types.responses import ResponseOutputMessage
 from openai.types.responses import ResponseTextDeltaEvent as TextDelta
 from parrot_engine.protocol import Failed
-from responding import MESSAGE_EVENTS, ask, events_of, get, prompt_of, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_chunk, read_head
 
 from parrot_gateway.telemetry.call_record import CallRecord
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from responding import ask, prompt_of, refused, sampling_of, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-from tool_calling import TEXTS, tool_engine
+from harness.gateway.responding import ask, prompt_of, refused, sampling_of, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import TEXTS, tool_engine
 
 HISTORY: list[Any] = [
     {"role": "user", "content": "I am Tom."},

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from harness.gateway.responding import prompt_of, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, until
 from harness.scripted_upstream import ScriptedUpstream, document
 from parrot_engine.protocol import Failed
-from responding import prompt_of, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, until
 
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.settings.model import UpstreamSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from responding import ask, events_of, get, prompt_of, refused, strict
-from serving import Service, serving
-from tool_calling import TEMPLATES, allows, grammar_of, tool_engine
+from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import TEMPLATES, allows, grammar_of, tool_engine
 
 LARK = 'start: line+\nline: "+" /[^\\n]*/ LF\nLF: "\\n"\n'
 SHELL: dict[str, Any] = {"type": "custom", "name": "shell", "description": "Runs a command."}

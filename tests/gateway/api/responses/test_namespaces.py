@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from responding import ask, events_of, get, prompt_of, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-from tool_calling import TEMPLATES, allows, tool_engine
+from harness.gateway.responding import ask, events_of, get, prompt_of, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import TEMPLATES, allows, tool_engine
 
 ADD: dict[str, Any] = {
     "type": "function",

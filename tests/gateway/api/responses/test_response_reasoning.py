@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from responding import ask, events_of, get, prompt_of, refused, strict
-from serving import Service, serving
-from thinker import thinker
+from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.serving import Service, serving
+from harness.gateway.thinker import thinker
 
 THOUGHT = "<think>\nWhy? €\n</think>\n\nSo."
 PACKED = "reasoning.encrypted_content"

@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from responding import ask, events_of, get, prompt_of, refused, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-from tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, tool_engine
+from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
+from harness.gateway.tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, tool_engine
 
 ADD: dict[str, Any] = {
     "type": "function",

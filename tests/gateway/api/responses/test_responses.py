@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from responding import ask, events_of, get, prompt_of, refused, sampling_of, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service
+from harness.gateway.responding import ask, events_of, get, prompt_of, refused, sampling_of, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service
 
 
 async def test_shape_of_an_answer(service: Service) -> None:

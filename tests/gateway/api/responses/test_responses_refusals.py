@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from responding import ask, get, refused
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service
+from harness.gateway.responding import ask, get, refused
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from harness.gateway.responding import MESSAGE_EVENTS, events_of, get, strict
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service
 from parrot_engine.protocol import Failed
-from responding import MESSAGE_EVENTS, events_of, get, strict
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service
 
 
 async def test_order_of_events(service: Service) -> None:

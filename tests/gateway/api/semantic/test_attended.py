@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import (
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import (
     CHAT,
     COMPLETIONS,
     PATHS,
@@ -22,7 +22,7 @@ from semantic_tools import (
     http_of,
     text_of,
 )
-from serving import until
+from harness.gateway.serving import until
 
 
 @pytest.mark.parametrize("stream", [False, True])

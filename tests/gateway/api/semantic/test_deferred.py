@@ -6,10 +6,19 @@ import json
 from typing import Any
 
 import pytest
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import (
+    CHAT,
+    COMPLETIONS,
+    PATHS,
+    Http,
+    answer_to,
+    echo,
+    http_of,
+    text_of,
+)
+from harness.gateway.serving import serving
 from parrot_engine.protocol import Failed, TokenLogprobs
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, answer_to, echo, http_of, text_of
-from serving import serving
 
 from parrot_gateway.semantic.templates.reference import find_references
 

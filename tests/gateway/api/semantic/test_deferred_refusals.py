@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, answer_to, body_of, text_of
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import (
+    CHAT,
+    COMPLETIONS,
+    PATHS,
+    Http,
+    answer_to,
+    body_of,
+    text_of,
+)
 
 from parrot_gateway.semantic.templates.reference import reference_of
 

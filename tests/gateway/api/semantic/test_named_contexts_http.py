@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+from harness.gateway.responding import get
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import CHAT, COMPLETIONS, http_of, prompt_of
+from harness.gateway.serving import Service, until
 from parrot_engine.protocol import Failed, Fill
-from responding import get
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, http_of, prompt_of
-from serving import Service, until
 
 
 def prompts_of(engine: ScriptedRemoteEngine) -> Iterator[str]:

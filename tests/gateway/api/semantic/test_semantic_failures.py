@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, Http, body_of, http_of
-from serving import until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
+from harness.gateway.serving import until
 
 
 async def test_a_prompt_too_long_fails_the_variable_and_its_readers(http: Http) -> None:

@@ -7,11 +7,11 @@ import json
 import random
 from typing import Any
 
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
+from harness.gateway.serving import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, Http, body_of, http_of
-from serving import until
 
 
 async def run_many(

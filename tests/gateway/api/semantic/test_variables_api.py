@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, Http, http_of
-from serving import until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.semantic_tools import COMPLETIONS, Http, http_of
+from harness.gateway.serving import until
 
 from parrot_gateway.api.semantic.fields import FIELDS
 from parrot_gateway.semantic.templates.reference import reference_of

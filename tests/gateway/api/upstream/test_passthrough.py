@@ -13,9 +13,9 @@ import aiohttp
 import msgspec
 import openai
 import pytest
+from harness.gateway.relaying import Relay, eventually, relaying
 from hypothesis import given
 from hypothesis import strategies as st
-from relaying import Relay, eventually, relaying
 
 from parrot_gateway.api.upstream import passthrough
 from parrot_gateway.api.upstream.event_tail import MAX_HELD_BYTES, Dialect, EventTail

@@ -9,7 +9,8 @@ from pathlib import Path
 from parrot_engine.loading.factory import EngineOptions, load_engine
 from parrot_engine.protocol import FreeContext, Pool, Primitive
 from parrot_engine.text import Tokenizer
-from scripted_remote import ScriptedRemoteEngine
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 
 
 class PoolingRemote(ScriptedRemoteEngine):

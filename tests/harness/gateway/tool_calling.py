@@ -9,9 +9,10 @@ import pytest
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate, Grammar
 from parrot_engine.text import TextAssets, Tokenizer
-from scripted_remote import ScriptedRemoteEngine
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 
 BASE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from doubles import Trace, prompt, scripted_engine
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from parrot_engine.protocol import (
@@ -16,7 +15,9 @@ from parrot_engine.protocol import (
     Primitive,
     SamplingParams,
 )
-from programs import engine_limits
+
+from harness.engine.doubles import Trace, prompt, scripted_engine
+from harness.engine.programs import engine_limits
 
 
 def machine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

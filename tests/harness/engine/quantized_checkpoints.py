@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from checkpoints import CONFIGS, make_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
+
+from harness.engine.checkpoints import CONFIGS, make_checkpoint
 
 #: Quantises a weight, `[out, in]` float32; its tensors by suffix, and the weight they stand for.
 Write: TypeAlias = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]

@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+
 from harness.schema_document import document_of
 
 MODEL = "scripted"

@@ -18,10 +18,11 @@ import json
 import re
 from typing import Any
 
-from harness.schema_document import document_of
 from parrot_engine.protocol import Grammar, SamplingParams
 from parrot_engine.text import TextAssets, Tokenizer
-from scripted_remote import ScriptedRemoteEngine
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.schema_document import document_of
 
 #: What there is to know.
 FACTS: dict[str, Any] = {"city": "Paris", "temperature": 21}

@@ -23,7 +23,7 @@ from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import TextAssets
 
 # As a program of its own it does not find the other helpers.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from harness.scripted_engine import ScriptedEngine
 

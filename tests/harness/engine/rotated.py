@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from attention_cases import relative_error
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape, Rotation
 from parrot_engine.models.ops import Angles, rotate
 from torch import Tensor
+
+from harness.engine.attention_cases import relative_error
 
 
 def check_rotation_and_writes(

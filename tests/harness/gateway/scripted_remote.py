@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parrot_engine.protocol import (
     EngineInfo,
@@ -225,3 +225,21 @@ class ScriptedRemoteEngine:
         if reason is not None:
             del self._runs[run.context_id]
         return Generated(run.context_id, ids, logprobs, reason)
+
+
+#: Longer than a block of the engines here, so that it has a prefix.
+SYSTEM = "You answer in one word, and never in two. " * 4
+
+
+def small_engine(max_batch: int = 8, *, automatic: bool = True) -> ScriptedRemoteEngine:
+    """An engine with pages, whose batch has few places."""
+    engine = ScriptedRemoteEngine(automatic=automatic)
+    engine.info = replace(
+        engine.info, max_batch_size=max_batch, num_blocks=256, block_size=16, reports_blocks=True
+    )
+    return engine
+
+
+def fills(engine: ScriptedRemoteEngine) -> int:
+    """Calls that it got."""
+    return sum(isinstance(item, Fill) for item in engine.submitted)

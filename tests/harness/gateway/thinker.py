@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parrot_engine.text import Tokenizer
-from scripted_remote import ScriptedRemoteEngine
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 
 #: Shows earlier reasoning, and whether it is switched on or off.
 TEMPLATE = (

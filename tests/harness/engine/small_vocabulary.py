@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from doubles import EOS, VOCAB_SIZE
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from harness.engine.doubles import EOS, VOCAB_SIZE
 
 __all__ = ["EOS", "PIECES", "text_of", "tokenizer_json"]
 

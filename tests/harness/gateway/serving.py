@@ -20,8 +20,8 @@ from parrot_engine.link.wire import (
     encode,
 )
 from parrot_engine.protocol import Event
-from scripted_remote import ScriptedRemoteEngine
 
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app

@@ -52,8 +52,9 @@ class Story(NamedTuple):
 
 def conversation(engine: BuiltinEngine, adapters: Sequence[str]) -> dict[str, Any]:
     """A prompt, a prefix of it, a fork; greedy, drawn, with a penalty; then with adapters."""
-    from harness.engine_checks import greedy, run_until_idle, tokens_of
     from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, SamplingParams
+
+    from harness.engine_checks import greedy, run_until_idle, tokens_of
 
     drawn = SamplingParams(20, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
     events = run_until_idle(
@@ -87,10 +88,11 @@ def conversation(engine: BuiltinEngine, adapters: Sequence[str]) -> dict[str, An
 
 def loss(engine: BuiltinEngine, adapters: Sequence[str]) -> dict[str, Any]:
     """The same, and then rank 1 is killed in the middle of a generation."""
-    from harness.engine_checks import greedy
     from parrot_engine.distributed.leader import LeaderRunner
     from parrot_engine.exceptions import ShardError
     from parrot_engine.protocol import Fill, Generate
+
+    from harness.engine_checks import greedy
 
     told = conversation(engine, adapters)
     engine.submit([Fill(40, PROMPT[:60]), Generate(40, greedy(400))])
@@ -269,5 +271,5 @@ def started(folder: Path, device: str, stories: Sequence[Story], log: Path) -> I
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     main()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from parrot_engine.protocol import Failed, Generate, SamplingParams
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, until
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, until
 
 
 class Model:

@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 from parrot_engine.protocol import Fill, Generate
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_answer
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, read_answer
 
 STRICT = {"_strict_response_validation": True, "max_retries": 0, "api_key": "none"}
 

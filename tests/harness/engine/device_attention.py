@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attention_cases import Context, PagedCase, relative_error
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from torch import Tensor
+
+from harness.engine.attention_cases import Context, PagedCase, relative_error
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}

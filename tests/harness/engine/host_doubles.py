@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from doubles import EMPTY, ScriptedRunner
 from parrot_engine.kv_cache.host_copies import Copy
+
+from harness.engine.doubles import EMPTY, ScriptedRunner
 
 #: What a block holds while it is being written.
 TORN = b"torn"

@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from harness.fake_upstream import FakeUpstream
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving
-
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings

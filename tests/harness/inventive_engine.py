@@ -10,9 +10,10 @@ import json
 import random
 from typing import Any
 
-from clever_engine import CleverEngine, answer
-from harness.schema_document import document_of
 from parrot_engine.protocol import SamplingParams
+
+from harness.clever_engine import CleverEngine, answer
+from harness.schema_document import document_of
 
 _WORDS = (
     "heron fox duck reed pond barge quay slate barley harbour ferry lantern orchard miller bridge "

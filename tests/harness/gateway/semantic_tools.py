@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
+
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import Service, serving, until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from doubles import POISON, Trace, reference_generate, reference_logprobs
 from hypothesis import strategies as st
 from parrot_engine.protocol import (
     Failed,
@@ -28,6 +27,8 @@ from parrot_engine.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
+
+from harness.engine.doubles import POISON, Trace, reference_generate, reference_logprobs
 
 
 def engine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

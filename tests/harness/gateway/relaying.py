@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import msgspec
 import uvicorn
-from harness.fake_upstream import FakeUpstream
 from yarl import URL
 
+from harness.fake_upstream import FakeUpstream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL

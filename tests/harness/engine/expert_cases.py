@@ -16,8 +16,9 @@ from parrot_engine.kernels.experts.grouped_tuning import (
 )
 from parrot_engine.kernels.experts.packed_experts import packed_mixture
 from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack
-from quantized_cases import QuantizedCase, draw_weight
 from torch import Tensor
+
+from harness.engine.quantized_cases import QuantizedCase, draw_weight
 
 
 class Operands(NamedTuple):

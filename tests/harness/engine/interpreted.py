@@ -15,11 +15,12 @@ if torch.cuda.is_available():
     pytest.skip("a GPU runs the kernels themselves: tests/gpu", allow_module_level=True)
 pytest.importorskip("triton", reason="the kernels' interpreter comes with triton")
 
-import quick_interpreter
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
+
+from harness.engine import quick_interpreter
 
 quick_interpreter.install()
 

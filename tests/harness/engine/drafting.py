@@ -6,14 +6,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from doubles import (
-    VOCAB_SIZE,
-    ScriptedRunner,
-    Trace,
-    reference_generate,
-    reference_logits,
-    scripted_engine,
-)
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.contexts import Context
 from parrot_engine.engine.ngrams import NgramProposer
@@ -21,6 +13,15 @@ from parrot_engine.engine.speculation import Speculation
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
+
+from harness.engine.doubles import (
+    VOCAB_SIZE,
+    ScriptedRunner,
+    Trace,
+    reference_generate,
+    reference_logits,
+    scripted_engine,
+)
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 

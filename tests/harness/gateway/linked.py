@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
-from harness.scripted_engine import ScriptedEngine
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink
 from parrot_engine.text import TextAssets
-from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
+from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
+from harness.scripted_engine import ScriptedEngine
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine

@@ -1,0 +1,1 @@
+"""Test doubles and helpers of the engine's tests."""
