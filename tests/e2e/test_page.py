@@ -246,6 +246,119 @@ def test_a_call_that_never_ran_has_a_lane_that_says_so(view: Page) -> None:
     assert page.evaluate(script, [refused, passed_on, waiting]) == ["m", "1 waiting", "1 not run"]
 
 
+LAYOUT = """async ([edges, groups, pane]) => {
+    const url = new URL("app/graph/layout_worker.js", document.baseURI);
+    const { placeGraph } = await import(url);
+    const { CALL_SIZE } = await import(new URL("app/graph/sizes.js", document.baseURI));
+    const boxes = groups.map((group, id) => ({ id, kind: "call", group }));
+    const lines = edges.map(([from, to], key) => ({ key, from, to, label: "v", isImplied: false }));
+    const { at, bends, ...picture } = placeGraph(boxes, lines, pane);
+    const places = boxes.map(({ id }) => ({ ...at.get(id), ...CALL_SIZE }));
+    return { ...picture, places, bends: lines.map(({ key }) => bends.get(key)) };
+}"""
+WIDE, HIGH = {"width": 1000, "height": 600}, {"width": 390, "height": 600}
+
+
+def lay_out(page: Any, edges: list[tuple[int, int]], pane: dict[str, int], **more: Any) -> Any:
+    size = more.get("size", 1 + max((max(edge) for edge in edges), default=0))
+    groups = [more.get("groups", {}).get(box) for box in range(size)]
+    return page.evaluate(LAYOUT, [edges, groups, pane])
+
+
+def overlapping(one: dict[str, float], other: dict[str, float]) -> bool:
+    return (
+        one["x"] < other["x"] + other["width"]
+        and other["x"] < one["x"] + one["width"]
+        and one["y"] < other["y"] + other["height"]
+        and other["y"] < one["y"] + one["height"]
+    )
+
+
+CHAIN = [(i, i + 1) for i in range(11)]
+AGENTS = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 4), (0, 4), (4, 5), (4, 6), (5, 7), (6, 7)]
+GRAPHS = {
+    "one call": ([], {"size": 1}),
+    "a chain": (CHAIN, {}),
+    "a chain that looks back": ([*CHAIN, *((i, i + 3) for i in range(0, 9, 3))], {}),
+    "agents": ([*AGENTS, (4, 7), (0, 7)], {}),
+    "a map-reduce": ([(i, 30) for i in range(30)], {}),
+    "a thousand calls": ([(i // 9, i + 1) for i in range(999)], {}),
+    "a circle": ([(0, 1), (1, 2), (2, 0)], {}),
+}
+
+
+@pytest.mark.parametrize("pane", [WIDE, HIGH], ids=["wide", "high"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_boxes_of_a_graph_are_apart(view: Page, name: str, pane: dict[str, int]) -> None:
+    edges, more = GRAPHS[name]
+    placed = lay_out(view.open("sessions"), edges, pane, **more)
+    boxes = sorted(placed["places"], key=lambda box: box["x"])
+    for number, box in enumerate(boxes):
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= placed["width"] + 0.01
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= placed["height"] + 0.01
+        for other in boxes[number + 1 :]:
+            if other["x"] >= box["x"] + box["width"]:
+                break
+            assert not overlapping(box, other)
+
+
+@pytest.mark.parametrize("name", ["a chain that looks back", "agents"])
+def test_edges_that_pass_layers_run_between_boxes(view: Page, name: str) -> None:
+    edges, _ = GRAPHS[name]
+    placed = lay_out(view.open("sessions"), edges, WIDE)
+    passing = 0
+    for (tail, head), bends in zip(edges, placed["bends"], strict=True):
+        # Bends come in pairs: an edge crosses a layer straight from one to the other.
+        for begin, end in zip(bends[::2], bends[1::2], strict=True):
+            passing += 1
+            lane = {"x": begin["x"], "y": begin["y"], "width": end["x"] - begin["x"], "height": 0.0}
+            assert begin["y"] == end["y"]
+            others = [box for n, box in enumerate(placed["places"]) if n not in (tail, head)]
+            assert not any(overlapping(lane, box) for box in others)
+    assert passing == {"a chain that looks back": 6, "agents": 5}[name]
+
+
+def test_graphs_fill_the_pane(view: Page) -> None:
+    page = view.open("sessions")
+    # To the right, and down where a chain would be too small to be read.
+    chain = lay_out(page, CHAIN, WIDE)
+    assert not chain["runsDown"]
+    assert chain["height"] < 60
+    assert lay_out(page, CHAIN, HIGH)["runsDown"]
+    assert lay_out(page, CHAIN, HIGH)["width"] < 210
+    # A thousand parallel calls are a block of the pane's shape.
+    wide = lay_out(page, [(i, 999) for i in range(999)], WIDE)
+    assert 1.0 < wide["width"] / wide["height"] < 2.5
+    # Nine of them stand side by side.
+    columns = {box["x"] for box in lay_out(page, [(i, 9) for i in range(9)], WIDE)["places"]}
+    assert len(columns) == 2
+
+
+def test_the_same_calls_stand_as_they_were_submitted(view: Page) -> None:
+    placed = lay_out(view.open("sessions"), [(i, 6) for i in range(6)], WIDE)
+    heights = [box["y"] for box in placed["places"][:6]]
+    assert heights == sorted(heights)
+
+
+def test_frames_of_groups_hold_their_members_alone(view: Page) -> None:
+    page = view.open("sessions")
+    # Two groups that are submitted in turns.
+    edges = [(0, i) for i in range(1, 7)] + [(i, 7 + i % 2) for i in range(1, 7)]
+    groups = {i: "ab"[i % 2] for i in range(1, 7)}
+    placed = lay_out(page, edges, WIDE, groups=groups)
+    assert sorted(frame["group"] for frame in placed["frames"]) == ["a", "b"]
+    for frame in placed["frames"]:
+        for number, box in enumerate(placed["places"]):
+            is_in = frame["left"] <= box["x"] <= frame["right"] and (
+                frame["top"] <= box["y"] <= frame["bottom"]
+            )
+            assert is_in == (groups.get(number) == frame["group"])
+    # The second call stands between two of a group: each of these has a frame of its own.
+    split = lay_out(page, [(0, 1), (1, 2)], WIDE, groups={0: "a", 2: "a"})
+    assert [frame["group"] for frame in split["frames"]] == ["a", "a"]
+    assert lay_out(page, [(0, 1)], WIDE, groups={0: "a"})["frames"] == []
+
+
 def test_the_scrubber_goes_back_in_time(view: Page, told: str) -> None:
     page = view.session(told)
     page.locator(".node.is-done").nth(2).wait_for()

@@ -1,23 +1,11 @@
 /** Asks the layout worker, one request at a time; of those that wait only the newest is sent. */
 
-import { sizeOf } from "./sizes.js";
-
-/**
- * @typedef {object} Placed
- * @property {Map<string, {x: number, y: number}>} at upper left corners of boxes
- * @property {Map<string, {x: number, y: number}[]>} [bends] of edges, by key
- * @property {boolean} runsDown edges run down, else to the right
- * @property {number} width
- * @property {number} height
- */
-
 export class Layout {
   #worker = new Worker(new URL("./layout_worker.js", import.meta.url), { type: "module" });
-  #request = 0;
   #isBusy = false;
   #next = null;
 
-  /** @param {(placed: Placed) => void} onPlaced */
+  /** @param {(placed: import("./layout_worker.js").Placed) => void} onPlaced */
   constructor(onPlaced) {
     this.#worker.addEventListener("message", ({ data }) => {
       this.#isBusy = false;
@@ -29,18 +17,9 @@ export class Layout {
   /** Place boxes for a pane of a width and height; the answer comes by `onPlaced`. */
   place(boxes, edges, pane) {
     const message = {
-      request: ++this.#request,
-      aspect: pane.width / Math.max(1, pane.height),
-      boxes: boxes.map((box) => ({
-        id: box.id,
-        ...sizeOf(box),
-        group: box.group ?? null,
-        stage: box.stage ?? 0,
-      })),
-      // Edges that others imply are drawn, and need no room of their own.
-      edges: edges
-        .filter((edge) => !edge.isImplied)
-        .map(({ key, from, to, label }) => ({ key, from, to, label })),
+      boxes: boxes.map(({ id, kind, group }) => ({ id, kind, group })),
+      edges: edges.map(({ key, from, to, label, isImplied }) => ({ key, from, to, label, isImplied })),
+      pane,
     };
     if (this.#isBusy) this.#next = message;
     else this.#send(message);

@@ -42,28 +42,9 @@ export function paint(canvas, picture) {
 }
 
 /** Frames of the declared task groups that have several members. */
-export function groupFrames(graph, placed) {
-  const frames = new Map();
-  for (const node of graph.nodes.values()) {
-    const at = node.group && placed.at.get(node.id);
-    if (!at) continue;
-    const { width, height } = sizeOf(node);
-    const frame = frames.get(node.group) ?? {
-      left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity, members: 0,
-    };
-    frame.left = Math.min(frame.left, at.x);
-    frame.top = Math.min(frame.top, at.y);
-    frame.right = Math.max(frame.right, at.x + width);
-    frame.bottom = Math.max(frame.bottom, at.y + height);
-    frame.members += 1;
-    frames.set(node.group, frame);
-  }
-  return [...frames].filter(([, frame]) => frame.members > 1);
-}
-
-function paintGroups({ context, graph, placed, scale, colours }) {
+function paintGroups({ context, placed, scale, colours }) {
   const pad = 9;
-  for (const [name, { left, top, right, bottom }] of groupFrames(graph, placed)) {
+  for (const { group, left, top, right, bottom } of placed.frames) {
     context.beginPath();
     context.roundRect(left - pad, top - pad - 6, right - left + 2 * pad, bottom - top + 2 * pad + 6, 10);
     context.fillStyle = colours.group;
@@ -75,7 +56,7 @@ function paintGroups({ context, graph, placed, scale, colours }) {
       context.font = "10.5px system-ui, sans-serif";
       context.fillStyle = colours.muted;
       context.textAlign = "left";
-      context.fillText(`group ${name.replace(RUN_ID, "")}`, left, top - pad - 10, right - left);
+      context.fillText(`group ${group.replace(RUN_ID, "")}`, left, top - pad - 10, right - left);
     }
   }
 }
@@ -150,15 +131,7 @@ function lineOf(edge, graph, placed) {
   const end = runsDown
     ? { x: to.x + head.width / 2, y: to.y }
     : { x: to.x, y: to.y + head.height / 2 };
-  // Of dagre's points those at the boxes are where a straight line would meet them.
-  const bends = placed.bends?.get(edge.key)?.slice(1, -1) ?? [];
-  if (bends.length > 1) return { points: [start, ...bends, end], runsDown };
-  // Layers are passed straight, between their rows; up and down is between the layers.
-  const [exit, entry] = [placed.sides?.get(edge.from)?.right, placed.sides?.get(edge.to)?.left];
-  const points = [start];
-  if (exit > start.x) points.push({ x: exit, y: start.y });
-  if (entry < end.x) points.push({ x: entry, y: end.y });
-  return { points: [...points, end], runsDown };
+  return { points: [start, ...(placed.bends.get(edge.key) ?? []), end], runsDown };
 }
 
 function isShown({ points }, shown) {
@@ -217,18 +190,14 @@ function countOf(items, keyOf) {
   return counts;
 }
 
-/** Names of edges, near their middle, where they cover no other name. */
+/** Names of edges, in the middle of their longest pieces, where they cover no other name. */
 function labels({ context, colours }, labelled) {
   context.font = "10.5px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   const taken = [];
   for (const [edge, { points, runsDown }, isNear, number] of bundled(labelled)) {
-    // With an odd number of points the one in the middle is where dagre made room for it.
-    const middle = points[Math.floor(points.length / 2)];
-    const other = points[Math.ceil(points.length / 2) - 1];
-    const [x, y] = [(middle.x + other.x) / 2, (middle.y + other.y) / 2];
-    const room = Math.abs(points.at(-1).x - points[0].x) - 16;
+    const { x, y, room } = longestPiece(points, runsDown);
     const label = edge.label.length > 26 ? `${edge.label.slice(0, 25)}…` : edge.label;
     const text = number > 1 ? `${label} × ${number}` : label;
     const half = context.measureText(text).width / 2 + 4;
@@ -245,6 +214,16 @@ function labels({ context, colours }, labelled) {
     context.fillText(text, x, y + 0.5);
   }
   context.textBaseline = "alphabetic";
+}
+
+function longestPiece(points, runsDown) {
+  let longest = { room: -Infinity };
+  for (let i = 1; i < points.length; i += 1) {
+    const [a, b] = [points[i - 1], points[i]];
+    const room = (runsDown ? b.y - a.y : b.x - a.x) - 16;
+    if (room > longest.room) longest = { room, x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 };
+  }
+  return longest;
 }
 
 /** Nodes as marks: a block in the colour of the state, with a notch for those that failed. */
