@@ -13,9 +13,9 @@ import logging
 import random
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterable
-from functools import lru_cache
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import aiohttp
@@ -63,6 +63,22 @@ class _PlainRequest(aiohttp.ClientRequest):
         """See `aiohttp.ClientRequest`."""
 
 
+class UpstreamRequest(NamedTuple):
+    """One request to an upstream."""
+
+    method: str
+    #: As the client sent it (`/v1/…`, percent-encoded), or `TOKENIZE`.
+    path: str | bytes
+    #: The client's, names in lower case.
+    headers: Iterable[tuple[bytes, bytes]]
+    #: Sent as it is.
+    body: bytes
+    #: The raw query string.
+    query: bytes = b""
+    #: The answer is to be uncompressed.
+    readable: bool = True
+
+
 class UpstreamClient(Protocol):
     """What a call needs of an upstream: one server, or several that take it in turns."""
 
@@ -75,15 +91,7 @@ class UpstreamClient(Protocol):
         """The operator's name for it."""
 
     async def request(
-        self,
-        method: str,
-        path: str | bytes,
-        query: bytes,
-        headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
-        *,
-        first_byte_timeout_s: float | None = None,
-        readable: bool = True,
+        self, request: UpstreamRequest, *, first_byte_timeout_s: float | None = None
     ) -> UpstreamResponse:
         """See `Upstream.request`."""
 
@@ -262,14 +270,9 @@ class Upstream:
 
     async def request(
         self,
-        method: str,
-        path: str | bytes,
-        query: bytes,
-        headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
+        request: UpstreamRequest,
         *,
         first_byte_timeout_s: float | None = None,
-        readable: bool = True,
         tracker: CallTracker | None = None,
     ) -> UpstreamResponse:
         """Send one request and return its answer once the first bytes of the body are there.
@@ -278,14 +281,8 @@ class Upstream:
         response in every case. A cancellation aborts the request at the upstream.
 
         Args:
-            method: `POST`, …
-            path: as the client sent it (`/v1/…`, percent-encoded), or `TOKENIZE`.
-            query: raw query string.
-            headers: the client's, names in lower case.
-            body: sent as it is.
             first_byte_timeout_s: seconds that the client waits for a first byte: no wait in line
                 and no retry goes beyond it.
-            readable: request an uncompressed answer.
             tracker: notified of what becomes of the answer that is returned.
 
         Raises:
@@ -300,14 +297,16 @@ class Upstream:
             limit_s = min(limit_s, first_byte_timeout_s)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
-        url = self._url(path if isinstance(path, bytes) else path.encode(), query)
-        outgoing = self._headers.build(headers, readable=readable)
+        path = request.path
+        url = self._url(path if isinstance(path, bytes) else path.encode(), request.query)
+        headers = self._headers.build(request.headers, readable=request.readable)
+        send = partial(self._try_once, request.method, url, headers, request.body, tracker)
         self._check_drained()
         if not self.slots.acquire_nowait():
             await self._wait_in_line(limit_s)
         try:
             self._check_drained()
-            return await self._try_until_answered(method, url, outgoing, body, deadline, tracker)
+            return await self._try_until_answered(send, deadline)
         except BaseException:
             self.slots.release()
             raise
@@ -366,13 +365,7 @@ class Upstream:
             self._note_end(permit, complete=response.status < 500)
 
     async def _try_until_answered(
-        self,
-        method: str,
-        url: URL,
-        headers: CIMultiDict[str],
-        body: bytes,
-        deadline: float,
-        tracker: CallTracker | None,
+        self, send: Callable[[], Awaitable[UpstreamResponse]], deadline: float
     ) -> UpstreamResponse:
         loop = asyncio.get_running_loop()
         retry = 0
@@ -381,7 +374,7 @@ class Upstream:
             if permit is None:
                 raise self._unavailable()
             try:
-                response = await self._try_once(method, url, headers, body, tracker)
+                response = await send()
             except Broken as broken:
                 self._note_end(permit, complete=False)
                 if not broken.retry or retry >= self._policy.max_retries:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from parrot_scheduler.task import OBJECTIVE_KINDS
 
-from parrot_gateway.engines.upstream import UpstreamClient
+from parrot_gateway.engines.upstream import UpstreamClient, UpstreamRequest
 from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
     AnswerError,
@@ -368,7 +368,7 @@ async def run_on_upstream(
     observers = Observers([observer, record])
     observers.submitted()
     try:
-        response = await upstream.request("POST", PATHS[kind], b"", headers, body)
+        response = await upstream.request(UpstreamRequest("POST", PATHS[kind], headers, body))
     except (UpstreamError, OverloadedError):
         if may_fall_back:
             return False

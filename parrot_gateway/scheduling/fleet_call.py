@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TypeAlias
 
 from parrot_scheduler.actions import Place
 from parrot_scheduler.task import Task
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import UpstreamRequest
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import OverloadedError, UpstreamError
@@ -28,9 +27,6 @@ from parrot_gateway.scheduling.fleet_server import BegunStream, FleetServer
 from parrot_gateway.scheduling.placer import SubmittedCall, template_of
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.scheduling.upstream_prompt import BYTES_PER_TOKEN, UpstreamPrompt, read_prompt
-
-#: `Upstream.request` of a request, but for the server, its time-out and tracker.
-_Send: TypeAlias = Callable[..., Awaitable[UpstreamResponse]]
 
 #: Routes that any server can answer; all others may be about what one of them keeps.
 _PLACED = re.compile(
@@ -57,30 +53,19 @@ class FleetCall:
         self._metadata = metadata
 
     async def request(
-        self,
-        method: str,
-        path: str | bytes,
-        query: bytes,
-        headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
-        *,
-        first_byte_timeout_s: float | None = None,
-        readable: bool = True,
+        self, request: UpstreamRequest, *, first_byte_timeout_s: float | None = None
     ) -> UpstreamResponse:
         """Send a request to the server that the scheduler chooses, or that keeps what it names.
 
         A request that names what no server is known to keep is sent to one after the other while
         they answer 404.
         """
+        path, body = request.path, request.body
         route = path.decode("latin-1") if isinstance(path, bytes) else path
         fleet, objects = self._fleet, self._fleet.objects
         keeper = objects.server_for(route, body)
-        send = partial(
-            Upstream.request,
-            method=method, path=path, query=query, headers=headers, body=body, readable=readable,
-        )  # fmt: skip
-        if method != "POST" or _PLACED.fullmatch(route) is None:
-            response = await self._ask(fleet.in_order(keeper), send, first_byte_timeout_s)
+        if request.method != "POST" or _PLACED.fullmatch(route) is None:
+            response = await self._ask(fleet.in_order(keeper), request, first_byte_timeout_s)
             if response.status < 300:
                 is_answer = route.startswith(("/v1/responses", "/v1/chat"))
                 objects.read_answer(response.first, response.server, is_answer=is_answer)
@@ -89,15 +74,15 @@ class FleetCall:
             partial(read_prompt, route, body, self._metadata.salt), len(body)
         )
         if fleet.has_left or (keeper is not None and not fleet.server(keeper).takes_calls):
-            response = await send(
-                fleet.server(keeper or "").upstream, first_byte_timeout_s=first_byte_timeout_s
+            response = await fleet.server(keeper or "").upstream.request(
+                request, first_byte_timeout_s=first_byte_timeout_s
             )
         else:
             placed = PlacedCall(fleet, self._metadata, prompt)
-            response = await placed.request(keeper, send, first_byte_timeout_s)
+            response = await placed.request(keeper, request, first_byte_timeout_s)
         if response.status == 404 and prompt.continues and keeper is None:
             others = [s for s in fleet.in_order(None) if s.upstream.name != response.server]
-            response = await self._ask(iter(others), send, first_byte_timeout_s, response)
+            response = await self._ask(iter(others), request, first_byte_timeout_s, response)
         is_stored = prompt.store if route != "/v1/responses" else prompt.store is not False
         if is_stored and response.status < 300:
             objects.read_answer(response.first, response.server, is_answer=True)
@@ -106,7 +91,7 @@ class FleetCall:
     async def _ask(
         self,
         servers: Iterator[FleetServer],
-        send: _Send,
+        request: UpstreamRequest,
         first_byte_timeout_s: float | None,
         answer: UpstreamResponse | None = None,
     ) -> UpstreamResponse:
@@ -117,7 +102,9 @@ class FleetCall:
         """
         for server in servers:
             try:
-                response = await send(server.upstream, first_byte_timeout_s=first_byte_timeout_s)
+                response = await server.upstream.request(
+                    request, first_byte_timeout_s=first_byte_timeout_s
+                )
             except (UpstreamError, OverloadedError):
                 if answer is None:
                     raise
@@ -171,13 +158,13 @@ class PlacedCall(SubmittedCall):
         self._num_bytes = 0
 
     async def request(
-        self, keeper: str | None, send: _Send, first_byte_timeout_s: float | None
+        self, keeper: str | None, request: UpstreamRequest, first_byte_timeout_s: float | None
     ) -> UpstreamResponse:
         """Wait for a place, send the request there, and follow its answer.
 
         Args:
             keeper: the only server that can answer; None: any can.
-            send: sends the request to a server.
+            request: sent to that server.
             first_byte_timeout_s: see there.
 
         Raises:
@@ -190,7 +177,9 @@ class PlacedCall(SubmittedCall):
         try:
             server = await self._find_server(keeper, limit_s)
             left_s = max(0.001, limit_s - self.queued_s)
-            response = await send(server.upstream, first_byte_timeout_s=left_s, tracker=self)
+            response = await server.upstream.request(
+                request, first_byte_timeout_s=left_s, tracker=self
+            )
         except BaseException:
             self.close()
             raise

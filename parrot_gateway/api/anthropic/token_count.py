@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from parrot_gateway.engines.upstream import TOKENIZE, UpstreamClient
+from parrot_gateway.engines.upstream import TOKENIZE, UpstreamClient, UpstreamRequest
 from parrot_gateway.exceptions import DeadlineError, UnsupportedError, UpstreamError
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.upstream_call import MAX_HELD_BYTES, rewrite
@@ -81,7 +81,7 @@ async def _ask(
     upstream: UpstreamClient, path: str, body: bytes, headers: list[tuple[bytes, bytes]]
 ) -> tuple[int, int | None]:
     """The status of the answer, and the number in it."""
-    response = await upstream.request("POST", path, b"", headers, body)
+    response = await upstream.request(UpstreamRequest("POST", path, headers, body))
     try:
         held = bytearray(response.first)
         while not response.at_eof:

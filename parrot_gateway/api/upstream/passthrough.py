@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
-from parrot_gateway.engines.upstream import UpstreamClient
+from parrot_gateway.engines.upstream import UpstreamClient, UpstreamRequest
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
@@ -278,14 +278,16 @@ class _Relay:
         scope = exchange.scope
         self._observers.submitted()
         try:
-            response = await upstream.request(
+            request = UpstreamRequest(
                 scope["method"],
                 scope.get("raw_path") or exchange.path,
-                scope.get("query_string", b""),
                 exchange.record.outgoing_headers(scope["headers"]),
                 self._call.body,
-                first_byte_timeout_s=_client_read_timeout_s(exchange),
-                readable=self._accounted,
+                scope.get("query_string", b""),
+                self._accounted,
+            )
+            response = await upstream.request(
+                request, first_byte_timeout_s=_client_read_timeout_s(exchange)
             )
         except (UpstreamError, OverloadedError):
             if other is not None:

@@ -12,7 +12,7 @@ from harness.fake_upstream import FakeUpstream
 from harness.gateway.relaying import answered_by, eventually, relaying
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream import Upstream, UpstreamRequest
 from parrot_gateway.engines.upstream_response import WHOLE_BODY_LIMIT
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
@@ -425,7 +425,7 @@ async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
     try:
         headers = [(b"x-fake", b"fault=stall, key=a")]
         task = asyncio.create_task(
-            upstream.request("POST", "/v1/chat/completions", b"", headers, b"{}")
+            upstream.request(UpstreamRequest("POST", "/v1/chat/completions", headers, b"{}"))
         )
         await fake.wait_for(key="a", ended="running")
         task.cancel()
@@ -451,7 +451,7 @@ async def test_a_connection_with_an_impossible_head_is_closed() -> None:
     async with answered_by(serve) as upstream:
         # NOTE: the error is kept: its traceback would keep the answer, too.
         with pytest.raises(UpstreamError, match="understood") as raised:
-            await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
+            await upstream.request(UpstreamRequest("POST", "/v1/chat/completions", [], b""))
         async with asyncio.timeout(5):
             await left.wait()
         assert raised.value.status == 502
@@ -471,7 +471,9 @@ async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
 
     async with answered_by(serve) as upstream:
         async with asyncio.timeout(5):
-            response = await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
+            response = await upstream.request(
+                UpstreamRequest("POST", "/v1/chat/completions", [], b"")
+            )
             assert (response.first, response.at_eof) == (first, False)
             received.set()
             assert await response.read() == rest
@@ -502,11 +504,11 @@ async def test_errors_of_a_bare_request() -> None:
     )
     upstream = Upstream(settings)
     with pytest.raises(UpstreamError, match="closed"):
-        await upstream.request("GET", "/v1/files", b"", [], b"")
+        await upstream.request(UpstreamRequest("GET", "/v1/files", [], b""))
     await upstream.start()
     try:
         with pytest.raises(OverloadedError):
-            await upstream.request("GET", "/v1/files", b"", [], b"")
+            await upstream.request(UpstreamRequest("GET", "/v1/files", [], b""))
         assert issubclass(UpstreamTimeoutError, UpstreamError)
     finally:
         await upstream.close()
