@@ -129,23 +129,41 @@ def stalled() -> bytes:
     return msgspec.json.encode({"model": f"vllm/{model}", "messages": [user("x")]})
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "stream"), [("fault=stall", False), ("fault=stall", True), ("first_ms=60000", True)]
+)
 async def test_a_client_that_leaves_frees_its_place(
-    engine: ScriptedRemoteEngine, stream: bool
+    engine: ScriptedRemoteEngine, script: str, stream: bool
 ) -> None:
     async with fleet(engine) as served:
-        model = "vllm/fake:fault=stall,key=a"
+        model = f"vllm/fake:{script},key=a"
         body = {"model": model, "messages": [user("x")], "stream": stream}
         _, writer = await served.service.send("/v1/chat/completions", msgspec.json.encode(body))
         await until(lambda: any(fake.requests("a") for fake in served.fakes))
         assert sum(served.placed()) == 1
+        if script.startswith("first_ms"):
+            assert sum(served.pending_tokens()) > 0
         writer.close()
         await until(lambda: sum(served.placed()) == 0)
+        assert served.pending_tokens() == [0, 0]
         tasks = [asyncio.create_task(f.wait_for(key="a", ended="aborted")) for f in served.fakes]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
         for task in pending:
             task.cancel()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", ["fault=reset", "status=500", "fault=eof,after=1"])
+async def test_a_call_that_fails_leaves_no_tokens_to_compute(
+    engine: ScriptedRemoteEngine, script: str, stream: bool
+) -> None:
+    async with fleet(engine, max_retries=0) as served:
+        for number in range(4):
+            messages = [user(f"{number} " * 50)]
+            body = {"model": f"vllm/fake:{script}", "messages": messages, "stream": stream}
+            await served.service.post("/v1/chat/completions", body)
+        assert (served.placed(), served.pending_tokens()) == ([0, 0], [0, 0])
 
 
 class _Keeping(HttpConnection):

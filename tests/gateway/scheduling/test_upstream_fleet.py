@@ -69,10 +69,9 @@ async def test_a_server_that_fails_gets_no_calls_until_it_answers_again(
         await back.start(port)
         try:
             await until(lambda: served.servers()[0]["takes_calls"])
-            names = {
-                (await served.chat([user(f"{number} " * 50)]))[0] for number in range(100, 112)
-            }
-            assert "vllm-1" in names
+            # The server that was away has computed less, and does not make up for it.
+            names = [(await served.chat([user(f"{n} " * 50)]))[0] for n in range(100, 112)]
+            assert all(names.count(name) >= 4 for name in ("vllm-1", "vllm-2")), names
         finally:
             await back.close()
 

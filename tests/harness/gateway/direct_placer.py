@@ -5,14 +5,14 @@ from __future__ import annotations
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.generation.placement import GenerationEngine
+from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.generation.request import GenerationRequest
 
 
 class DirectPlacement:
     """A place that is always free; see `parrot_gateway.generation.placement.Placement`."""
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: RemoteEngine) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
         self.application = ""
@@ -22,7 +22,7 @@ class DirectPlacement:
         self.reason = ""
         self._engine = engine
 
-    async def engine(self) -> GenerationEngine:
+    async def engine(self) -> RemoteEngine:
         """See `Placement`."""
         return self._engine
 
@@ -39,7 +39,7 @@ class DirectPlacement:
 class DirectPlacer:
     """One engine; see `parrot_gateway.generation.placement.Placer`."""
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
     @property

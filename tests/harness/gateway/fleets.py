@@ -50,6 +50,10 @@ class Fleet:
         """Calls in flight at each server, as the gateway counts them."""
         return [each["placed"] for each in self.servers()]
 
+    def pending_tokens(self) -> list[int]:
+        """Prompt tokens that each server is believed to have to compute."""
+        return [self.upstream.server(each["name"]).pending_tokens for each in self.servers()]
+
 
 @asynccontextmanager
 async def started(upstream: Upstream | UpstreamFleet) -> AsyncIterator[None]:
