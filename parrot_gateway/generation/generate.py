@@ -14,9 +14,10 @@ from types import TracebackType
 
 from parrot_engine.protocol import Filled
 
+from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
 from parrot_gateway.generation.observer import GenerationObserver, Observers
-from parrot_gateway.generation.placement import Channel, Placement, Placer
+from parrot_gateway.generation.placement import Placement, Placer
 from parrot_gateway.generation.reasoning import ReasoningText
 from parrot_gateway.generation.request import (
     AnswerFinishReason,
@@ -78,7 +79,7 @@ class Generation:
         self._finish_reason: AnswerFinishReason | None = None
         self._placement: Placement
         #: Once there is a place for the call.
-        self._channel: Channel | None = None
+        self._channel: EngineChannel | None = None
         #: Generated tokens that the placement has heard of.
         self._reported = 0
         #: From entering on.
@@ -196,7 +197,7 @@ class Generation:
             for delta in deltas:
                 self._observers.delta(delta)
 
-    async def _begin(self) -> Channel:
+    async def _begin(self) -> EngineChannel:
         """Wait for a placement and send the call to its engine."""
         placement = self._placement
         engine = await placement.engine()
@@ -226,7 +227,7 @@ class Generation:
             filled=state.filled_tokens, cached=state.cached_tokens, generated=state.generated
         )
 
-    def _begin_further(self, channel: Channel) -> None:
+    def _begin_further(self, channel: EngineChannel) -> None:
         """Begin prompts in the place of those that have ended."""
         count = self.state.contexts_needed
         if not count:

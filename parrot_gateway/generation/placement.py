@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 from parrot_scheduler.task import LATENCY, GroupRef, Objective
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from parrot_engine.protocol import EngineInfo, Event, Primitive, Retention
+    from parrot_engine.protocol import EngineInfo, Retention
     from parrot_engine.text import Tokenizer
 
+    from parrot_gateway.engines.remote import RemoteEngine
     from parrot_gateway.generation.request import GenerationRequest
 
 
@@ -69,43 +68,6 @@ class CallMetadata:
 ORDINARY_CALL = CallMetadata()
 
 
-class Channel(Protocol):
-    """Contexts of one call on an engine. Leaving it frees them, and cancels what still runs."""
-
-    @property
-    def context_ids(self) -> list[int]:
-        """All its ids: those that it was opened with, and those added since."""
-
-    def extend(self, count: int) -> list[int]:
-        """So many fresh contexts more.
-
-        Raises:
-            EngineLostError: the engine went away.
-            OverloadedError: it has too much to do. When this passes, what is submitted in the same
-                turn of the event loop is taken.
-        """
-
-    def __enter__(self) -> Channel: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def submit(self, *primitives: Primitive) -> None:
-        """Send primitives, in order; never blocks."""
-
-    async def next(self, timeout_s: float | None = None) -> Event:
-        """The next event of these contexts. A cancelled wait loses none.
-
-        Raises:
-            EngineLostError: the engine went away.
-            TimeoutError: there was none for so long.
-        """
-
-
 class ServedModel(Protocol):
     """What can be known of a model without an engine to run it on."""
 
@@ -120,33 +82,6 @@ class ServedModel(Protocol):
     @property
     def parses_reasoning(self) -> bool:
         """Whether reasoning is parted from the content; may be true of a model that writes none."""
-
-
-class GenerationEngine(ServedModel, Protocol):
-    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
-
-    def open(
-        self,
-        count: int,
-        *,
-        salt: str = "",
-        adapter: str = "",
-        retention: Retention = "normal",
-        application: str = "",
-    ) -> Channel:
-        """A channel with `count` fresh contexts.
-
-        Args:
-            count: at least 1.
-            salt: of their tokens, in the prefix cache.
-            adapter: id of the one that they are computed with; empty for none.
-            retention: what becomes of their KV when they are freed.
-            application: that they belong to, for the KV that is kept of them.
-
-        Raises:
-            EngineLostError: the engine went away.
-            OverloadedError: it has too much to do.
-        """
 
 
 class Placement(Protocol):
@@ -168,7 +103,7 @@ class Placement(Protocol):
     def application(self) -> str:
         """Whose call it is, for what is kept of its KV."""
 
-    async def engine(self) -> GenerationEngine:
+    async def engine(self) -> RemoteEngine:
         """The engine, as soon as there is a place. A cancelled wait can be taken up again.
 
         Raises:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from parrot_engine.protocol import Failed, Pool, Pooled, SamplingParams
 from parrot_engine.text.tokenizer import PoolingTokens
 
+from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import DeadlineError
 from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import Channel, Placement, Placer
+from parrot_gateway.generation.placement import Placement, Placer
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS, failure_of
 
@@ -80,7 +81,7 @@ class _Run:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: EngineChannel,
         placement: Placement,
         sequences: Sequence[PoolingTokens],
         dimensions: int | None,

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import msgspec
 from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.remote import EngineChannel, RemoteEngine
 from parrot_gateway.exceptions import GatewayError, OverloadedError
-from parrot_gateway.generation.placement import Channel, salt_of
+from parrot_gateway.generation.placement import salt_of
 from parrot_gateway.generation.requests.chat import render_chat
 from parrot_gateway.generation.requests.prepared import prompts_of_texts
 from parrot_gateway.generation.requests.types import ChatBody
@@ -242,7 +242,7 @@ async def read_prompt_prefix(job: Job, engine: RemoteEngine, min_tokens: int) ->
     return prompt.token_ids
 
 
-async def _filled(channel: Channel, tokens: list[int]) -> Filled:
+async def _filled(channel: EngineChannel, tokens: list[int]) -> Filled:
     channel.submit(Fill(channel.context_ids[0], tokens, priority=LOWEST_PRIORITY))
     async with asyncio.timeout(PORTION_TIMEOUT_S):
         event = await channel.next()
