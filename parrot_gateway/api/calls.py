@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
@@ -145,20 +145,13 @@ class CallRoutes:
         await self._answer(exchange, request, CallContext(exchange.metadata))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        """`POST /tokenize`: models of our own engines only."""
-        from parrot_gateway.api.openai.tokenize import handle_tokenize
+        """`POST /tokenize` and `POST /detokenize`: models of our own engines only."""
+        from parrot_gateway.api.openai.tokenize import handle_detokenize, handle_tokenize
 
         body = await exchange.body(self._server.max_body_bytes)
         engine = await self._own_engine(CallRequest("completions", body).head.model)
-        await handle_tokenize(exchange, engine, body)
-
-    async def detokenize(self, exchange: Exchange) -> None:
-        """`POST /detokenize`: models of our own engines only."""
-        from parrot_gateway.api.openai.tokenize import handle_detokenize
-
-        body = await exchange.body(self._server.max_body_bytes)
-        engine = await self._own_engine(CallRequest("completions", body).head.model)
-        await handle_detokenize(exchange, engine, body)
+        handle = handle_tokenize if exchange.path == "/tokenize" else handle_detokenize
+        await handle(exchange, engine, body)
 
     async def passthrough(self, exchange: Exchange, body: bytes | None = None) -> None:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
@@ -193,16 +186,13 @@ class CallRoutes:
             await forward_any(ForwardedCall(exchange, first, body, self._server.call_timeout_s))
             return
         kind = RECORDED_ROUTES.get(exchange.path) if exchange.method == "POST" else None
-        recording = kind and self._recordings.begin(exchange, kind, name, envelope)
-        if recording:
-            with recording:
-                answer = partial(self._pass_any, exchange, name, name, body, frozenset(), recording)
-                await self._linked(exchange, body, answer, recording)
-        elif kind:
-            answer = partial(self._pass_any, exchange, name, name, body, frozenset())
-            await self._linked(exchange, body, answer)
-        else:
+        if kind is None:
             await self._pass_any(exchange, name, name, body, frozenset())
+            return
+        recording = self._recordings.begin(exchange, kind, name, envelope)
+        with recording or nullcontext():
+            answer = partial(self._pass_any, exchange, name, name, body, frozenset(), recording)
+            await self._linked(exchange, body, answer, recording)
 
     async def _with_values(self, exchange: Exchange, body: bytes) -> bytes:
         """The body with values in place of the references in its texts, once all are there.
@@ -249,15 +239,15 @@ class CallRoutes:
             tried_now = tried | {target.upstream}
             await self._pass_any(exchange, requested, other, body, tried_now, recording)
 
-        metadata = ORDINARY_CALL if recording is None else recording.call.metadata
+        context = _context_of(recording)
         await forward_any(
             ForwardedCall(
                 exchange,
-                self._upstream(target.upstream, exchange, body, metadata),
+                self._upstream(target.upstream, exchange, body, context.metadata),
                 body,
                 self._server.call_timeout_s,
                 None if target.upstream in tried else fall_back,
-                () if recording is None else (recording.call,),
+                context.observers,
             ),
             model=target.model,
             requested_model=requested,
@@ -290,8 +280,7 @@ class CallRoutes:
         request = CallRequest("chat", await exchange.body(self._server.max_body_bytes))
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.semantic_head)
-        model, context = request.model, _ORDINARY
-        exchange.record.model = model
+        exchange.record.model = model = request.model
         if may_be_semantic(exchange.scope["headers"], request.body):
             target = self._models.resolve(model)
             if not self._is_passed(target):
@@ -305,12 +294,8 @@ class CallRoutes:
                     param="parrot",
                 )
         recording = self._recordings.begin(exchange, "messages", model, request.semantic_head)
-        if recording is None:
-            answer = partial(self._message, exchange, request, context, model, frozenset())
-            await self._linked(exchange, request.body, answer)
-            return
-        with recording:
-            context = CallContext(recording.call.metadata, (recording.call,))
+        context = _context_of(recording)
+        with recording or nullcontext():
             answer = partial(self._message, exchange, request, context, model, frozenset())
             await self._linked(exchange, request.body, answer, recording)
 
@@ -427,14 +412,8 @@ class CallRoutes:
         if is_semantic and await self._semantic.answer(exchange, request):
             return
         recording = self._recordings.begin(exchange, kind, request.model, request.head)
-        if recording is None:
-            await self._linked(
-                exchange, request.body, partial(self._answer, exchange, request, _ORDINARY)
-            )
-            return
-        with recording:
-            context = CallContext(recording.call.metadata, (recording.call,))
-            answer = partial(self._answer, exchange, request, context)
+        with recording or nullcontext():
+            answer = partial(self._answer, exchange, request, _context_of(recording))
             await self._linked(exchange, request.body, answer, recording)
 
     async def _linked(
@@ -500,12 +479,9 @@ class CallRoutes:
             await self._answer(exchange, request, context, other, tried | {target.upstream})
 
         upstream = self._upstream(target.upstream, exchange, request.body, context.metadata)
-        if request.size <= MAX_INLINE_BYTES:
-            body = upstream_body(request, upstream, target.model, context.metadata)
-        else:
-            body = await asyncio.to_thread(
-                upstream_body, request, upstream, target.model, context.metadata
-            )
+        body = await in_thread_if_large(
+            lambda: upstream_body(request, upstream, target.model, context.metadata), request.size
+        )
         call = ForwardedCall(
             exchange,
             upstream,
@@ -587,6 +563,12 @@ class CallRoutes:
                 param="model",
             )
         return await self._models.loaded_engine(target.model)
+
+
+def _context_of(recording: Recording | None) -> CallContext:
+    if recording is None:
+        return _ORDINARY
+    return CallContext(recording.call.metadata, (recording.call,))
 
 
 def _read_large(headers: Headers, request: CallRequest) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -58,9 +58,14 @@ class Answer(StreamedAnswer, Protocol):
         ...
 
 
+def data_event(value: Any) -> bytes:
+    """Plain data as one event."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
 def failure_events(error: GatewayError) -> bytes:
     """A failure in mid-stream, as OpenAI's clients read it."""
-    return b"data: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n" + DONE
+    return data_event({"error": error.to_dict()}) + DONE
 
 
 class EventStream:

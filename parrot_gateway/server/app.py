@@ -164,7 +164,7 @@ def _routes(
             "/v1/messages": routes.messages,
             "/v1/messages/count_tokens": routes.count_tokens,
             "/tokenize": routes.tokenize,
-            "/detokenize": routes.detokenize,
+            "/detokenize": routes.tokenize,
             **dict.fromkeys(("/rerank", "/v2/rerank", "/score"), routes.pooling),
         },
         shapes=dict.fromkeys(_ANTHROPIC_PATHS, use_anthropic_shape),

@@ -20,7 +20,7 @@ from parrot_gateway.api.admin.bodies import (
     read,
     unknown_field,
 )
-from parrot_gateway.api.event_stream import DONE, EventStream
+from parrot_gateway.api.event_stream import DONE, EventStream, data_event
 from parrot_gateway.engines.changes import Changes, wait_for_change
 from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.exceptions import (
@@ -272,7 +272,7 @@ class ModelRoutes:
                 raise error
             await exchange.respond_json(describe())
         elif error is None:
-            await events.finish(_event(describe()) + DONE)
+            await events.finish(data_event(describe()) + DONE)
         elif exchange.responded:
             await events.fail(error)
         else:
@@ -292,7 +292,7 @@ class ModelRoutes:
             now = describe()
             if {**now, "unused_s": None} != last:
                 last = {**now, "unused_s": None}
-                await events.send(_event(now))
+                await events.send(data_event(now))
                 await asyncio.wait({work}, timeout=_PAUSE_S)
             elif events.is_silent:
                 await events.keep_alive()
@@ -300,10 +300,6 @@ class ModelRoutes:
                 await wait_for_change(upcoming, work, self.keep_alive_s)
             if work.done():
                 return
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def _error_of(work: asyncio.Task[None]) -> GatewayError | None:

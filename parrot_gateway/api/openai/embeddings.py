@@ -11,7 +11,7 @@ import asyncio
 import base64
 from array import array
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from parrot_engine.protocol import PoolingInfo
@@ -33,12 +33,11 @@ from parrot_gateway.exceptions import (
     long_array,
     missing_parameter,
     unsupported_value,
-    wrong_type,
 )
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.pooling import pool
 from parrot_gateway.generation.requests.call import BodyDecoder, in_thread_if_large
-from parrot_gateway.generation.requests.prepared import check_context
+from parrot_gateway.generation.requests.prepared import check_context, texts_of, token_lists_of
 from parrot_gateway.generation.requests.types import AtLeast1, Prompts
 from parrot_gateway.generation.requests.validation import check_choice, check_token_ids
 from parrot_gateway.http.exchange import Exchange
@@ -152,15 +151,12 @@ async def _sequences(
     given = request.input
     if given is None:
         raise missing_parameter("input")
-    if isinstance(given, str):
-        given = [given]
-    if not given:
+    if given == []:
         raise empty_array("input")
-    if len(given) > MAX_TOKENS:
+    if isinstance(given, list) and len(given) > MAX_TOKENS:
         # Too long in every form, so that the form needs no look at each item.
         raise long_array("input", MAX_INPUTS, len(given))
-    if all(isinstance(item, str) for item in given):
-        texts = cast("list[str]", given)
+    if (texts := texts_of(given)) is not None:
         _check_count(len(texts))
         _check_no_empty(texts)
         prompt = _prompt(request.prompt_name, pooling)
@@ -170,16 +166,7 @@ async def _sequences(
             name="input",
             truncation=request.truncate_prompt_tokens,
         )
-    if all(isinstance(item, int) for item in given):
-        lists = [cast("list[int]", given)]
-    elif all(isinstance(item, list) for item in given):
-        lists = cast("list[list[int]]", given)
-    else:
-        raise wrong_type(
-            "input",
-            "a string, an array of strings, an array of token ids, or an array of such arrays, but "
-            "got an array of mixed types instead",
-        )
+    lists = token_lists_of(given, "input")
     _check_count(len(lists))
     _check_no_empty(lists)
     return _of_ids(request, lists, placer, pooling)

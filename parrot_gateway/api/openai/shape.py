@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.call_shape import AnswerEncoder
-from parrot_gateway.api.event_stream import DONE, failure_events
+from parrot_gateway.api.event_stream import DONE, data_event, failure_events
 from parrot_gateway.api.openai.answers import ChatAnswer, CompletionAnswer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
 from parrot_gateway.exceptions import GatewayError
@@ -82,7 +82,7 @@ def _deferred_stream(
     ]
     if include_usage:
         chunks.append({**envelope, "choices": [], "usage": _no_usage()})
-    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + DONE
+    return b"".join(map(data_event, chunks)) + DONE
 
 
 def _envelope(request: CallRequest, object_: str, call_id: str) -> dict[str, Any]:

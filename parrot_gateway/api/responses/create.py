@@ -36,15 +36,10 @@ from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.reasoning import reasoning_and_grammar, uses_special_tokens
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import BodyDecoder
-from parrot_gateway.generation.requests.prepared import (
-    check_context,
-    check_sampling,
-    default_max_tokens,
-    sampling_of,
-)
+from parrot_gateway.generation.requests.chat import chat_generation
+from parrot_gateway.generation.requests.prepared import check_sampling
 from parrot_gateway.generation.requests.response_tools import (
     client_names,
     response_tools,
@@ -281,7 +276,7 @@ class _ResponseCall:
 
     async def _generation_request(self) -> GenerationRequest:
         """The request for an engine, with the history as it is now."""
-        request, info, output = self.request, self.placer.info, self._output
+        request, output = self.request, self._output
         turn, conversation = self.history.turn, self.history.conversation
         if conversation is not None:
             size = sum(item.size_bytes for item in self.items)
@@ -291,31 +286,16 @@ class _ResponseCall:
         prompt = await prompt_of(
             request, self.placer, whole, output.shown_tools, self.num_bytes, room=max_tokens or 1
         )
-        length = len(prompt.token_ids)
-        check_context(
-            info.max_context_tokens,
-            length,
-            max_tokens,
-            param="input",
+        return chat_generation(
+            request,
+            self.placer,
+            prompt,
+            output,
+            max_tokens=max_tokens,
+            logprobs=(request.top_logprobs or 0) if self._wants_logprobs else None,
+            salt=salt_of(self.tenant),
             noun="input",
             completion_param="max_output_tokens",
-        )
-        if max_tokens is None:
-            max_tokens = default_max_tokens(info, info.max_context_tokens - length)
-        logprobs = (request.top_logprobs or 0) if self._wants_logprobs else None
-        start, grammar = None, output.grammar
-        if self.placer.parses_reasoning:
-            start, grammar = reasoning_and_grammar(prompt.text, grammar, self.placer.tokenizer)
-        return GenerationRequest(
-            [prompt],
-            sampling_of(request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar),
-            skip_special_tokens=request.skip_special_tokens is not False
-            and not output.needs_special_tokens
-            and not (start is not None and uses_special_tokens(self.placer.tokenizer)),
-            salt=salt_of(self.tenant),
-            grammar_param=output.grammar_param,
-            tools=output.parsing,
-            reasoning=start,
         )
 
     def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from parrot_scheduler.task import LATENCY
 
-from parrot_gateway.api.event_stream import DONE, KEEP_ALIVE
+from parrot_gateway.api.event_stream import DONE, KEEP_ALIVE, data_event
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,
@@ -181,7 +181,7 @@ class VariableRoutes:
             fresh = variable.text_after(seen)
             if fresh:
                 seen += len(fresh)
-                await exchange.write(_event({"text": fresh}))
+                await exchange.write(data_event({"text": fresh}))
             if variable.is_final and not variable.text_after(seen):
                 break
             left_s = deadline - time.monotonic()
@@ -192,7 +192,7 @@ class VariableRoutes:
         last: dict[str, Any] = describe_variable(variable, with_value=False)
         if variable.failure is not None:
             last = {"error": variable.failure.to_error(variable.name).to_dict(), "variable": last}
-        await exchange.end_stream(_event(last) + DONE)
+        await exchange.end_stream(data_event(last) + DONE)
 
 
 def describe_variable(variable: Variable, *, with_value: bool = True) -> dict[str, Any]:
@@ -230,10 +230,6 @@ def _create(session: Session, name: str | None) -> Variable:
 
 def _wants_events(exchange: Exchange) -> bool:
     return b"text/event-stream" in (exchange.headers.get(b"accept") or b"").lower()
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def _respond_failure(exchange: Exchange, variable: Variable, error: GatewayError) -> None:

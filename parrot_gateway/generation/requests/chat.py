@@ -49,6 +49,7 @@ from parrot_gateway.generation.requests.types import (
     REASONING_SWITCHES,
     ChatBody,
     Message,
+    SamplingFields,
     TokenizeBody,
 )
 from parrot_gateway.generation.requests.validation import check_choice, nested_too_deeply, refuse
@@ -145,44 +146,75 @@ class ChatCall(PreparedCall[ChatBody]):
                 tools=options.shown_tools,
                 add_special_tokens=bool(request.add_special_tokens),
             )
-        limit, length = served.info.max_context_tokens, len(self._prompt.token_ids)
-        max_tokens = request.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = request.max_tokens
         is_older = request.max_completion_tokens is None
-        check_context(
-            limit,
-            length,
-            max_tokens,
-            param="messages",
+        return chat_generation(
+            request,
+            served,
+            self._prompt,
+            options,
+            max_tokens=request.max_tokens if is_older else request.max_completion_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            salt=salt,
             noun="messages",
             completion_param="max_tokens" if is_older else "max_completion_tokens",
+            n=request.n or 1,
+            reads_reasoning=request.separate_reasoning is not False,
         )
-        if max_tokens is None:
-            max_tokens = default_max_tokens(served.info, limit - length)
-        start, grammar = None, options.grammar
-        if request.separate_reasoning is not False and served.parses_reasoning:
-            start, grammar = reasoning_and_grammar(self._prompt.text, grammar, served.tokenizer)
-        n = request.n or 1
-        return GenerationRequest(
-            [self._prompt],
-            sampling_of(
-                request,
-                served.info,
-                max_tokens=max_tokens,
-                logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-                grammar=grammar,
-            ),
-            n=n,
-            best_of=n,
-            skip_special_tokens=request.skip_special_tokens is not False
-            and not options.needs_special_tokens
-            and not (start is not None and uses_special_tokens(served.tokenizer)),
-            salt=salt,
-            grammar_param=options.grammar_param,
-            tools=options.parsing,
-            reasoning=start,
-        )
+
+
+def chat_generation(
+    body: SamplingFields,
+    served: ServedModel,
+    prompt: TokenizedPrompt,
+    options: OutputOptions,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    salt: str,
+    noun: str,
+    completion_param: str,
+    n: int = 1,
+    reads_reasoning: bool = True,
+) -> GenerationRequest:
+    """The request for an engine of a checked chat, or of a response, whose prompt is a chat too.
+
+    Args:
+        max_tokens: None for as many as the model's makers recommend, or as there is room for.
+        noun: the field that holds the messages.
+        completion_param: the field that sets `max_tokens`.
+        reads_reasoning: reasoning is to be parted from the content, if the model writes any.
+
+    Raises:
+        ContextLengthError: it does not fit the model's context.
+        InvalidRequestError: as `sampling_of`.
+    """
+    info, length = served.info, len(prompt.token_ids)
+    check_context(
+        info.max_context_tokens,
+        length,
+        max_tokens,
+        param=noun,
+        noun=noun,
+        completion_param=completion_param,
+    )
+    if max_tokens is None:
+        max_tokens = default_max_tokens(info, info.max_context_tokens - length)
+    start, grammar = None, options.grammar
+    if reads_reasoning and served.parses_reasoning:
+        start, grammar = reasoning_and_grammar(prompt.text, grammar, served.tokenizer)
+    return GenerationRequest(
+        [prompt],
+        sampling_of(body, info, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar),
+        n=n,
+        best_of=n,
+        skip_special_tokens=body.skip_special_tokens is not False
+        and not options.needs_special_tokens
+        and not (start is not None and uses_special_tokens(served.tokenizer)),
+        salt=salt,
+        grammar_param=options.grammar_param,
+        tools=options.parsing,
+        reasoning=start,
+    )
 
 
 # -- checks -----------------------------------------------------------------------------------

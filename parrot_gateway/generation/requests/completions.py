@@ -6,17 +6,10 @@ All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
 
 from parrot_engine.protocol import Grammar
 
-from parrot_gateway.exceptions import (
-    InvalidRequestError,
-    empty_array,
-    invalid_value,
-    long_array,
-    wrong_type,
-)
+from parrot_gateway.exceptions import InvalidRequestError, empty_array, invalid_value, long_array
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
@@ -27,8 +20,10 @@ from parrot_gateway.generation.requests.prepared import (
     prompts_of_texts,
     sampling_of,
     start_tokens,
+    texts_of,
+    token_lists_of,
 )
-from parrot_gateway.generation.requests.types import CompletionBody, Prompts
+from parrot_gateway.generation.requests.types import CompletionBody
 from parrot_gateway.generation.requests.validation import check_token_ids, refuse
 
 #: OpenAI's default.
@@ -62,14 +57,7 @@ class CompletionCall(PreparedCall[CompletionBody]):
             self._prompts = await _prompts(request, served)
         prompts, max_tokens = self._prompts, _max_tokens(request)
         for prompt in prompts:
-            check_context(
-                served.info.max_context_tokens,
-                len(prompt.token_ids),
-                max_tokens,
-                param="prompt",
-                noun="prompt",
-                completion_param="max_tokens",
-            )
+            _check_fits(len(prompt.token_ids), request, served)
         n = request.n or 1
         best_of = request.best_of or n
         if len(prompts) * best_of > MAX_CANDIDATES:
@@ -138,23 +126,15 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
         ContextLengthError: a prompt cannot fit.
     """
     prompt = request.prompt
-    limit = served.info.max_context_tokens
-    if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
+    most = max(served.info.max_context_tokens, MAX_PROMPTS)
+    if isinstance(prompt, list) and len(prompt) > most:
         # Too long in every form, so that the form needs no look at each item.
         if isinstance(prompt[0], int):
-            check_context(
-                limit,
-                len(prompt),
-                _max_tokens(request),
-                param="prompt",
-                noun="prompt",
-                completion_param="max_tokens",
-            )
+            _check_fits(len(prompt), request, served)
         _check_count(len(prompt))
     if prompt is None:
         prompts = [TokenizedPrompt(start_tokens(served.tokenizer, served.info), "")]
-    elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
-        texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
+    elif (texts := texts_of(prompt)) is not None:
         _check_count(len(texts))
         prompts = await prompts_of_texts(
             served.tokenizer,
@@ -163,18 +143,11 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
             add_special_tokens=request.add_special_tokens is not False,
         )
     else:
-        lists = _token_lists(prompt)
+        lists = token_lists_of(prompt, "prompt")
         _check_count(len(lists))
         for ids in lists:
             # First what takes no look at each id: there may be millions.
-            check_context(
-                limit,
-                len(ids),
-                _max_tokens(request),
-                param="prompt",
-                noun="prompt",
-                completion_param="max_tokens",
-            )
+            _check_fits(len(ids), request, served)
             check_token_ids("prompt", ids, served.info.vocab_size)
         prompts = [TokenizedPrompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):
@@ -182,15 +155,14 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
     return prompts
 
 
-def _token_lists(prompt: Prompts) -> list[list[int]]:
-    if all(isinstance(item, int) for item in prompt):
-        return [cast(list[int], prompt)]
-    if all(isinstance(item, list) for item in prompt):
-        return cast(list[list[int]], prompt)
-    raise wrong_type(
-        "prompt",
-        "a string, an array of strings, an array of token ids, or an array of such arrays, but got "
-        "an array of mixed types instead",
+def _check_fits(num_tokens: int, request: CompletionBody, served: ServedModel) -> None:
+    check_context(
+        served.info.max_context_tokens,
+        num_tokens,
+        _max_tokens(request),
+        param="prompt",
+        noun="prompt",
+        completion_param="max_tokens",
     )
 
 

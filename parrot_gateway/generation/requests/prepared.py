@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
 
 from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 from parrot_engine.text import Tokenizer
@@ -22,10 +22,16 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
     invalid_value,
+    wrong_type,
 )
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
-from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, SamplingFields
+from parrot_gateway.generation.requests.types import (
+    ChatBody,
+    CompletionBody,
+    Prompts,
+    SamplingFields,
+)
 from parrot_gateway.generation.requests.validation import (
     check_token_ids,
     logit_bias_of,
@@ -116,6 +122,30 @@ class PreparedCall(Generic[_BodyT]):
 
 
 # -- prompts ------------------------------------------------------------------------------------
+
+
+def texts_of(prompts: Prompts) -> list[str] | None:
+    """Prompts that are texts; None where some are not."""
+    if isinstance(prompts, str):
+        return [prompts]
+    return cast("list[str]", prompts) if all(isinstance(item, str) for item in prompts) else None
+
+
+def token_lists_of(prompts: Prompts, param: str) -> list[list[int]]:
+    """Prompts that are lists of token ids, or one such list.
+
+    Raises:
+        InvalidRequestError: some of them are something else; `param` names the field.
+    """
+    if all(isinstance(item, int) for item in prompts):
+        return [cast("list[int]", prompts)]
+    if all(isinstance(item, list) for item in prompts):
+        return cast("list[list[int]]", prompts)
+    raise wrong_type(
+        param,
+        "a string, an array of strings, an array of token ids, or an array of such arrays, but got "
+        "an array of mixed types instead",
+    )
 
 
 async def tokenize(
