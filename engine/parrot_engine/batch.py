@@ -362,6 +362,10 @@ class Runner(ABC):
         """Call this, from any thread, when one is."""
         return
 
+    def prepare(self) -> bool:
+        """See `protocol.Preparing`."""
+        return False
+
     def share_prefixes(self, enabled: bool) -> bool:
         """See `protocol.PrefixSharing`."""
         del enabled

@@ -397,6 +397,15 @@ class LossReporting(Protocol):
 
 
 @runtime_checkable
+class Preparing(Protocol):
+    """An engine that can work ahead while it has no step to run."""
+
+    def prepare(self) -> bool:
+        """Do one short piece of it; return True while more is left."""
+        ...
+
+
+@runtime_checkable
 class BlockReporting(Protocol):
     """An engine that reports which blocks it caches."""
 

@@ -38,7 +38,7 @@ _CHOICES = MappingProxyType(
     {
         "kv_cache_dtype": ("auto", "fp8_e4m3"),
         "overlap": ("auto", "on", "off"),
-        "cuda_graphs": ("auto", "lazy", "off"),
+        "cuda_graphs": ("auto", "start", "lazy", "off"),
     }
 )
 
@@ -115,8 +115,9 @@ class BuiltinSettings:
     #: Plan and launch the next step while the device computes this one: `on`, `off`; `auto` does
     #: so on a GPU. Outputs are the same.
     overlap: str = "auto"
-    #: Launch steps as CUDA graphs: `auto` captures them before the engine is ready, `lazy` when
-    #: one is first needed, `off` not at all. Without effect on a CPU.
+    #: Launch steps as CUDA graphs: `auto` captures each one when it is first needed or while the
+    #: engine is idle, `start` all before the engine is ready (as `auto` does over several GPUs),
+    #: `lazy` only when needed, `off` none. Without effect on a CPU.
     cuda_graphs: str = "auto"
     #: Tokens of a generation that are drafted at a time, from what stood in its text before; 0
     #: draft tokens none. Outputs are the same.

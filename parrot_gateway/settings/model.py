@@ -125,7 +125,7 @@ class ModelSettings(_Section):
     max_loras: int | None = Field(default=None, ge=0, le=1024)
     max_lora_rank: int | None = Field(default=None, ge=1, le=256)
     #: CUDA graphs: captured at the start, when first needed, or never.
-    cuda_graphs: Literal["auto", "lazy", "off"] | None = None
+    cuda_graphs: Literal["auto", "start", "lazy", "off"] | None = None
     #: Draft tokens at a time, from what a text repeats (0: none); how many tokens have
     #: to agree with an earlier place, and are compared at most; and up to how many tokens of a step
     #: drafts are made.

@@ -18,12 +18,14 @@ from harness.engine.paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import StepBatch
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.attention import rotary_write
 from parrot_engine.kernels.attention.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.attention.prefill_attention import prefill_attention
 from parrot_engine.kernels.attention.split_attention import merge_splits, split_attention
+from parrot_engine.loading.factory import EngineOptions, load_engine_alone
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
@@ -230,7 +232,7 @@ def test_the_engine_gives_the_same_with_graphs_and_without(path: Path) -> None:
     prompts = [_prompt(300) + _prompt(length) for length in (1, 7, 64, 500)]
     prompts += [_prompt(length, seed=5) for length in (1, 2, 1000)]
     said = {}
-    for graphs in ("off", "lazy", "auto"):
+    for graphs in ("off", "lazy", "auto", "start"):
         with LLM(
             str(path),
             device="cuda",
@@ -241,7 +243,19 @@ def test_the_engine_gives_the_same_with_graphs_and_without(path: Path) -> None:
         ) as llm:
             outputs = llm.generate(prompts, _PARAMS) + llm.generate(prompts[:2], _PARAMS, n=3)
             said[graphs] = [[o.token_ids for o in output.outputs] for output in outputs]
-    assert said["off"] == said["lazy"] == said["auto"]
+    assert said["off"] == said["lazy"] == said["auto"] == said["start"]
+
+
+def test_an_idle_engine_captures_all_graphs(path: Path) -> None:
+    options = EngineOptions(str(path), device="cuda", num_blocks=500, max_batch_tokens=96)
+    engine = load_engine_alone(options)
+    assert isinstance(engine, BuiltinEngine)
+    taken = torch.cuda.memory_allocated()
+    while engine.prepare():
+        pass
+    assert torch.cuda.memory_allocated() > taken
+    assert not engine.prepare()
+    engine.close()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

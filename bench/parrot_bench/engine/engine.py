@@ -170,6 +170,8 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     limits = _limits(device)
     given = {name: getattr(parsed, name) for name in _ENGINE_OPTIONS}
     options = {name: value for name, value in given.items() if value is not None}
+    # No case is to pay for a graph that is captured in it.
+    options.setdefault("cuda_graphs", "start")
     print_line(f"loading {model} …")
     begin = time.perf_counter()
     llm = LLM(

@@ -357,6 +357,10 @@ class BuiltinEngine:
         if self._grammars is not None:
             self._grammars.close()
 
+    def prepare(self) -> bool:
+        """See `Preparing`; captures one CUDA graph."""
+        return self._runner is not None and self._runner.prepare()
+
     def on_loss(self, callback: Callable[[], None]) -> None:
         if self._runner is not None:
             self._runner.on_loss(callback)

@@ -28,6 +28,7 @@ from parrot_engine.protocol import (
     FreeContext,
     LossReporting,
     Pooled,
+    Preparing,
     Primitive,
 )
 
@@ -85,6 +86,8 @@ class EngineDriver:
         self._crashed = False
         #: A step would raise, although there may be nothing to do.
         self._lost = False
+        #: The engine may have work to do ahead.
+        self._prepares = isinstance(engine, Preparing)
         # Of the driver's thread; plain attributes are replaced whole, so others may read them.
         self._contexts: set[int] = set()
         self._stats = engine.stats()
@@ -228,6 +231,7 @@ class EngineDriver:
                         or self._reports_all
                         or self._lost
                         or self._stopping
+                        or self._prepares
                     ):
                         self._wake.wait()
                     if self._stopping:
@@ -249,6 +253,8 @@ class EngineDriver:
                         done.set()
                 if not self._crashed and (batch or refused or has_work or self._lost):
                     has_work = self._turn(batch, refused)
+                elif self._prepares and not self._crashed:
+                    self._prepares = self._prepare()
                 if self._crashed:
                     return
         finally:
@@ -259,6 +265,15 @@ class EngineDriver:
             for done in leftover:
                 done.set()
             self._engine.close()
+
+    def _prepare(self) -> bool:
+        """Have the idle engine work ahead; return whether there is more to do."""
+        assert isinstance(self._engine, Preparing)
+        try:
+            return self._engine.prepare()
+        except Exception:
+            _log.exception("the idle engine could not work ahead; it goes on without")
+            return False
 
     def _note_loss(self) -> None:
         with self._wake:

@@ -152,8 +152,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "of a GPU's memory, where the cache's size is not given (default: 0.9)",
     },
     "cuda_graphs": {
-        "choices": ("auto", "lazy", "off"),
-        "help": "capture them at the start, when first needed, or never",
+        "choices": ("auto", "start", "lazy", "off"),
+        "help": "capture them when first needed or idle, before the start, when needed, or never",
     },
     "overlap": {
         "choices": ("auto", "on", "off"),

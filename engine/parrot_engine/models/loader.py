@@ -229,6 +229,11 @@ def load_weights(
             return tensor.part(*cut.place)
         return tensor[cut.place]
 
+    def fill(target: Tensor, weight: Tensor | QuantizedWeight) -> None:
+        stored.upload.fill(
+            target, weight.dense() if isinstance(weight, QuantizedWeight) else weight
+        )
+
     done = set()
     for path, module in _without_memory(model):
         names = [part.name for part in module.weight_parts(path) if part.target.is_meta]
@@ -237,17 +242,13 @@ def load_weights(
             module.give_memory(stored.device)
             targets = {part.name: part.target for part in module.weight_parts(path)}
             for name, weight in zip(names, weights, strict=True):
-                _fill(targets[name], weight)
+                fill(targets[name], weight)
         done.update(names)
     for name, target, offset in weight_parts(model):
         if name not in done:
-            _fill(target, read(name))
+            fill(target, read(name))
             if offset:
                 target += offset
-
-
-def _fill(target: Tensor, weight: Tensor | QuantizedWeight) -> None:
-    target.copy_(weight.dense() if isinstance(weight, QuantizedWeight) else weight)
 
 
 def _without_memory(model: nn.Module) -> Iterator[tuple[str, Packable]]:

@@ -11,6 +11,7 @@ from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.models.checkpoint import TensorFiles
 from parrot_engine.models.config import Fused
 from parrot_engine.models.stacked_experts import StackedExperts
+from parrot_engine.models.upload import Upload
 from parrot_engine.quantization.interface import Quantization
 from parrot_engine.quantization.packed import PackedWeight, pack_stacked
 from parrot_engine.quantization.weights import QuantizedWeight
@@ -36,6 +37,7 @@ class StoredWeights:
         self._files = files
         self._quantization = quantization
         self.device = device
+        self.upload = Upload(device)
         #: Rows of what is fused.
         self._sizes: dict[str, int] = {}
         #: By prefix, the endings of the tensors that stand for its weight.
@@ -101,7 +103,7 @@ class StoredWeights:
         tensor: Tensor | QuantizedWeight
         if ending == "weight" and prefix in self._stored and self._quantization is not None:
             stored = {
-                found: self._files.tensor(f"{prefix}.{found}").to(self.device)
+                found: self.upload.to_device(self._files.tensor(f"{prefix}.{found}"))
                 for found in self._stored[prefix]
             }
             tensor = self._quantization.read(prefix, stored)

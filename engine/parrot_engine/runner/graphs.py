@@ -295,16 +295,28 @@ class StepGraphs:
         #: Steps that a graph computed, and steps that none did.
         self.num_replays = 0
         self.num_misses = 0
+        #: Graphs are also captured while there is no step to run.
+        self.ahead = False
 
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every graph, the largest first; `progress` is called with (done, total)."""
-        for done, key in enumerate(reversed(self.keys), start=1):
-            self._graph(key)
+        more = True
+        while more:
+            more = self.capture_next()
             if progress is not None:
-                progress(done, len(self.keys))
-        if self._buffer.is_cuda:
-            # What the work took when it ran for the first time.
-            torch.cuda.empty_cache()
+                progress(len(self._graphs), len(self.keys))
+
+    def capture_next(self) -> bool:
+        """Capture the largest graph that is missing; return True while others are."""
+        missing = [key for key in self.keys if key not in self._graphs]
+        if missing:
+            self._graph(missing[-1])
+            if len(missing) > 1:
+                return True
+            if self._buffer.is_cuda:
+                # The memory that the work took when it ran for the first time.
+                torch.cuda.empty_cache()
+        return False
 
     def forget(self) -> None:
         """Let go of all graphs, and of what they hold."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +30,8 @@ from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
 from parrot_engine.runner.paged_model import ModelShape, PagedModel
 from parrot_engine.runner.profiling import step_bytes
 from parrot_engine.settings import BuiltinSettings, kv_blocks
+
+_log = logging.getLogger(__name__)
 
 
 class RankCollective(Collective, Protocol):
@@ -62,16 +67,17 @@ def load_runner(
     """
     device, kernels = prepare_device(settings)
     try:
-        model, defaults, spec = load_model(
-            path,
-            device,
-            settings.dtype,
-            progress,
-            kernels=kernels,
-            dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
-            collective=collective,
-            expert_parallel=settings.enable_expert_parallel,
-        )
+        with _timed("reading the weights"):
+            model, defaults, spec = load_model(
+                path,
+                device,
+                settings.dtype,
+                progress,
+                kernels=kernels,
+                dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
+                collective=collective,
+                expert_parallel=settings.enable_expert_parallel,
+            )
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(
             "device", f"the weights do not fit into the memory of {device}: {error}"
@@ -154,7 +160,8 @@ def runner_of(
     quantized = is_quantized(settings.kv_cache_dtype, config.head_dim)
     per_block = kv_bytes_per_block(config, settings.block_size, dtype, quantized=quantized)
     if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
-        in_step = step_bytes(make_runner, settings, longest, device)
+        with _timed("trying the largest step"):
+            in_step = step_bytes(make_runner, settings, longest, device)
         if settings.has_host_tier:
             # Copies go through two buffers on the device.
             in_step += 2 * staging_blocks(per_block) * per_block
@@ -264,6 +271,19 @@ def _use_graphs(
         max_context=longest,
         max_tokens=settings.max_batch_tokens,
     )
-    if graphs is not None and settings.cuda_graphs == "auto":
+    if graphs is None:
+        return
+    graphs.ahead = settings.cuda_graphs == "auto" and collective is None
+    # Ranks capture together, and an idle one has nothing that tells the others.
+    if settings.cuda_graphs == "start" or (settings.cuda_graphs == "auto" and not graphs.ahead):
         is_first = collective is None or collective.shard.rank == 0
-        graphs.capture_all(ProgressLines("capturing CUDA graphs") if is_first else None)
+        with _timed("capturing CUDA graphs"):
+            graphs.capture_all(ProgressLines("capturing CUDA graphs") if is_first else None)
+
+
+@contextmanager
+def _timed(work: str) -> Iterator[None]:
+    """Log the time that a part of loading takes."""
+    began = time.perf_counter()
+    yield
+    _log.info("%s took %.1f s", work, time.perf_counter() - began)

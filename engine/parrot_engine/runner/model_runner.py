@@ -360,6 +360,13 @@ class ModelRunner(Runner):
             self._graphs.forget()
         self._graphs = None
 
+    def prepare(self) -> bool:
+        """Capture one of the graphs that are made ahead; see `protocol.Preparing`."""
+        if self._graphs is None or not self._graphs.ahead:
+            return False
+        with current_device(self._device):
+            return self._graphs.capture_next()
+
     @property
     def read_once_tokens(self) -> int:
         return self._attention.read_once_tokens

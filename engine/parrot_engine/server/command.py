@@ -150,6 +150,7 @@ def _load(options: EngineOptions) -> LoadedEngine:
     print_line(f"loading {options.model} …")
     started = time.perf_counter()
     import_torch()
+    imported_s = time.perf_counter() - started
     loaded = load_engine(options)
     # What exists by now lives as long as the process. Left to the garbage collector, walking it
     # again and again stops all generations for some 20 ms.
@@ -159,7 +160,7 @@ def _load(options: EngineOptions) -> LoadedEngine:
     print_line(
         f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
         f"{info.dtype}, contexts of up to {info.max_context_tokens} tokens, ready after "
-        f"{time.perf_counter() - started:.1f} s"
+        f"{time.perf_counter() - started:.1f} s (importing torch: {imported_s:.1f} s)"
     )
     return loaded
 

@@ -262,3 +262,53 @@ def test_what_is_cached_is_told_to_whoever_attaches_and_then_what_changes() -> N
     consumer.until()
     driver.close(WAIT_S)
     assert told.empty()
+
+
+class WorkingAhead(ScriptedEngine):
+    """Has three pieces of work for when it is idle; the last may be one that fails."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.prepared = 0
+        self.is_over = threading.Event()
+        self._fails = fails
+
+    def prepare(self) -> bool:
+        self.prepared += 1
+        if self.prepared < 3:
+            return True
+        self.is_over.set()
+        if self._fails:
+            raise RuntimeError("no graph can be captured")
+        return False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_idle_engine_works_ahead_until_nothing_is_left(*, fails: bool) -> None:
+    engine = WorkingAhead(fails=fails)
+    driver = EngineDriver(engine)
+    driver.start()
+    assert engine.is_over.wait(WAIT_S)
+    consumer = Consumer()
+    driver.attach(consumer)
+    driver.submit([Fill(1, [1]), Generate(1, greedy(2))])
+    consumer.until()
+    driver.close(WAIT_S)
+    assert engine.prepared == 3
+    assert not driver.crashed
+
+
+def test_steps_come_before_work_ahead() -> None:
+    engine = WorkingAhead()
+    prepared: list[int] = []
+    engine._before_step = lambda: prepared.append(engine.prepared)
+    driver = EngineDriver(engine)
+    consumer = Consumer()
+    driver.attach(consumer)
+    # Waiting already when the driver's thread starts.
+    driver.submit([Fill(1, [1]), Generate(1, greedy(5))])
+    driver.start()
+    consumer.until()
+    driver.close(WAIT_S)
+    assert prepared
+    assert set(prepared) == {0}

@@ -246,6 +246,24 @@ def test_no_memory_for_a_graph_leaves_its_steps_without(
     assert "no memory" in caplog.text
 
 
+def test_graphs_are_captured_one_by_one_the_largest_first(path: Path) -> None:
+    runner = _runner(path)
+    repeat = Repeat()
+    graphs = _graphs(runner, repeat)
+    # Only where the settings say so.
+    assert not runner.prepare()
+    assert repeat.captured == 0
+    graphs.ahead = True
+    tokens, _ = PagedHarness(runner).generate([[1, 2, 3]], 3)
+    needed = repeat.captured
+    assert 0 < needed < len(graphs.keys)
+    while runner.prepare():
+        pass
+    assert repeat.captured == len(graphs.keys)
+    assert PagedHarness(runner).generate([[1, 2, 3]], 3)[0] == tokens
+    assert (repeat.captured, graphs.num_misses) == (len(graphs.keys), 0)
+
+
 def test_no_graphs_without_triton(path: Path) -> None:
     settings = BuiltinSettings(device="cpu", dtype="float32", num_blocks=8)
     runner = load_runner(path, settings)

@@ -1,0 +1,69 @@
+"""Weights from memory-mapped files to a GPU, as fast as the host's cores can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+#: Of each of two pinned buffers: while one is sent to the device, the other is filled.
+_BUFFER_BYTES = 64 << 20
+#: Smaller tensors are copied as they are.
+_MIN_BYTES = 1 << 20
+
+
+class Upload:
+    """Copies tensors of the host to a device, through pinned memory where that is a GPU.
+
+    A plain copy from a mapped file reads it on one core. Torch fills the pinned buffers on all of
+    them.
+    """
+
+    def __init__(self, device: torch.device, buffer_bytes: int = _BUFFER_BYTES) -> None:
+        """Make a copier; buffers are taken with the first large tensor."""
+        self.device = device
+        self._buffer_bytes = buffer_bytes
+        self._buffers: Iterator[tuple[Tensor, torch.cuda.Event]] | None = None
+
+    def fill(self, target: Tensor, source: Tensor) -> None:
+        """Copy `source` into `target` of the same shape, converting its dtype.
+
+        The copy runs on the current stream. `source` may be let go at once, not changed.
+        """
+        bytes_of_row = source[0].nbytes if source.ndim and len(source) else 0
+        is_plain = source.device.type != "cpu" or target.device.type == "cpu"
+        if is_plain or source.nbytes < _MIN_BYTES or bytes_of_row > self._buffer_bytes:
+            target.copy_(source)
+            return
+        rows = self._buffer_bytes // bytes_of_row
+        for into, part in zip(target.split(rows), source.split(rows), strict=True):
+            buffer, sent = self._next_buffer()
+            sent.synchronize()
+            staged = buffer[: part.nbytes].view(part.dtype).view(part.shape)
+            staged.copy_(part)
+            # A copy that converts as well would convert on the host.
+            into.copy_(staged.to(into.device, non_blocking=True))
+            sent.record()
+
+    def to_device(self, source: Tensor) -> Tensor:
+        """Return `source` on the device; itself where it is there."""
+        if source.device.type == self.device.type:
+            return source
+        target = torch.empty_like(source, device=self.device)
+        self.fill(target, source)
+        return target
+
+    def _next_buffer(self) -> tuple[Tensor, torch.cuda.Event]:
+        if self._buffers is None:
+            self._buffers = cycle(
+                [
+                    (
+                        torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=True),
+                        torch.cuda.Event(),
+                    )
+                    for _ in range(2)
+                ]
+            )
+        return next(self._buffers)
