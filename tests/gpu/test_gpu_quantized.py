@@ -20,7 +20,7 @@ from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.matmul.dequantize import dequantize
 from parrot_engine.kernels.matmul.quantized_tuning import quantized_tuning
-from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.tuning import Product, Tuning
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine
 from parrot_engine.models.parts import Linear

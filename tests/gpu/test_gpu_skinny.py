@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
 from harness.engine.attention_cases import relative_error
 from harness.engine.skinny_cases import Case, compute, draw, reference
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, tuning_for
+from parrot_engine.kernels.tuning import Product, Tuning
 from parrot_engine.models.ops import Affine, Norm, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from torch import Tensor

@@ -29,14 +29,9 @@ from parrot_engine.kernels.matmul.lora_product import StackedWeights, add_lora
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning
 from parrot_engine.kernels.matmul.skinny_matmul import product
-from parrot_engine.kernels.matmul.skinny_tuning import (
-    MAX_TOKENS,
-    Product,
-    Tuning,
-    num_counters,
-    tuning_for,
-)
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_TOKENS, tuning_for
 from parrot_engine.kernels.matmul.split_rows import split_groups, split_rows
+from parrot_engine.kernels.tuning import Product, Tuning, num_counters
 from parrot_engine.models.lora import LoraProduct
 from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective

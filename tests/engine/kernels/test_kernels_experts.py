@@ -16,7 +16,7 @@ from parrot_engine.kernels.experts.grouped_tuning import (
     MixtureTuning,
     mixture_tuning,
 )
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.models.ops import Affine, Experts, Ops
 from parrot_engine.models.triton_ops import TritonOps
 

@@ -11,8 +11,8 @@ from harness.engine.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from harness.engine.paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.kernels.experts.grouped_tuning import MixtureTuning
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.kernels.selection import resolve_kernels
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.models import triton_ops
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner

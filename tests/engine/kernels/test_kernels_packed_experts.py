@@ -17,7 +17,7 @@ from parrot_engine.kernels.experts.grouped_tuning import (
     packed_mixture_tuning,
 )
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.models.experts import SparseMLP
 from parrot_engine.models.loader import load_model
 from parrot_engine.models.ops import Affine, Experts, Ops

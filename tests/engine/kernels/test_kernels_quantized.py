@@ -15,8 +15,8 @@ from harness.engine.quantized_cases import KINDS, QuantizedCase, compute, draw, 
 from harness.engine.quantized_checkpoints import write_checkpoint
 from parrot_engine.kernels.matmul.dequantize import dequantize
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped, quantized_tuning, takes_ring
-from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
 from parrot_engine.kernels.matmul.split_rows import split_groups, split_rows
+from parrot_engine.kernels.tuning import Product, Tuning
 from parrot_engine.quantization.packed import pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from parrot_engine.runner.loader import load_runner

@@ -9,14 +9,8 @@ import pytest
 import torch
 from harness.engine.attention_cases import relative_error
 from harness.engine.skinny_cases import Case, compute, draw, reference
-from parrot_engine.kernels.matmul.skinny_tuning import (
-    CLASSES,
-    MAX_TOKENS,
-    MEASURED,
-    Product,
-    Tuning,
-    tuning_for,
-)
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_TOKENS, TABLE, tuning_for
+from parrot_engine.kernels.tuning import Measured, Product, Tuning, read_table
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from torch import Tensor
@@ -157,13 +151,13 @@ def test_what_takes_torchs_product() -> None:
         assert tuning_for(case, 227 * 1024, copy_engine=True) is None
 
 
-@pytest.mark.parametrize("size", MEASURED)
-def test_a_measured_size_gets_its_own_row_and_so_does_one_near_it(
-    size: tuple[bool, int, int],
-) -> None:
-    gated, out_size, in_size = size
-    assert len(MEASURED[size]) == len(CLASSES)
-    for num_tokens, choice in zip(CLASSES, MEASURED[size], strict=True):
+MEASURED = read_table(TABLE)
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=str)
+def test_a_measured_size_gets_its_own_row_and_so_does_one_near_it(measured: Measured) -> None:
+    _, gated, out_size, in_size = measured
+    for num_tokens, choice in MEASURED[measured].items():
         for near in (0, 16):
             case = Product(num_tokens, out_size + near, in_size - near, torch.bfloat16, gated)
             tuning = tuning_for(case, 227 * 1024, copy_engine=True)

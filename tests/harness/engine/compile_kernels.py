@@ -51,17 +51,13 @@ from parrot_engine.kernels.matmul.quantized_matmul import quantized_tiles
 from parrot_engine.kernels.matmul.quantized_tuning import STEP_COLUMNS, quantized_tuning
 from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
 from parrot_engine.kernels.matmul.skinny_matmul import tile_product, vector_product
-from parrot_engine.kernels.matmul.skinny_tuning import (
-    GROUP_ROWS,
-    MAX_NORM_TOKENS,
-    Product,
-    tuning_for,
-)
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, tuning_for
 from parrot_engine.kernels.matmul.split_rows import split_groups_kernel, split_rows_kernel
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.sampling import draw
 from parrot_engine.kernels.sampling.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.sum_ranks import BOXES, sum_ranks
+from parrot_engine.kernels.tuning import GROUP_ROWS, Product
 from parrot_engine.quantization.packed import PackedWeight
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from torch import Tensor

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from parrot_engine.kernels.matmul import skinny_matmul
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 from torch import Tensor
 
 EPS = 1e-5

@@ -1,7 +1,7 @@
 """Sweep of kernels and tiles: `parrot-gateway bench studies matmul_sweep`.
 
-Times every candidate for the products of `matmul`, and prints a line of JSON for each product and
-the rows of the table in `kernels/matmul/skinny_tuning.py`.
+Times every candidate for the products of `matmul`, and prints a line of JSON for each product.
+With `--table FILE` the best go into that table: the engine's is `kernels/tunings/dense.csv`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 from parrot_engine.attention.launch import device_limits
-from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS
+from parrot_engine.kernels.tuning import Measured, Product, Tuning
 from parrot_engine.models.ops import Affine, Ops
 from parrot_engine.models.triton_ops import TritonOps
 
@@ -36,6 +38,7 @@ from parrot_bench.engine.studies.matmul import (
     time_case,
     weights_in_turn,
 )
+from parrot_bench.engine.studies.tuning_tables import Best, update_table
 
 
 def candidates(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuning]:
@@ -105,8 +108,8 @@ def _compile(case: Case, tokens: int, tuning: Tuning) -> None:
         print(case.name, tokens, tuple(tuning), type(error).__name__, flush=True)
 
 
-def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) -> None:
-    """Time all candidates: a line for each product, and a row of the table for each weight."""
+def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) -> Best:
+    """Time all candidates, print a line for each product, and return the rows of the table."""
     memory = device_limits(torch.device("cuda")).shared_memory
     jobs = [
         (case, tokens, tuning)
@@ -119,9 +122,10 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, *zip(*jobs, strict=True), chunksize=4))
     emit({"candidates": len(jobs)})
+    best: Best = {}
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
         weights = weights_in_turn(case)
-        chosen = []
+        measured = Measured("dense", case.kind == "gated", case.out_size, case.in_size)
         for tokens, of_tokens in itertools.groupby(of_case, key=lambda job: job[1]):
             tunings = [tuning for _, _, tuning in of_tokens]
             entry = _best(case, draw_operands(case, tokens, weights), tunings)
@@ -131,9 +135,8 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
                 {"case": f"{case.model} {case.name}", "tokens": tokens, "of_copy": of_copy, **entry}
             )
             won = entry["us"] < entry["unfused_us"]
-            chosen.append(_as_row(Tuning(*entry["best"][0][1:])) if won else "None")
-        key = (case.kind == "gated", case.out_size, case.in_size)
-        print(f"    {key}: ({', '.join(chosen)}),", flush=True)
+            best.setdefault(measured, {})[tokens] = Tuning(*entry["best"][0][1:]) if won else None
+    return best
 
 
 def _best(case: Case, operands: Operands, tunings: Sequence[Tuning]) -> dict[str, Any]:
@@ -155,18 +158,6 @@ def _best(case: Case, operands: Operands, tunings: Sequence[Tuning]) -> dict[str
         "best": [[round(seconds * 1e6, 2), *tuning] for seconds, tuning in again],
         "by_kind": {kind: [round(s * 1e6, 2), *tuning] for kind, (s, tuning) in kinds.items()},
     }
-
-
-def _as_row(tuning: Tuning) -> str:
-    """As it stands in `skinny_tuning.MEASURED`."""
-    if tuning.kind == "vector":
-        return f"Vector({tuning.block_out}, {tuning.num_warps}, {tuning.num_stages})"
-    splits = f", {tuning.splits}" if tuning.splits > 1 else ""
-    kind = "_streamed" if tuning.descriptors else "Tile"
-    return (
-        f"{kind}({tuning.block_out}, {tuning.block_in}, {tuning.num_warps}, "
-        f"{tuning.num_stages}{splits})"
-    )
 
 
 def _try(case: Case, operands: Operands, tuning: Tuning, repeats: int) -> float:
@@ -192,6 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="*", choices=TOKENS, default=list(TOKENS))
     parser.add_argument("--cases", nargs="*", help="qkv, o, gate_up, down, head; default: all")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="the table to update")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -206,4 +198,6 @@ def run(options: argparse.Namespace) -> None:
                 shape._replace(cases=tuple(c for c in shape.cases if c.name in options.cases))
                 for shape in shapes
             ]
-        sweep(shapes, options.tokens, limits)
+        best = sweep(shapes, options.tokens, limits)
+        if options.table is not None:
+            update_table(options.table, best)

@@ -1,8 +1,8 @@
 """Products with packed weights on a GPU: `parrot-gateway bench studies quantized_matmul`.
 
 Times every candidate for the products of `matmul`'s models in several formats, weights used in turn
-so that none is found in the L2 cache, and prints a line of JSON for each and the rows of the table
-in `kernels/matmul/quantized_tuning.py`.
+so that none is found in the L2 cache, and prints a line of JSON for each. With
+`--tables FOLDER` the best go into tables there: the engine's are in `kernels/tunings`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,18 +21,16 @@ import torch.nn.functional as F
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
 from parrot_engine.kernels.matmul.quantized_tuning import (
+    HOPPER_TABLE,
     STEP_COLUMNS,
+    TABLE,
     fit,
     takes_ring,
     takes_vector,
     vector_columns,
 )
-from parrot_engine.kernels.matmul.skinny_tuning import (
-    MAX_NORM_TOKENS,
-    Product,
-    Tuning,
-    num_counters,
-)
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS
+from parrot_engine.kernels.tuning import Measured, Product, Tuning, num_counters
 from parrot_engine.quantization.packed import PackedWeight, pack
 from parrot_engine.quantization.weights import QuantizedWeight
 from torch import Tensor
@@ -39,6 +38,7 @@ from torch import Tensor
 from parrot_bench.engine.device import time_s
 from parrot_bench.engine.studies.harness import emit
 from parrot_bench.engine.studies.matmul import DTYPE, SHAPES, Case
+from parrot_bench.engine.studies.tuning_tables import Best, update_table
 
 #: Bits, and rows and columns of a block of codes with one scale; 0: all columns.
 FORMS = {"fp8": (8, 1, 0), "fp8 in groups": (8, 128, 128), "int4 in groups": (4, 1, 128)}
@@ -210,13 +210,15 @@ def _try(
         return float("inf")
 
 
-def sweep(jobs: Sequence[Job]) -> None:
+def sweep(jobs: Sequence[Job]) -> dict[str, Best]:
+    """Time all candidates, print a line for each product, and return the rows by table."""
     memory = device_limits(torch.device("cuda")).shared_memory
     tried = [(job, tuning) for job in jobs for tuning in candidates(job, draw_weight(job), memory)]
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, *zip(*tried, strict=True), chunksize=4))
     emit({"candidates": len(tried)})
+    best: dict[str, Best] = {}
     for (form, case), of_weight in itertools.groupby(tried, key=lambda t: (t[0].form, t[0].case)):
         first = draw_weight(Job(form, case, 1))
         size = first.codes.nbytes + first.scales.nbytes
@@ -224,7 +226,27 @@ def sweep(jobs: Sequence[Job]) -> None:
         while len(weights) * size < _ROTATED_BYTES:
             weights.append(draw_weight(Job(form, case, 1)))
         for job, of_job in itertools.groupby(of_weight, key=lambda t: t[0]):
-            emit(_best(job, weights, [tuning for _, tuning in of_job], size))
+            entry = _best(job, weights, [tuning for _, tuning in of_job], size)
+            emit(entry)
+            product = job.product
+            measured = Measured(form, product.gated, product.out_size, product.in_size)
+            for table, tuning in _rows(entry).items():
+                best.setdefault(table, {}).setdefault(measured, {})[job.tokens] = tuning
+    return best
+
+
+def _rows(entry: dict[str, Any]) -> dict[str, Tuning]:
+    """The fastest for each table: of rings, and of other kernels."""
+    rows: dict[str, Tuning] = {}
+    for us, *options in sorted(entry["by_kind"].values()):
+        if us == float("inf"):
+            continue
+        tuning = Tuning(*options)
+        table = HOPPER_TABLE if tuning.kind == "specialized" else TABLE
+        # What splits x is a matter of the device, not of the table.
+        kind = "tile" if tuning.kind == "split" else tuning.kind
+        rows.setdefault(table.name, tuning._replace(kind=kind))
+    return rows
 
 
 def _best(
@@ -261,12 +283,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--forms", nargs="*", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 16, 64, 128])
     parser.add_argument("--cases", nargs="*", default=["qkv", "o", "gate_up", "down"])
+    parser.add_argument("--tables", type=Path, metavar="FOLDER", help="the tables to update")
 
 
 def run(options: argparse.Namespace) -> None:
     """See `harness.Study`."""
     with torch.inference_mode():
-        sweep(
+        best = sweep(
             [
                 Job(form, case, tokens)
                 for form in options.forms
@@ -276,3 +299,6 @@ def run(options: argparse.Namespace) -> None:
                 for tokens in options.tokens
             ]
         )
+        if options.tables is not None:
+            for name, rows in best.items():
+                update_table(options.tables / name, rows)

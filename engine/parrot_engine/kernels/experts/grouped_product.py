@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.kernels.experts.expert_routing import Chosen, Tiles, align
 from parrot_engine.kernels.experts.grouped_tuning import ExpertWeights, MixtureTuning
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 
 #: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
 _DOT_IN_FLOAT32 = triton.knobs.runtime.interpret

@@ -12,33 +12,22 @@ import torch
 from torch import Tensor
 
 from parrot_engine.kernels.matmul.quantized_tuning import fit
-from parrot_engine.kernels.matmul.skinny_tuning import Product, Tuning
+from parrot_engine.kernels.tuning import TABLES, Measured, Product, Tuning, for_tokens, read_table
 from parrot_engine.quantization.packed import PackedWeight
 
+#: By the pairs of a tile, 1 being pairs multiplied one by one. Vectors of packed experts read a row
+#: in steps of `block_in` bytes, of which `num_stages` are unrolled and so fetched at once. Eight
+#: warps halve a packed tile's outputs between them, so they need 128: of 64 they would halve its
+#: pairs, and both turn all of W into operands.
+TABLE = TABLES / "experts.csv"
 #: Most tokens whose pairs are multiplied one by one, whatever the number of experts …
 MAX_VECTOR_TOKENS = 4
 #: … and where few of their experts can be the same: pairs are at most half as many as experts.
 _MAX_SPARSE_VECTOR_TOKENS = 8
-#: Measured (engine-log, 43): gate and up, and down, of single pairs …
-_VECTORS = (Tuning("vector", 1, 2, 256, 1, 1), Tuning("vector", 1, 1, 256, 1, 1))
-#: … and of tiles of few pairs.
-_FEW_PAIRS = (Tuning("tile", 16, 64, 256, 4, 3), Tuning("tile", 16, 128, 128, 8, 3))
 #: Pairs of a tile.
 TILES = (16, 32, 64, 128)
-#: Packed experts, measured (log 46): single pairs, in steps of bytes of a row, of which so many are
-#: unrolled and so fetched at once …
-_PACKED_VECTORS = (Tuning("vector", 1, 2, 512, 1, 8), Tuning("vector", 1, 1, 256, 1, 24))
-_PACKED_VECTORS_OF_4_BITS = (Tuning("vector", 1, 2, 256, 1, 4), Tuning("vector", 1, 2, 512, 1, 4))
-#: … most tokens of these, as many as of dense experts but for 4 bits, which compute too much …
+#: The same for packed experts of 4 bits, which compute too much.
 _MAX_VECTOR_TOKENS_OF_4_BITS = 2
-#: … and tiles, by their pairs at most. Eight warps halve a tile's outputs between them, so they
-#: need 128: of 64 they would halve its pairs, and both turn all of W into operands.
-_PACKED_TILES = {
-    32: (Tuning("tile", 16, 64, 128, 4, 3), Tuning("tile", 16, 128, 128, 4, 3)),
-    64: (Tuning("tile", 64, 64, 128, 4, 3), Tuning("tile", 64, 128, 128, 8, 3)),
-    128: (Tuning("tile", 128, 128, 128, 8, 3), Tuning("tile", 128, 128, 128, 8, 3)),
-}
-_PACKED_TILES_OF_4_BITS = (Tuning("tile", 16, 64, 128, 4, 3), Tuning("tile", 16, 64, 128, 4, 3))
 #: Pairs of a tile from which on products are arithmetic rather than bytes: x is then put into one
 #: number of 8 bits where the checkpoint asks for such activations.
 _MIN_ROUNDED_PAIRS = 128
@@ -107,6 +96,14 @@ def _pairs_of_tile(mixture: Mixture, max_vector_tokens: int | None = None) -> in
     return next((size for size in TILES if share <= size), TILES[-1])
 
 
+def _measured(weight: str, tile: int | None) -> MixtureTuning:
+    """The measured options for tiles of `tile` pairs; None: for single pairs."""
+    table = read_table(TABLE)
+    products = (table[Measured(weight, gated, 0, 0)] for gated in (True, False))
+    found = (for_tokens(classes, tile or 1) for classes in products)
+    return MixtureTuning(*(t._replace(tokens=tile or 1) for t in found if t is not None))
+
+
 @cache
 def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -> MixtureTuning:
     """The kernels for `mixture` where `shared_memory` bytes can be had.
@@ -114,13 +111,9 @@ def mixture_tuning(mixture: Mixture, shared_memory: int, *, copy_engine: bool) -
     A `copy_engine` (compute capability 9.0 and later) fetches the weights of tiles.
     """
     tile = _pairs_of_tile(mixture)
+    gate_up, down = _measured("dense", tile)
     if tile is None:
-        return MixtureTuning(*_VECTORS)
-    if tile <= 32:
-        gate_up, down = (tuning._replace(tokens=tile) for tuning in _FEW_PAIRS)
-    else:
-        gate_up = Tuning("tile", tile, 64, 64, 4 if tile == 64 else 8, 4)
-        down = Tuning("tile", tile, 128, 64, 8, 3)
+        return MixtureTuning(gate_up, down)
     return MixtureTuning(
         _fit(
             gate_up, mixture.hidden_size, mixture, shared_memory, copy_engine=copy_engine, halves=2
@@ -160,15 +153,13 @@ def packed_mixture_tuning(
     """The same for packed experts; of vectors `block_in` are bytes, and `num_stages` unrolled."""
     is_4_bits = packed.gate_up.kind == "int4"
     tile = _pairs_of_tile(mixture, _MAX_VECTOR_TOKENS_OF_4_BITS if is_4_bits else None)
+    gate_up, down = _measured("int4" if is_4_bits else "packed", tile)
     if tile is None:
-        return MixtureTuning(*(_PACKED_VECTORS_OF_4_BITS if is_4_bits else _PACKED_VECTORS))
-    gate_up, down = next(tiles for most, tiles in _PACKED_TILES.items() if tile <= most)
-    if is_4_bits and tile <= 32:
-        gate_up, down = _PACKED_TILES_OF_4_BITS
+        return MixtureTuning(gate_up, down)
     hidden_size, size, dtype = mixture.hidden_size, mixture.size, mixture.dtype
     fitted = (
         _fit_packed(
-            tuning._replace(tokens=tile, descriptors=True),
+            tuning._replace(descriptors=True),
             Product(mixture.num_tokens, out_size, weight.in_size, dtype, gated),
             weight,
             shared_memory,

@@ -28,8 +28,8 @@ from parrot_engine.kernels.matmul.dequantize import columns_of
 from parrot_engine.kernels.matmul.quantized_matmul import add_product, load_of_step, sum_columns
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
 from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.kernels.matmul.split_rows import split_rows
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.quantization.packed import CHUNK, PackedWeight
 
 _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)

@@ -25,8 +25,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
 from parrot_engine.kernels.matmul.quantized_tuning import STEP_COLUMNS, is_grouped, takes_ring
-from parrot_engine.kernels.matmul.skinny_tuning import GROUP_ROWS, Tuning, num_counters
 from parrot_engine.kernels.matmul.split_rows import split_rows
+from parrot_engine.kernels.tuning import GROUP_ROWS, Tuning, num_counters
 from parrot_engine.quantization.packed import PackedWeight
 
 #: How codes and x lie in shared memory.

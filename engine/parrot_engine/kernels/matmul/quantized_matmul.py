@@ -23,8 +23,8 @@ from parrot_engine.kernels.matmul.hopper_product import specialized_product
 from parrot_engine.kernels.matmul.quantized_tuning import is_grouped
 from parrot_engine.kernels.matmul.quantized_vectors import vector_of_bytes, vector_of_words
 from parrot_engine.kernels.matmul.skinny_matmul import INTERPRETED, finish_part, silu_gate
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
 from parrot_engine.kernels.matmul.split_rows import split_rows
+from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.quantization.packed import CHUNK, PackedWeight
 
 _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)

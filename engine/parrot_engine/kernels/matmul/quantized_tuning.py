@@ -1,19 +1,21 @@
-"""The kernel and tile of a product with packed weights: a table measured offline.
+"""The kernel and tile of a product with packed weights: tables measured offline.
 
-Found by `python tools/engine_study.py quantized_matmul`, as `skinny_tuning` is by `matmul_sweep`.
-Does not import triton.
+`parrot-gateway bench studies quantized_matmul` writes them. Does not import triton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import log2
-from typing import NamedTuple, TypeVar
+from pathlib import Path
 
 import torch
 
-from parrot_engine.kernels.matmul.skinny_tuning import GROUP_ROWS, MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS
+from parrot_engine.kernels.tuning import TABLES, Product, Tuning, for_tokens, nearest, read_table
 from parrot_engine.quantization.packed import PackedWeight
+
+#: Of tiles for any GPU, and of the programs of `hopper_product`.
+TABLE, HOPPER_TABLE = TABLES / "packed.csv", TABLES / "packed_hopper.csv"
 
 #: Most tokens that the kernels take: beyond, torch multiplies, in 8 bits or a dequantised weight.
 MAX_PACKED_TOKENS = {"fp8": 128, "fp8 in groups": 256}
@@ -24,96 +26,6 @@ STEP_COLUMNS = 128
 
 #: Programs of one token read rows in steps of so many bytes a warp: 16 a lane.
 VECTOR_COLUMNS = 512
-
-
-class Vector(NamedTuple):
-    """Rows of a program of one token, and its warps, which read a row in one step."""
-
-    block_out: int
-    num_warps: int
-
-
-class Tile(NamedTuple):
-    """A tile that the copy engine fetches."""
-
-    block_out: int
-    block_in: int
-    num_warps: int
-    num_stages: int
-    splits: int = 1
-
-
-#: Best of the sweeps for (kind, gated, outputs, columns) and 1, up to 16, and more tokens.
-MEASURED: dict[tuple[str, bool, int, int], tuple[Vector, Tile, Tile]] = {
-    ("fp8", False, 6144, 4096): (Vector(4, 2), Tile(64, 256, 4, 5), Tile(64, 128, 4, 3, 4)),
-    ("fp8", False, 4096, 4096): (Vector(4, 4), Tile(64, 256, 4, 3, 4), Tile(64, 256, 4, 4, 2)),
-    ("fp8", True, 14336, 4096): (Vector(8, 2), Tile(128, 256, 8, 3), Tile(128, 128, 8, 4)),
-    ("fp8", False, 4096, 14336): (Vector(4, 4), Tile(64, 256, 4, 3, 4), Tile(128, 128, 8, 6, 4)),
-    ("fp8 in groups", False, 6144, 4096): (
-        Vector(4, 2),
-        Tile(64, 128, 4, 3, 4),
-        Tile(64, 128, 4, 3, 4),
-    ),
-    ("fp8 in groups", False, 4096, 4096): (
-        Vector(4, 4),
-        Tile(64, 128, 4, 5, 4),
-        Tile(64, 128, 4, 3, 4),
-    ),
-    ("fp8 in groups", True, 14336, 4096): (
-        Vector(4, 4),
-        Tile(128, 128, 4, 5),
-        Tile(128, 128, 8, 4),
-    ),
-    ("fp8 in groups", False, 4096, 14336): (
-        Vector(4, 4),
-        Tile(64, 128, 4, 5, 4),
-        Tile(128, 128, 8, 6, 4),
-    ),
-    ("int4 in groups", False, 6144, 4096): (
-        Vector(8, 2),
-        Tile(64, 128, 4, 3, 4),
-        Tile(128, 128, 8, 3, 4),
-    ),
-    ("int4 in groups", False, 4096, 4096): (
-        Vector(4, 4),
-        Tile(64, 128, 4, 3, 4),
-        Tile(128, 128, 8, 3, 4),
-    ),
-    ("int4 in groups", True, 14336, 4096): (
-        Vector(4, 4),
-        Tile(64, 128, 4, 3),
-        Tile(128, 128, 8, 3),
-    ),
-    ("int4 in groups", False, 4096, 14336): (
-        Vector(8, 2),
-        Tile(64, 128, 4, 3, 4),
-        Tile(128, 128, 8, 3, 4),
-    ),
-}
-
-
-class Ring(NamedTuple):
-    """A program of `hopper_product`: its outputs, buffers at most, and parts of the columns."""
-
-    block_out: int
-    num_stages: int
-    splits: int = 1
-
-
-#: The same for (kind, gated, outputs, columns) of `hopper_product` (engine-log, 48), up to
-#: 32, up to 64, and more tokens.
-MEASURED_RINGS: dict[tuple[str, bool, int, int], tuple[Ring, Ring, Ring]] = {
-    ("fp8", False, 6144, 4096): (Ring(64, 4, 2), Ring(128, 4, 2), Ring(64, 3)),
-    ("fp8", False, 4096, 4096): (Ring(64, 3, 4), Ring(64, 4, 2), Ring(64, 3, 2)),
-    ("fp8", True, 14336, 4096): (Ring(64, 3), Ring(128, 3), Ring(128, 3)),
-    ("fp8", False, 4096, 14336): (Ring(64, 4, 4), Ring(64, 9, 2), Ring(64, 5, 2)),
-    ("fp8 in groups", False, 6144, 4096): (Ring(64, 3, 2), Ring(64, 3, 2), Ring(64, 3)),
-    ("fp8 in groups", False, 4096, 4096): (Ring(64, 3, 4), Ring(64, 3, 2), Ring(64, 3, 2)),
-    ("fp8 in groups", True, 14336, 4096): (Ring(64, 3), Ring(128, 3), Ring(128, 3)),
-    ("fp8 in groups", False, 4096, 14336): (Ring(64, 3, 4), Ring(64, 3, 4), Ring(64, 4, 2)),
-    ("fp8 in groups", False, 5120, 2048): (Ring(64, 3, 2), Ring(64, 3, 2), Ring(64, 4)),
-    ("fp8 in groups", False, 2048, 4096): (Ring(64, 3, 4), Ring(64, 3, 4), Ring(64, 4, 3)),
-}
 
 
 def kind_of(weight: PackedWeight) -> str:
@@ -147,56 +59,36 @@ def quantized_tuning(
     if num_tokens > most:
         return None
     measured = kind if weight.kind == "fp8" else "int4 in groups"
-    vector, small, large = _nearest(MEASURED, case, measured)
+    choice = _measured(TABLE, measured, case)
     fuses = num_tokens <= MAX_NORM_TOKENS and case.dtype is not torch.float16
     if num_tokens == 1:
-        columns = vector_columns(weight) * vector.num_warps
-        tuning = Tuning("vector", 1, vector.block_out, columns, vector.num_warps, 1)
-        if takes_vector(tuning, case, weight):
-            return tuning if fuses or not case.norm else None
+        vector = choice._replace(block_in=vector_columns(weight) * choice.num_warps)
+        if takes_vector(vector, case, weight):
+            return vector if fuses or not case.norm else None
+        choice = _measured(TABLE, measured, case._replace(num_tokens=2))
     tokens = min(128, max(16, 1 << (num_tokens - 1).bit_length()))
     # More blocks of tokens than one have not been compared with float64 on a device.
     if hopper and takes_ring(weight) and num_tokens <= tokens:
-        few, more, many = _nearest(MEASURED_RINGS, case, kind)
-        ring = few if tokens <= 32 else more if tokens <= 64 else many
-        tuning = Tuning(
-            "specialized",
-            tokens,
-            ring.block_out,
-            STEP_COLUMNS,
-            ring.block_out // GROUP_ROWS * 4,
-            ring.num_stages,
-            1 if case.gated else ring.splits,
-            descriptors=True,
-        )
+        tuning = _measured(HOPPER_TABLE, kind, case)
+        tuning = tuning._replace(tokens=tokens, splits=1 if case.gated else tuning.splits)
         return fit(tuning, case, weight, shared_memory, copy_engine=copy_engine)
-    tile = small if num_tokens <= 16 else large
     # The norm is part of what splits x; programs would each compute it anew.
     splits_x = weight.kind == "fp8" and copy_engine
-    if case.norm and not splits_x and (not fuses or (tile.splits > 1 and not case.gated)):
+    if case.norm and not splits_x and (not fuses or (choice.splits > 1 and not case.gated)):
         return None
-    tuning = Tuning(
-        "split" if splits_x else "tile",
-        tokens,
-        tile.block_out,
-        tile.block_in,
-        tile.num_warps,
-        tile.num_stages,
-        1 if case.gated or num_tokens > tokens else tile.splits,
-        descriptors=True,
+    tuning = choice._replace(
+        kind="split" if splits_x else "tile",
+        tokens=tokens,
+        splits=1 if case.gated or num_tokens > tokens else choice.splits,
     )
     return fit(tuning, case, weight, shared_memory, copy_engine=copy_engine)
 
 
-_Choice = TypeVar("_Choice")
-
-
-def _nearest(
-    table: Mapping[tuple[str, bool, int, int], _Choice], case: Product, kind: str
-) -> _Choice:
-    """What was best for the size of `kind` that is nearest to that of `case`."""
-    sizes = [key for key in table if key[0] == kind]
-    return table[min(sizes, key=lambda key: _distance(case, *key[1:]))]
+def _measured(table: Path, kind: str, case: Product) -> Tuning:
+    tuning = for_tokens(nearest(read_table(table), kind, case), case.num_tokens)
+    # Which sizes are torch's is decided by `quantized_tuning`, not by a row.
+    assert tuning is not None
+    return tuning
 
 
 def takes_ring(weight: PackedWeight) -> bool:
@@ -205,15 +97,6 @@ def takes_ring(weight: PackedWeight) -> bool:
         weight.kind == "fp8"
         and weight.in_size % STEP_COLUMNS == 0
         and weight.group % STEP_COLUMNS == 0
-    )
-
-
-def _distance(case: Product, gated: bool, out_size: int, in_size: int) -> float:
-    """The distance from a measured size: factors of two, and as much for the gate."""
-    return (
-        abs(log2(case.out_size / out_size))
-        + abs(log2(case.in_size / in_size))
-        + (case.gated != gated)
     )
 
 

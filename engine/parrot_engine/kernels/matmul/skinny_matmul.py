@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from parrot_engine.kernels.matmul.skinny_tuning import Tuning
+from parrot_engine.kernels.tuning import Tuning
 
 #: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
 INTERPRETED = triton.knobs.runtime.interpret
