@@ -184,7 +184,7 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),
-        ("parrot_bench.simulator.simulation", ["torch", "asyncio", "msgspec", "matplotlib"]),
+        ("parrot_bench.simulator.simulation", ["torch", "asyncio", "msgspec"]),
         ("parrot_functions", ["torch", "msgspec", "pydantic", "openai", "aiohttp"]),
         ("langchain_parrot", ["torch", "openai", "httpx", "parrot_gateway", "langgraph"]),
         ("parrot_engine.llm", ["msgspec", "websockets", "fastapi", "transformers"]),

@@ -48,9 +48,7 @@ class Bench:
         prompt = self.maker.make("t", [Segment(*s) for s in segments])
         part = self.maker.behind(prompt, Segment(("output", task_id), output))
         key = (more.pop("priority", 0), 0)
-        return EngineSequence(
-            task_id, prompt, output, max_tokens=output, output_part=part, key=key, **more
-        )  # type: ignore[arg-type]
+        return EngineSequence(task_id, prompt, output, output_part=part, key=key, **more)  # type: ignore[arg-type]
 
     def submit(
         self,
@@ -76,18 +74,15 @@ class Bench:
         self.wakes += 1
         self.engine.wake(self.clock.now, version)
 
-    def loaded(self, engine: SimulatedEngine, sequence: EngineSequence, time: float) -> None:
-        self.clock.at(time, lambda s, _: engine.finish_loading(self.clock.now, s), sequence)
-
-    def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
+    def filled(self, sequence: EngineSequence) -> None:
         assert sequence.computed <= sequence.target
 
-    def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
+    def ended(self, sequence: EngineSequence) -> None:
         assert sequence.task_id not in self.ended_at, "a sequence ends once"
-        self.ended_at[sequence.task_id] = now
+        self.ended_at[sequence.task_id] = self.clock.now
         self.order.append(sequence.task_id)
 
-    def stepped(self, engine: SimulatedEngine, now: float) -> None:
+    def stepped(self, engine: SimulatedEngine) -> None:
         assert engine.cache.used_tokens <= engine.profile.capacity_tokens
         assert engine.running <= engine.profile.max_batch
 

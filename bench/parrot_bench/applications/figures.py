@@ -1,13 +1,13 @@
 """Figures of the Parrot paper's workloads and of recorded agents, with their sources.
 
-Lengths are tokens. The engine's own study of figure 14 keeps quantiles of the same prompts.
+Lengths are tokens.
 
 How long a chunk is deserves a note. The artifact splits with LangChain's `CharacterTextSplitter`
 on single spaces, whose length function encodes each word and each space alone, with a begin
 token: it counts about 0.81 tokens a byte, 2.4 times what the text has. The recorded times show
 it: chains with and without round trips differ by 65 round trips at a chunk of 1024, and 82 kB x
-0.81 / 1024 is 65 chunks. So `splitter="artifact"` gives as many calls as were measured, each with
-some 420 tokens of text at "1024"; `splitter="tokens"` takes the paper at its word.
+0.81 / 1024 is 65 chunks. So `paper_chunks` gives as many calls as were measured, each with some 420
+tokens of text at "1024".
 """
 
 from __future__ import annotations
@@ -15,47 +15,31 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-# Summaries: figures 11 to 13, and beside chats 18
+# Summaries: figures 11 and 13, and beside chats 18
 
 CHUNK_TOKENS = 1024
 #: What each call of a summary generates.
 SUMMARY_TOKENS = 50
-#: Tokens of the prompts around the texts, counted at 4 characters a token: "Write an one-sentence
-#: summary …:", "CONCISE SUMMARY:"; before, between and after the texts of the refining prompt;
-#: of the prompt that makes one summary of all.
-FIRST = (17, 6)
-REFINE = (37, 28, 32)
-REDUCE = (10, 25)
-
-Splitter: TypeAlias = Literal["artifact", "tokens"]
-
-#: Sizes in bytes of ten and of thirty arXiv papers of March 2023, as recorded with the artifact: 82
-#: and 67 kB on average, more than 20,000 tokens each, which 3 bytes a token gives (LaTeX and
-#: formulas make many short tokens). The first are of figures 11, 12a, 13 and 18.
-PAPERS = (87213, 60955, 65106, 62586, 73282, 77893, 120001, 129707, 65819, 77441)
-#: Figure 12b.
-MORE_PAPERS = (
-    *(69902, 62586, 58539, 53042, 71045, 72883, 87407, 53231, 67912, 60955),
-    *(64001, 55042, 57426, 65924, 73724, 69896, 60605, 65819, 70410, 59347),
-    *(71314, 61916, 75908, 52351, 70677, 78259, 68965, 64885, 83694, 79844),
-)
+#: Bytes of the paper that figure 18 summarises, as recorded with the artifact: 3 bytes a token
+#: (LaTeX and formulas make many short tokens).
+PAPER_BYTES = 87213
 
 BYTES_PER_TOKEN = 3.0
 #: What the artifact's splitter counts for a byte; see the module.
 COUNTED_PER_BYTE = 0.81
 
 
-def chunks(size: int, chunk: int, splitter: Splitter) -> list[int]:
-    """Tokens of each chunk of a paper of `size` bytes, split at `chunk`; the last is the rest."""
-    tokens = round(size / BYTES_PER_TOKEN)
-    per_chunk = chunk if splitter == "tokens" else round(chunk / COUNTED_PER_BYTE / BYTES_PER_TOKEN)
+def paper_chunks() -> list[int]:
+    """Tokens of each chunk of that paper, split as the artifact does; the last is the rest."""
+    tokens = round(PAPER_BYTES / BYTES_PER_TOKEN)
+    per_chunk = round(CHUNK_TOKENS / COUNTED_PER_BYTE / BYTES_PER_TOKEN)
     full, rest = divmod(tokens, per_chunk)
     return [per_chunk] * full + ([rest] if rest else [])
 
 
-# Chats: figures 10 and 18
+# Chats: figure 18
 
 
 def lognormal(random: Random, *, mean: float, median: float) -> float:
@@ -84,40 +68,6 @@ MIXED_CHATS, MIXED_SUMMARIES = 40, 9
 #: The first summary comes this much after the first chat; gaps between them, over and over.
 SUMMARIES_AFTER_S = 15.0
 SUMMARY_GAPS_S = (0.5, 0.5, 10.0)
-
-
-# Copilot: figures 14 and 15
-
-COPILOT_SYSTEM_TOKENS = 5107
-#: Recorded lengths of the prompts, system prompt included, as kept with the artifact.
-COPILOT_PROMPTS = (
-    *(6183, 6197, 6908, 6081, 5882, 5916, 5992, 6814, 6066, 6157, 6024, 6093, 6105, 6024, 6278),
-    *(6015, 6334, 6018, 6169, 6296, 5941, 6089, 6009, 6032, 6074, 5923, 5859, 6139, 5959, 5915),
-    *(6112, 6031, 6124, 6065, 6304, 6050, 6073, 5835, 6908, 6024, 7048, 5932, 5945, 6090, 5972),
-    *(6163, 5973, 6158, 6404, 5857, 6364, 6203, 6150, 6036, 6694, 6038, 6414, 6000, 6154, 5999),
-    *(6890, 7100, 6924, 6032, 5862, 6066, 5961, 6592, 6066, 6423, 6297, 6194, 6095, 6062, 5987),
-    *(6439, 6810, 6043, 6096, 6107, 7311, 7381, 6293, 6276, 6416, 5262, 6213, 6109, 6289, 6412),
-    *(6278, 6057, 6032, 6105, 5259, 6293, 5919, 6910, 5700, 5953, 6775, 5855, 5933, 5966, 6086),
-    *(5985, 6129, 6401, 6076, 5953, 6180, 6350, 5598, 6028, 6228, 6400, 6239, 6396, 6050, 6378),
-    *(5999, 6141, 6241, 6379, 6039, 6158, 6137, 6077, 6216, 6036, 6229, 6160, 5264, 6079, 5880),
-    *(5972, 5966, 7083, 6178, 6734, 6394, 5861, 6081, 6687, 6183, 6049, 7004, 6071, 6247, 6962),
-    *(6363, 6028, 5238, 5997, 6593, 6259, 6838, 6395, 6127, 6868, 6857, 6718, 6278, 6456, 7241),
-    *(6300, 5240, 5950, 6283, 6169, 6097, 5224, 5972, 6627, 6822, 6153, 6652, 5908, 6039, 5271),
-    *(7205, 6115, 6251, 6054, 6919, 6213, 6152, 6103, 5277, 6184, 6243, 6203, 7333, 5274, 6144),
-    *(6244, 6163, 6073, 6150, 6298, 6327, 6101, 6136, 5906, 5265, 6221, 6261, 6110, 7127, 6132),
-    *(5741, 5271, 6203, 6219, 6148, 6142, 6173, 6314, 6232, 6264, 7133, 6211, 6325, 5271, 6211),
-    *(6131, 5952, 5258, 6250, 5276, 6158, 7361, 5279, 6726, 6749, 6188, 5300, 5769, 6153, 5294),
-    *(6079, 6286, 5983, 6239, 6446, 5811, 7012, 6321, 6730, 5261, 6233, 6303, 6863, 6109, 7492),
-    *(6448, 5990, 6104, 5270, 6192, 6028, 6358, 5289, 6344, 5310, 6164, 6217, 6254, 6203, 5281),
-    *(6048, 7282, 5244, 6250, 5269, 6548, 5276, 5290, 6186, 5331, 5286, 6871, 6749, 5259, 5939),
-    *(6827, 5278, 7159),
-)
-#: Figure 14: recorded output lengths, each with how many of the 64 prompts have it.
-COPILOT_OUTPUTS = (
-    *((183, 2), (191, 3), (192, 3), (192, 1), (195, 3), (196, 2), (209, 4), (212, 3), (232, 2)),
-    *((232, 5), (248, 2), (251, 2), (256, 1), (269, 3), (303, 1), (313, 1), (351, 5), (360, 6)),
-    *((393, 7), (619, 2), (800, 2), (800, 4)),
-)
 
 
 # GPTs: figure 16

@@ -7,90 +7,110 @@ into its events, and carries out its actions.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
-from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, TaskSubmitted, Tick
+from parrot_scheduler.actions import Action, Forget, Place, Reject, WakeAt
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.events import (
+    ApplicationFinished,
+    BlocksEvicted,
+    BlocksStored,
+    EngineJoined,
+    EngineReport,
+    Event,
+    TaskFinished,
+    TaskProgress,
+    TaskSubmitted,
+    Tick,
+)
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.task import TaskId
+from parrot_scheduler.task import EngineId, GroupRef, Task, TaskId
 
 from parrot_bench.simulator.clients import Clients, RunningCall
 from parrot_bench.simulator.clock import Clock
 from parrot_bench.simulator.engines.engine import SimulatedEngine
-from parrot_bench.simulator.engines.fleet import Fleet
+from parrot_bench.simulator.engines.prompts import PromptMaker
 from parrot_bench.simulator.engines.sequences import EngineSequence
-from parrot_bench.simulator.metrics import Results
-from parrot_bench.simulator.options import SimulationOptions
-from parrot_bench.simulator.plan import Workload
-from parrot_bench.simulator.tasks import TaskMaker
+from parrot_bench.simulator.metrics import Measures, Results
+from parrot_bench.simulator.plan import ApplicationPlan, Segment
+from parrot_bench.simulator.profiles import MODEL, EngineProfile
+
+#: Shortest time between two reports of an engine.
+REPORT_INTERVAL_S = 1.0
+
+#: Called with the time, the events and the actions of each step of the scheduler.
+Observer: TypeAlias = Callable[[float, Sequence[Event], Sequence[Action]], None]
 
 
 class SimulationStuckError(Exception):
     """Calls are unfinished and nothing is going to happen any more."""
 
 
-class Decider(Protocol):
-    """What decides about tasks: the scheduler, or something in its place."""
-
-    #: Actions so far, and ignored events, by kind.
-    counts: dict[str, int]
-    ignored: dict[str, int]
-
-    @property
-    def num_tasks(self) -> int: ...
-
-    def step(self, now: float, events: Iterable[Event]) -> list[Action]:
-        """See `Scheduler.step`."""
-        ...
-
-
 def simulate(
-    workload: Workload, options: SimulationOptions, decider: Decider | None = None
+    plans: Iterable[ApplicationPlan],
+    profile: EngineProfile,
+    *,
+    engines: int = 1,
+    config: SchedulerConfig | None = None,
+    observe: Observer | None = None,
 ) -> Results:
-    """Run a workload to its end.
+    """Run applications to their end.
 
     Args:
-        workload: what arrives.
-        options: engines, clients and policies.
-        decider: in place of a scheduler of the policies.
+        plans: what arrives, in that order.
+        profile: the kind of all engines.
+        engines: how many.
+        config: the scheduler's policies and limits.
+        observe: is told every step of the scheduler.
 
     Raises:
         ValueError: a plan that makes no sense.
         SimulationStuckError: the scheduler forgot a call.
     """
-    return _Simulation(workload, options, decider or Scheduler(options.config)).run()
+    scheduler = Scheduler(config or SchedulerConfig())
+    return _Simulation(plans, profile, engines, scheduler, observe).run()
 
 
 @dataclass(slots=True)
 class _Submitted:
-    """A call at the server, its sequence, and the engine that it was placed on."""
+    """A call at the server, and its sequence."""
 
     call: RunningCall
     sequence: EngineSequence
-    engine: SimulatedEngine | None = None
 
 
 class _Simulation:
-    """One run, see `simulate`: the clients' `Server`, and the `Gateway` of the fleet."""
+    """One run, see `simulate`: the clients' `Server`, and the engines' `Listener`."""
 
-    def __init__(self, workload: Workload, options: SimulationOptions, scheduler: Decider) -> None:
-        self._workload = workload
-        self._options = options
+    def __init__(
+        self,
+        plans: Iterable[ApplicationPlan],
+        profile: EngineProfile,
+        engines: int,
+        scheduler: Scheduler,
+        observe: Observer | None,
+    ) -> None:
         self._clock = Clock()
         self._scheduler = scheduler
+        self._observe = observe
         #: Events for the scheduler's next step.
         self._events: list[Event] = []
         self._tasks: dict[TaskId, _Submitted] = {}
         self._next_task = 0
         self._wake_time: float | None = None
         self._tick_at: float | None = None
-        self._steps = 0
         self._happened = 0
-        self._maker = TaskMaker(options)
-        self._clients = Clients(workload, options, self._clock, self)
-        self._fleet = Fleet(options, self._clock, self)
+        self._prompts = PromptMaker(profile.block_tokens)
+        self._clients = Clients(plans, self._clock, self)
+        self._engines: dict[EngineId, SimulatedEngine] = {}
+        self._reported_at: dict[EngineId, float] = {}
+        for index in range(engines):
+            engine = SimulatedEngine(f"engine-{index}", profile, self)
+            self._engines[engine.id] = engine
+            self._reported_at[engine.id] = float("-inf")
+            self._events.append(EngineJoined(profile.description(engine.id)))
 
     # The loop
 
@@ -102,11 +122,17 @@ class _Simulation:
             self._run()
         finally:
             gc.set_threshold(*thresholds)
-        return self._results()
+        clients = self._clients
+        total = Measures()
+        for measures in clients.kinds.values():
+            total.add(measures)
+        uses = {name: engine.counts for name, engine in self._engines.items()}
+        failures = dict(clients.failures)
+        return Results(total, clients.kinds, uses, self._clock.now, failures, self._happened)
 
     def _run(self) -> None:
-        clock, clients, progress = self._clock, self._clients, self._options.progress
-        clients.begin()
+        clock, clients = self._clock, self._clients
+        clients.expect_next()
         if self._events:
             self._step()
         due = clock.next_time()
@@ -121,43 +147,25 @@ class _Simulation:
             if self._events and due != clock.now:
                 self._step()
                 due = clock.next_time()
-            if progress is not None and self._happened % 20_000 == 0:
-                progress(clients.ended_runs, clock.now)
 
     def _step(self) -> None:
         events, self._events = self._events, []
         now = self._clock.now
         actions = self._scheduler.step(now, events)
-        self._steps += 1
-        if self._options.log is not None:
-            self._options.log.record(now, events, actions)
+        if self._observe is not None:
+            self._observe(now, events, actions)
         for action in actions:
             if isinstance(action, Place):
-                self._place(action)
+                sequence = self._tasks[action.task_id].sequence
+                sequence.key = (action.priority, 0)
+                sequence.retention = action.retention
+                self._engines[action.engine_id].submit(now, sequence)
             elif isinstance(action, WakeAt):
                 self._wake_at(action.time)
             elif isinstance(action, Reject):
                 self._clients.call_failed(self._tasks.pop(action.task_id).call, action.code)
             elif isinstance(action, Forget):
-                engine = self._fleet.engines.get(action.engine_id)
-                if engine is not None:
-                    engine.forget(action.application)
-            elif isinstance(action, Cancel):
-                self._cancel(action.task_id)
-
-    def _place(self, action: Place) -> None:
-        task = self._tasks[action.task_id]
-        task.engine = self._fleet.engines[action.engine_id]
-        task.sequence.key = (action.priority, 0)
-        task.sequence.retention = action.retention
-        task.engine.submit(self._clock.now, task.sequence)
-
-    def _cancel(self, task_id: TaskId) -> None:
-        task = self._tasks.pop(task_id)
-        if task.engine is not None:
-            task.engine.cancel(self._clock.now, task.sequence)
-        self.notify(TaskFinished(task_id, task.sequence.cached, 0, succeeded=False))
-        self._clients.call_failed(task.call, "cancelled")
+                self._engines[action.engine_id].forget(action.application)
 
     def _wake_at(self, time: float) -> None:
         self._wake_time = time
@@ -173,71 +181,80 @@ class _Simulation:
             return
         if self._wake_time <= self._clock.now:
             self._wake_time = None
-            self.notify(Tick())
+            self._events.append(Tick())
         else:
             self._wake_at(self._wake_time)
 
-    # Events of clients and engines
+    # Events of clients
 
     def submit(self, call: RunningCall) -> None:
-        task_id = self._next_task
-        self._next_task += 1
+        application, plan = call.run.plan, call.plan
         call.submitted_s = self._clock.now
-        task, sequence = self._maker.make(task_id, call)
-        self._tasks[task_id] = _Submitted(call, sequence)
-        self.notify(TaskSubmitted(task))
+        # Tenants share no cached prefixes.
+        prompt = self._prompts.make(application.tenant, plan.prompt)
+        task = Task(
+            self._next_task,
+            MODEL,
+            application.tenant,
+            application.id,
+            prompt.tokens,
+            plan.max_tokens,
+            prompt.hashes(),
+            plan.template,
+            plan.prompt[0].tokens,
+            plan.objective,
+            tuple(
+                GroupRef(f"{application.id}/{each.id}", each.size, each.objective)
+                for each in plan.groups
+            ),
+            successors=plan.successors,
+        )
+        self._next_task += 1
+        output = None
+        if plan.output_tokens:
+            content = ("output", application.id, plan.index)
+            output = self._prompts.behind(prompt, Segment(content, plan.output_tokens))
+        sequence = EngineSequence(
+            task.id, prompt, plan.output_tokens, output_part=output, application=application.id
+        )
+        self._tasks[task.id] = _Submitted(call, sequence)
+        self._events.append(TaskSubmitted(task))
 
     def forget_application(self, application: str) -> None:
-        self.notify(ApplicationFinished(application))
+        self._events.append(ApplicationFinished(application))
 
-    def notify(self, event: Event, _: object = None) -> None:
-        self._events.append(event)
+    # Events of engines
+
+    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
+        self._clock.at(time, self._wake, engine, version)
+
+    def _wake(self, engine: SimulatedEngine, version: int) -> None:
+        engine.wake(self._clock.now, version)
+
+    def filled(self, sequence: EngineSequence) -> None:
+        computed = min(sequence.computed, sequence.prompt.tokens)
+        self._events.append(
+            TaskProgress(sequence.task_id, computed, sequence.cached, sequence.generated)
+        )
 
     def ended(self, sequence: EngineSequence) -> None:
         call = self._tasks.pop(sequence.task_id).call
         succeeded = not sequence.failed
-        self.notify(
+        self._events.append(
             TaskFinished(sequence.task_id, sequence.cached, sequence.generated, succeeded=succeeded)
         )
         if succeeded:
-            self._maker.ended(call, self._clock.now)
             self._clients.call_done(call, sequence)
         else:
             self._clients.call_failed(call, "too_large_for_engine")
 
-    def lost(self, sequence: EngineSequence) -> None:
-        """See `fleet.Gateway`: it is begun anew, as a new task."""
-        self._clients.reach_server(self._tasks.pop(sequence.task_id).call)
-
-    def _results(self) -> Results:
-        now, options = self._clock.now, self._options
-        clients, recorder = self._clients, self._clients.recorder
-        measured_from = clients.measured_from if clients.measured_from is not None else now
-        return Results(
-            settings={
-                "workload": self._workload.name,
-                "mode": options.mode,
-                "engines": len(options.engines),
-                "profiles": sorted({profile.name for profile in options.engines}),
-                "seed": options.seed,
-                "warm_up": options.warm_up,
-                "network_s": [
-                    options.network.low_s,
-                    options.network.high_s,
-                    len(options.network.samples_s),
-                ],
-                "config": asdict(options.config),
-            },
-            total=recorder.total(),
-            kinds=recorder.kinds,
-            tenants=recorder.tenants,
-            engines=self._fleet.uses(),
-            duration_s=now,
-            measured_s=now - measured_from,
-            failures=recorder.failures,
-            actions=dict(self._scheduler.counts),
-            ignored=dict(self._scheduler.ignored),
-            events=self._happened,
-            scheduler_steps=self._steps,
-            timelines=self._fleet.timelines,
-        )
+    def stepped(self, engine: SimulatedEngine) -> None:
+        now = self._clock.now
+        for is_stored, hashes in engine.cache.take_changes():
+            kind = BlocksStored if is_stored else BlocksEvicted
+            self._events.append(kind(engine.id, hashes))
+        if now - self._reported_at[engine.id] >= REPORT_INTERVAL_S:
+            self._reported_at[engine.id] = now
+            self._events.append(
+                EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)
+            )

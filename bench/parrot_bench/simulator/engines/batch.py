@@ -46,7 +46,7 @@ class DecodeBatch:
         return self._ends[0][0] - self._steps
 
     def join(self, sequence: EngineSequence) -> None:
-        """One whose prompt is filled, with its first token, begins to decode."""
+        """Let a sequence decode whose prompt is filled; it has its first token."""
         self.size += 1
         priority = sequence.key[0]
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
@@ -67,16 +67,16 @@ class DecodeBatch:
         self.context_tokens += steps * self.size
 
     def done(self) -> EngineSequence | None:
-        """One that has all its tokens, which is to leave; None when there is none."""
+        """Return a sequence that has all its tokens, which is to leave; None without one."""
         ends = self._ends
         return ends[0][2] if ends and ends[0][0] <= self._steps else None
 
     def grown(self, sequence: EngineSequence) -> int:
-        """Tokens that one of them got since it joined."""
+        """The tokens that one of them got since it joined."""
         return self._steps - sequence.join_step
 
     def leave(self, sequence: EngineSequence) -> None:
-        """One of them decodes no more; its nodes are still its own."""
+        """Take out one of them; its nodes are still its own."""
         self.size -= 1
         priority = sequence.key[0]
         self._priorities[priority] -= 1
@@ -97,10 +97,10 @@ class DecodeBatch:
 
 
 class BackgroundBudget:
-    """What prompts that can wait may take of a step in which something more urgent decodes.
+    """The share of a step for prompts that can wait, while something more urgent decodes.
 
-    What steps leave of it is saved up, and later ones may take more at a time, as the builtin
-    engine's do.
+    Tokens that steps leave of it are saved up, and later steps may take more at a time, as the
+    builtin engine's do.
 
     Args:
         tokens: of a step, in the long run.
@@ -121,13 +121,13 @@ class BackgroundBudget:
         return min(self._burst, self._tokens + self._saved)
 
     def passed(self, steps: int, taken: int) -> None:
-        """So many steps have passed, which took so much of it together."""
+        """Count steps that have passed, and the tokens that they took together."""
         saved = self._saved + self._tokens * steps - taken
         self._saved = max(0, min(self.MOST_SAVED * self._burst, saved))
 
 
 class StepBudget:
-    """What is left of a step for prompts.
+    """The tokens of a step that are left for prompts.
 
     Args:
         tokens: for all of them.
@@ -157,7 +157,7 @@ class StepBudget:
         return min(self.tokens, self._background) if self._can_wait(sequence) else self.tokens
 
     def spend(self, sequence: EngineSequence, tokens: int) -> None:
-        """A sequence fills so many, which may be more than are left."""
+        """Let a sequence fill some."""
         self.tokens -= tokens
         if self._can_wait(sequence):
             self._background -= tokens

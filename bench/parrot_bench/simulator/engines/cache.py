@@ -1,15 +1,14 @@
-"""A simulated engine's memory: KV of prefixes that can be found again, on device and in host.
+"""A simulated engine's memory: KV of prefixes that can be found again.
 
-Granularity is the segment (`Part`): a node holds the first `resident` of its blocks on the device,
-and the first `host` of them in the host tier. What running sequences use is pinned; of the rest,
-leaves go first, by retention (`drop`, `normal`, `keep`), then least recently used, from the tail.
+Granularity is the segment (`Part`): a node holds the first `resident` of its blocks. Blocks that
+running sequences use are pinned; of the rest, leaves go first, by retention (`drop`, `normal`,
+`keep`), then least recently used, from the tail.
 Tokens of running sequences that cannot be found (partial blocks, outputs, second copies) are
 `private_tokens`: the engine counts them here, so that one place knows what is in use.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -36,12 +35,11 @@ class CacheNode:
     older: CacheNode | None = None
     newer: CacheNode | None = None
     resident: int = 0
-    host: int = 0
     #: Sequences that use it.
     pins: int = 0
     #: Decoding sequences that read it.
     readers: int = 0
-    #: Children with blocks on the device, and children at all.
+    #: Children with blocks, and children at all.
     leaves: int = 0
     links: int = 0
     rank: int = 1
@@ -52,44 +50,31 @@ class CacheMatch(NamedTuple):
     """The longest run of a prompt's blocks that is here."""
 
     nodes: list[CacheNode]
-    #: On the device, and behind those in the host tier only.
-    device_blocks: int
-    host_blocks: int
+    blocks: int
 
 
 class Cache:
-    """KV of one engine. All sizes are tokens, unless they are called blocks.
+    """KV of one engine. All sizes are tokens, unless they are called blocks."""
 
-    Host copies are written as blocks leave the device, and stay when they come back.
-    """
-
-    def __init__(
-        self, capacity_tokens: int, block_tokens: int, *, host_tokens: int = 0, records: bool = True
-    ) -> None:
+    def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.block_tokens = block_tokens
-        self.host_capacity_tokens = host_tokens
-        #: On the device and to be found, pinned or not; those of them that are pinned.
+        #: Tokens that can be found, pinned or not; those of them that are pinned.
         self.found_tokens = 0
         self.pinned_tokens = 0
         self.private_tokens = 0
-        self.host_tokens = 0
-        #: In all, so far.
-        self.evicted_tokens = 0
-        #: Until `take_changes`; stays empty unless they are recorded.
+        #: Until `take_changes`.
         self._changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
-        self._records = records
         self._nodes: dict[int, CacheNode] = {}
         #: Unpinned leaves, those to go first first; entries may be out of date.
         self._leaves: list[tuple[int, float, int, CacheNode]] = []
         self._serial = 0
-        self._host: OrderedDict[CacheNode, None] = OrderedDict()
         #: The latest node of each application.
         self._owned: dict[str, CacheNode] = {}
 
     @property
     def used_tokens(self) -> int:
-        """On the device, mere cache included."""
+        """Tokens in memory, mere cache included."""
         return self.found_tokens + self.private_tokens
 
     @property
@@ -99,28 +84,23 @@ class Cache:
 
     def match(self, parts: Sequence[Part]) -> CacheMatch:
         nodes: list[CacheNode] = []
-        device = host = 0
+        blocks = 0
         for part in parts:
             node = self._nodes.get(part.key)
-            if node is None:
-                break
-            resident = node.resident
-            have = resident if resident > node.host else node.host
-            if have == 0:
+            if node is None or node.resident == 0:
                 break
             nodes.append(node)
-            device += resident
-            host += have - resident
-            if have < node.blocks:
+            blocks += node.resident
+            if node.resident < node.blocks:
                 break
-        return CacheMatch(nodes, device, host)
+        return CacheMatch(nodes, blocks)
 
     def take_private(self, tokens: int) -> None:
         """Running sequences have so many more tokens that cannot be found; negative: fewer."""
         self.private_tokens += tokens
 
     def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
-        """What was stored (True) or can be found no more since the last call, in order."""
+        """Blocks that were stored (True) or evicted since the last call, in order."""
         changes = self._changes
         if not changes:
             return changes
@@ -155,19 +135,11 @@ class Cache:
                 continue
             self.pinned_tokens -= node.resident * self.block_tokens
             node.used_at = now
-            # What others use as well is not this application's to drop.
+            # A node that others use as well is not this application's to drop.
             node.rank = rank if rank or node.owner == owner else 1
             self._offer(node)
             if not node.resident:
                 self._clean(node)
-
-    def load(self, match: CacheMatch) -> None:
-        """Bring pinned nodes' blocks back from the host; there is room for them."""
-        for node in match.nodes:
-            if node.host > node.resident:
-                self._grow(node, node.host)
-            if node.host:
-                self._host.move_to_end(node)
 
     def node_of(self, part: Part, parent: CacheNode | None, owner: str) -> CacheNode:
         """The node of a part, made if there is none, pinned for one more sequence."""
@@ -189,12 +161,19 @@ class Cache:
         Returns:
             Tokens of them that were not here: the sequence's private copy made public.
         """
-        new = blocks - node.resident
-        if new <= 0:
+        start = node.resident
+        if blocks <= start:
             return 0
-        tokens = new * self.block_tokens
+        tokens = (blocks - start) * self.block_tokens
         self.private_tokens -= tokens
-        self._grow(node, blocks, part)
+        if start == 0 and node.parent is not None:
+            node.parent.leaves += 1
+        whole = start == 0 and blocks == part.blocks
+        hashes = part.hashes if whole else block_hashes(node.key, start, blocks)
+        self._changes.append((True, hashes))
+        node.resident = blocks
+        self.found_tokens += tokens
+        self.pinned_tokens += tokens
         return tokens
 
     def make_room(self, tokens: int) -> bool:
@@ -222,7 +201,7 @@ class Cache:
         return True
 
     def forget(self, owner: str) -> None:
-        """What only this application used goes first from now on."""
+        """Let nodes that only this application used go first from now on."""
         node = self._owned.get(owner)
         while node is not None:
             if node.rank:
@@ -236,8 +215,6 @@ class Cache:
         size = self.block_tokens
         assert self.found_tokens == sum(n.resident for n in nodes) * size
         assert self.pinned_tokens == sum(n.resident for n in nodes if n.pins) * size
-        assert self.host_tokens == sum(n.host for n in nodes) * size
-        assert self.host_tokens <= self.host_capacity_tokens
         assert self.private_tokens >= 0
         assert self.used_tokens <= self.capacity_tokens
         owners: dict[str, int] = {}
@@ -254,59 +231,11 @@ class Cache:
             evictable = node.resident > 0 and node.pins == 0 and node.leaves == 0
             assert evictable == (id(node) in offered)
 
-    def _grow(self, node: CacheNode, blocks: int, part: Part | None = None) -> None:
-        size = self.block_tokens
-        if node.resident == 0 and node.parent is not None:
-            node.parent.leaves += 1
-        if self._records:
-            # Blocks in the host tier were never reported as evicted.
-            start = max(node.resident, node.host)
-            if part is not None and start == 0 and blocks == part.blocks:
-                self._changes.append((True, part.hashes))
-            elif blocks > start:
-                self._changes.append((True, block_hashes(node.key, start, blocks)))
-        new = (blocks - node.resident) * size
-        node.resident = blocks
-        self.found_tokens += new
-        # Only what a sequence pins ever grows.
-        self.pinned_tokens += new
-
     def _shrink(self, node: CacheNode, blocks: int) -> None:
-        size = self.block_tokens
-        if self.host_capacity_tokens:
-            self._offload(node)
         end = node.resident
         node.resident = end - blocks
-        self.found_tokens -= blocks * size
-        self.evicted_tokens += blocks * size
-        gone = max(node.resident, node.host)
-        if self._records and gone < end:
-            self._changes.append((False, block_hashes(node.key, gone, end)))
-
-    def _offload(self, node: CacheNode) -> None:
-        size = self.block_tokens
-        if node.host < node.resident <= self.host_capacity_tokens // size:
-            need = (node.resident - node.host) * size
-            while self.host_tokens + need > self.host_capacity_tokens:
-                # What a sequence uses may be about to be fetched.
-                oldest = next((n for n in self._host if not n.pins and n is not node), None)
-                if oldest is None:
-                    return
-                self._drop_host(oldest)
-            node.host = node.resident
-            self.host_tokens += need
-            self._host[node] = None
-        if node.host:
-            self._host.move_to_end(node)
-
-    def _drop_host(self, node: CacheNode) -> None:
-        del self._host[node]
-        self.host_tokens -= node.host * self.block_tokens
-        if self._records and node.host > node.resident:
-            gone = block_hashes(node.key, node.resident, node.host)
-            self._changes.append((False, gone))
-        node.host = 0
-        self._clean(node)
+        self.found_tokens -= blocks * self.block_tokens
+        self._changes.append((False, block_hashes(node.key, node.resident, end)))
 
     def _offer(self, node: CacheNode) -> None:
         """Put a node among those that may go, if it may."""
@@ -343,13 +272,7 @@ class Cache:
 
     def _clean(self, node: CacheNode | None) -> None:
         """Forget nodes that hold nothing and lead nowhere, up to the root."""
-        while (
-            node is not None
-            and not node.resident
-            and not node.host
-            and not node.pins
-            and not node.links
-        ):
+        while node is not None and not node.resident and not node.pins and not node.links:
             if self._nodes.pop(node.key, None) is None:
                 return
             self._disown(node)

@@ -25,11 +25,6 @@ def stable_hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def uniform(*parts: object) -> float:
-    """A number of [0, 1) that depends on nothing but `parts`."""
-    return stable_hash("\x1f".join(map(str, parts))) / 2.0**64
-
-
 def block_hashes(key: int, start: int, end: int) -> tuple[BlockHash, ...]:
     """Hashes of blocks `start` to `end` of a part: its key, moved on by a constant for each."""
     if end - start <= 64:

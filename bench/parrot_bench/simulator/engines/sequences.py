@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.task import TaskId
 
-from parrot_bench.simulator.engines.cache import Cache, CacheMatch, CacheNode
+from parrot_bench.simulator.engines.cache import Cache, CacheNode
 from parrot_bench.simulator.engines.prompts import HashedPrompt, Part
 
 
@@ -17,18 +17,16 @@ class EngineSequence:
 
     task_id: TaskId
     prompt: HashedPrompt
-    #: What it really generates.
+    #: Tokens that it really generates.
     output_tokens: int
     _: KW_ONLY
-    #: What it may generate.
-    max_tokens: int
-    #: What its output adds to the prefix, for those who continue it.
+    #: The part that its output adds to the prefix, for those who continue it.
     output_part: Part | None = None
     application: str = ""
     retention: Retention = "normal"
     #: Place in the queue: its priority, and a number that the engine gives.
     key: tuple[int, int] = (0, 0)
-    #: `waiting`, `loading` (from the host), `filling`, `decoding`, `ended`.
+    #: `waiting`, `filling`, `decoding`, `ended`.
     state: str = "waiting"
     failed: bool = False
     submitted_at: float = 0.0
@@ -62,20 +60,12 @@ class KvAllocations:
 
     Args:
         cache: the engine's.
-        prefix_caching: off, nothing is found and nothing made public.
     """
 
-    def __init__(self, cache: Cache, *, prefix_caching: bool) -> None:
+    def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._prefix_caching = prefix_caching
-        #: Tokens, of prompts and outputs, that all who hold something may come to.
-        self.claimed_tokens = 0
 
-    def claim(self, sequence: EngineSequence) -> int:
-        """Tokens that a sequence may come to."""
-        return sequence.prompt.tokens + sequence.max_tokens
-
-    def take(self, sequence: EngineSequence, reserve: int, *, alone: bool) -> CacheMatch | None:
+    def take(self, sequence: EngineSequence, reserve: int, *, alone: bool) -> bool:
         """Let a sequence have room for its whole prompt, and what is known of it.
 
         Args:
@@ -84,39 +74,34 @@ class KvAllocations:
             alone: no other sequence holds anything, so that waiting frees nothing.
 
         Returns:
-            what was found; blocks of the host tier in it are still to be loaded. None, and
-            nothing taken, when there is no room.
+            False, and nothing taken, when there is no room.
         """
         cache = self._cache
         size = cache.block_tokens
-        match = cache.match(sequence.prompt.parts if self._prefix_caching else ())
+        match = cache.match(sequence.prompt.parts)
         while True:
             # The last token is always computed, for its logits.
-            here = min(match.device_blocks + match.host_blocks, (sequence.target - 1) // size)
+            here = min(match.blocks, (sequence.target - 1) // size)
             private = sequence.target - here * size
             pinned = size * sum(node.resident for node in match.nodes if not node.pins)
-            need = private + match.host_blocks * size
-            if need + pinned + reserve <= cache.free_tokens:
+            if private + pinned + reserve <= cache.free_tokens:
                 break
             if not alone or not match.nodes:
-                return None
+                return False
             # Its own cached copy is in the way.
             match = cache.match(())
         for node in match.nodes:
             cache.pin(node, sequence.application)
-        cache.make_room(need)
+        cache.make_room(private)
         cache.take_private(private)
         sequence.nodes = match.nodes
         sequence.cursor = max(0, len(match.nodes) - 1)
         sequence.private = private
         sequence.computed = here * size
-        self.claimed_tokens += self.claim(sequence)
-        return match
+        return True
 
     def publish(self, sequence: EngineSequence, computed: int) -> None:
         """Let others find what a sequence has filled of its prompt."""
-        if not self._prefix_caching:
-            return
         cache = self._cache
         parts = sequence.prompt.parts
         nodes = sequence.nodes
@@ -137,7 +122,7 @@ class KvAllocations:
     def publish_output(self, sequence: EngineSequence) -> None:
         """Let those who continue a finished sequence find its output."""
         part = sequence.output_part
-        if part is None or not self._prefix_caching:
+        if part is None:
             return
         # The last token was never fed back, so it has no KV.
         tokens = sequence.prompt.tokens + sequence.generated - 1
@@ -150,7 +135,6 @@ class KvAllocations:
 
     def release(self, sequence: EngineSequence, now: float) -> None:
         """Release all that a sequence holds; public blocks stay in the cache."""
-        self.claimed_tokens -= self.claim(sequence)
         self._cache.take_private(-sequence.private)
         self._cache.unpin(sequence.nodes, now, sequence.retention, sequence.application)
         sequence.nodes = []

@@ -123,52 +123,6 @@ def test_too_large_fails_at_once() -> None:
     assert fits.generated == 25
 
 
-def test_prefill_first_stops_the_decodes() -> None:
-    bench = Bench(profile(chunked_prefill=False))
-    bench.submit(0.0, 1, [("a", 16)], 3)
-    late = bench.submit(step(16, 0) / 2, 2, [("b", 4096)], 1)
-    bench.run()
-    assert late.first_token_at == step(16, 0) + step(4096, 0)
-    assert bench.ended_at[1] == late.first_token_at + step(0, 17) + step(0, 18)
-
-
-def test_token_cap_bounds_what_runs() -> None:
-    bench = Bench(profile(token_cap=1000))
-    for task in range(4):
-        bench.submit(0.0, task, [(task, 400)], 50)
-    bench.submit(0.0, 9, [("large", 2000)], 50)
-    bench.run(until=step(800, 0))
-    assert (bench.engine.running, bench.engine.waiting) == (2, 3)
-    bench.run()
-    assert sorted(bench.ended_at) == [0, 1, 2, 3, 9]
-
-
-def test_cancel_in_every_state() -> None:
-    bench = Bench(profile(max_batch=2))
-    one = bench.submit(0.0, 1, [("a", 64)], 100)
-    two = bench.submit(0.0, 2, [("b", 64)], 100)
-    three = bench.submit(0.0, 3, [("c", 64)], 100)
-    bench.run(until=0.1)
-    assert [s.state for s in (one, two, three)] == ["decoding", "decoding", "waiting"]
-    bench.engine.cancel(0.1, three)
-    bench.engine.cancel(0.1, one)
-    bench.engine.cancel(0.1, one)
-    bench.run()
-    assert bench.order == [2]
-    assert bench.engine.used_tokens == bench.engine.waiting == bench.engine.running == 0
-
-
-def test_stop_gives_back_what_it_had() -> None:
-    bench = Bench(profile(max_batch=2))
-    for task in (1, 2, 3):
-        bench.submit(0.0, task, [(task, 64)], 100)
-    bench.run(until=0.1)
-    lost = bench.engine.stop(0.1)
-    assert [s.task_id for s in lost] == [1, 2, 3]
-    bench.run()
-    assert not bench.ended_at
-
-
 SEGMENTS = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([3, 16, 40, 128])),
     min_size=1,
@@ -194,34 +148,21 @@ CALLS = st.lists(
     capacity=st.sampled_from([512, 1024, 4096]),
     budget=st.sampled_from([64, 256, 2048]),
     batch=st.sampled_from([1, 4, 64]),
-    host=st.sampled_from([0, 256, 4096]),
-    chunked=st.booleans(),
     shared=st.booleans(),
-    caching=st.booleans(),
-    cap=st.sampled_from([None, 300]),
 )
 def test_every_sequence_ends_once_and_memory_holds(
     calls: list[tuple[float, list[tuple[str, int]], int, str, str, int]],
     capacity: int,
     budget: int,
     batch: int,
-    host: int,
-    chunked: bool,
     shared: bool,
-    caching: bool,
-    cap: int | None,
 ) -> None:
     bench = Bench(
         profile(
             capacity_tokens=capacity,
             max_batch_tokens=max(budget, batch + 1),
             max_batch=batch,
-            host_tokens=host,
-            reload_token_s=1e-6,
-            chunked_prefill=chunked,
             shared_attention=shared,
-            prefix_caching=caching,
-            token_cap=cap,
         )
     )
     sequences = [

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from parrot_bench.simulator.experiments import applications
-from parrot_bench.simulator.experiments.applications import APPLICATIONS, Loads
-from parrot_bench.simulator.experiments.policies import POLICIES, PolicyFigure, arms_of, behind, run
+from parrot_bench.simulator import applications, workloads
+from parrot_bench.simulator.applications import APPLICATIONS, Loads
+from parrot_bench.simulator.policies import POLICIES, PolicyFigure, behind, policies_table, run
 from parrot_bench.simulator.profiles import DEFAULT_PROFILE, PROFILES
-from parrot_bench.simulator.reports.policies import policies_table
+from parrot_bench.tables import number
 from parrot_scheduler.config import PRESETS
 from typer.testing import CliRunner
 
@@ -26,9 +26,9 @@ def figure(name: str, label: str, ours: float, theirs: float, other: float) -> P
 def test_every_load_of_every_application_can_be_built() -> None:
     assert {name for each in APPLICATIONS for name in each.loads} <= {*PROFILES}
     for each in APPLICATIONS:
-        for profile, loads in each.loads.items():
+        for loads in each.loads.values():
             for load in loads.values:
-                assert next(iter(each.build(profile, load, 0).arrivals())).calls
+                assert next(each.plans(load, loads, 0)).calls
         with pytest.raises(ValueError, match=f"{each.name}: no loads for engines 'abacus'"):
             each.loads_of("abacus")
     assert {*POLICIES} <= {*PRESETS}
@@ -46,16 +46,15 @@ def test_behind_is_behind_in_both_figures() -> None:
     assert "| c | 1 jobs/s | p99 | 3 | 2 | **1** | round-robin | 0.33x |" in text
     assert "behind the best other policy in both figures at 1 of 3 loads: c at 1." in text
     assert "nowhere behind" in policies_table(level)
-    assert policies_table([]) == ""
 
 
 def test_on_cpu_engines_staying_with_a_context_costs_no_more_than_leaving_it() -> None:
     """Where each sequence slows all others, agents of one text do not crowd on one engine."""
     few = applications.select(["agents", "multi-agent"])
-    arms = arms_of(("parrot", "lmetric"))
+    configs = {name: PRESETS[name] for name in ("parrot", "lmetric")}
     means = {
         found.application: found.ratio
-        for found in run(few, profile=applications.CPU, arms=arms, loads=(0,))
+        for found in run(few, configs, profile=applications.CPU, loads=(0,))
         if found.figure.startswith("mean")
     }
     assert means["agents"] >= 1.05
@@ -68,8 +67,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands have one small application."""
     mixed = replace(
         applications.select(["mixed"])[0],
-        parameters=lambda load, seconds: {"count": round(6 * load), "summaries": 1},
-        loads={DEFAULT_PROFILE: Loads((1, 2, 3), scale=0.2)},
+        plans=lambda load, loads, seed: workloads.mixed(
+            1.0, round(6 * load), 1, 1.0, scale=0.2, seed=seed
+        ),
+        loads={DEFAULT_PROFILE: Loads((1, 2, 3))},
     )
     monkeypatch.setattr(applications, "APPLICATIONS", (mixed,))
 
@@ -93,14 +94,36 @@ def test_the_command_compares_all_policies_on_the_same_calls(tmp_path: Path) -> 
         assert f"| {found['ratio']:.2f}x |" in result.stdout
 
 
+@pytest.mark.usefixtures("small")
+def test_a_set_up_is_a_preset_with_changes(tmp_path: Path) -> None:
+    arguments = ["--policy", "parrot", "--policy", "parrot,order=fcfs,place=round-robin"]
+    arguments += ["--load", "3", "--engines", "2", "--seeds", "1"]
+    result = CliRunner().invoke(app, ["simulate", "policies", *arguments])
+    assert result.exit_code == 0, result.output
+    changed = run(
+        applications.APPLICATIONS,
+        {
+            "one": replace(PRESETS["parrot"], order="fcfs", place="round-robin"),
+            "other": PRESETS["parrot"],
+        },
+        profile=DEFAULT_PROFILE,
+        seeds=1,
+        engines=2,
+        loads=(2,),
+    )
+    for found in changed:
+        assert number(found.values["one"]) in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--app", "solitaire"], "no application 'solitaire'; there are gpts"),
         (["--policy", "parrot"], "two set-ups at least"),
         (["--policy", "parrot", "--policy", "best"], "--policy 'best': there are parrot"),
-        (["--profile", "abacus"], "--profile 'abacus': there are A100"),
-        (["--profile", "A100-13B-2024"], "gpts: no loads for engines 'A100-13B-2024'"),
+        (["--policy", "parrot", "--policy", "parrot,seed=3"], "'seed' is none of admission"),
+        (["--policy", "parrot", "--policy", "parrot,order=best"], "best"),
+        (["--profile", "abacus"], "--profile 'abacus': there are H200"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:

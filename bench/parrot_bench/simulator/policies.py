@@ -1,29 +1,32 @@
 """Policies side by side: five applications at three loads, the same calls for all policies.
 
 Every policy runs on the same engines, is told the same of applications (their graphs), and gets
-the same arrivals. So what differs is what it decides alone.
+the same arrivals. So only its own decisions differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from parrot_bench.simulator.experiments.applications import ENGINES, OWN_ENGINE, Application
-from parrot_bench.simulator.experiments.definitions import NONE, Arm
-from parrot_bench.simulator.experiments.runner import DEFAULT_SEEDS, Plain, asking_for, run_arm
-from parrot_bench.simulator.metrics import Results
-from parrot_bench.simulator.plan import Workload
+from parrot_scheduler.config import SchedulerConfig
 
-#: As `--policy` takes them; the first is compared with the others.
+from parrot_bench.simulator.applications import ENGINES, OWN_ENGINE, Application
+from parrot_bench.simulator.metrics import Results
+from parrot_bench.simulator.profiles import PROFILES
+from parrot_bench.simulator.simulation import simulate
+from parrot_bench.tables import markdown, number
+
+#: Set-ups that are compared; the first is compared with the others.
 POLICIES = ("parrot", "lmetric", "prefix-linear", "session-affinity", "paper", "round-robin")
+DEFAULT_SEEDS = 3
 #: A ratio above this is not behind.
 TOLERANCE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFigure(Plain):
+class PolicyFigure:
     """One figure of an application at one load: means over the seeds, by policy; less is better."""
 
     application: str
@@ -45,54 +48,45 @@ class PolicyFigure(Plain):
         return self.values[self.best_other] / next(iter(self.values.values()))
 
 
-def arms_of(policies: Sequence[str]) -> tuple[Arm, ...]:
-    """Policies that know the graphs of applications."""
-    return tuple(Arm(policy, policy, "graph") for policy in policies)
-
-
 def run(
     applications: Sequence[Application],
+    policies: Mapping[str, SchedulerConfig],
     *,
     profile: str,
-    arms: Sequence[Arm] = arms_of(POLICIES),
     seeds: int = DEFAULT_SEEDS,
     engines: int = ENGINES,
     ordinary: bool = False,
     loads: Sequence[int] = (0, 1, 2),
-    asked: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[PolicyFigure]:
     """The figures of each application at each load, two at a time.
 
     Args:
         applications: what to run.
+        policies: by name, two at least.
         profile: of `PROFILES`.
-        arms: what is compared, two at least; the engines are the same for all.
         seeds: repetitions.
         engines: in number.
         ordinary: without what this project's own engine does beyond a modern one.
         loads: which of an application's three.
-        asked: tokens that calls ask for at least, whatever they generate, before they are scaled
-            as all lengths are; None: for what they generate.
         progress: called before each run.
 
     Raises:
         ValueError: an application has no loads for the profile.
     """
+    kind = PROFILES[profile].with_(**({} if ordinary else OWN_ENGINE.get(profile, {})))
     for application in applications:
-        values = application.loads_of(profile).values
-        for load in [values[number] for number in loads]:
+        known = application.loads_of(profile)
+        for load in [known.values[index] for index in loads]:
             found: dict[str, list[Results]] = {}
-            for arm in arms:
-                progress(f"{application.name}, {load:g} {application.unit}: {arm.name}")
-                found[arm.name] = [
-                    run_arm(
-                        _workload(application, profile, load, seed, asked),
-                        replace(arm, engine={} if ordinary else OWN_ENGINE[profile]),
-                        profile=profile,
+            for name, config in policies.items():
+                progress(f"{application.name}, {load:g} {application.unit}: {name}")
+                found[name] = [
+                    simulate(
+                        application.plans(load, known, seed),
+                        kind,
                         engines=engines,
-                        network=NONE,
-                        seed=seed,
+                        config=replace(config, seed=seed),
                     )
                     for seed in range(seeds)
                 ]
@@ -108,15 +102,6 @@ def run(
                 )
 
 
-def _workload(
-    application: Application, profile: str, load: float, seed: int, asked: float | None
-) -> Workload:
-    workload = application.build(profile, load, seed)
-    if asked is None:
-        return workload
-    return asking_for(workload, round(asked * workload.scale))
-
-
 def behind(figures: Sequence[PolicyFigure]) -> list[tuple[str, float]]:
     """Applications and loads at which the first policy is behind the best other in both figures."""
     worst: dict[tuple[str, float], float] = {}
@@ -124,3 +109,25 @@ def behind(figures: Sequence[PolicyFigure]) -> list[tuple[str, float]]:
         place = (figure.application, figure.load)
         worst[place] = max(worst.get(place, 0.0), figure.ratio)
     return [place for place, ratio in worst.items() if ratio < TOLERANCE]
+
+
+def policies_table(figures: Sequence[PolicyFigure]) -> str:
+    """One row for each figure at each load, and where the first policy is behind in both."""
+    first, *others = figures[0].values
+    rows = []
+    for figure in figures:
+        cells = [
+            f"**{number(value)}**" if value == min(figure.values.values()) else number(value)
+            for value in figure.values.values()
+        ]
+        where = (figure.application, f"{figure.load:g} {figure.unit}", figure.figure)
+        rows.append((*where, *cells, figure.best_other, f"{figure.ratio:.2f}x"))
+    head = ("application", "load", "figure", first, *others, "best other", f"{first} over it")
+    found = behind(figures)
+    lost = ", ".join(f"{application} at {load:g}" for application, load in found)
+    if lost:
+        end = f"at {len(found)} of {len(figures) // 2} loads: {lost}."
+        note = f"{first} is behind the best other policy in both figures {end}"
+    else:
+        note = f"{first} is nowhere behind the best other policy in both figures."
+    return f"{markdown(head, rows, texts=3)}\n\n{note}"

@@ -8,15 +8,15 @@ many times as fast they fill prompts and take a step of 64 sequences, both measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from parrot_bench.applications.figures import SUMMARY_GAPS_S
-from parrot_bench.simulator.experiments.definitions import OWN
+from parrot_bench.simulator import workloads
 from parrot_bench.simulator.metrics import Figure, Metric
+from parrot_bench.simulator.plan import ApplicationPlan
 from parrot_bench.simulator.profiles import DEFAULT_PROFILE
-from parrot_bench.simulator.workloads import Generator, build
 
 
 def _mean_and_tail(metric: Metric, unit: str) -> tuple[Figure, Figure]:
@@ -25,15 +25,15 @@ def _mean_and_tail(metric: Metric, unit: str) -> tuple[Figure, Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Loads of an application for one kind of engine, four of them, and what suits them."""
+    """Loads of an application for one kind of engine, four of them."""
 
     values: tuple[float, float, float]
     #: Seconds of arrivals, where a load is a rate.
     duration_s: float = 10.0
     #: Factor on all lengths.
     scale: float = 1.0
-    #: Parameters of the workload besides.
-    more: Mapping[str, str | float] = field(default_factory=dict)
+    #: Longest pause of agents.
+    pause_max_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,14 @@ class Application:
     """One of the five."""
 
     name: str
-    workload: str
-    #: What a load is.
+    #: The unit of a load.
     unit: str
-    #: Of the workload, for a load and seconds of arrivals.
-    parameters: Callable[[float, float], Mapping[str, str | float]]
+    #: Plans for a load, its settings, and a seed.
+    plans: Callable[[float, Loads, int], Iterator[ApplicationPlan]]
     #: A policy is behind another one where it is so in both.
     figures: tuple[Figure, Figure]
     #: By the engines' profile.
     loads: Mapping[str, Loads]
-
-    @property
-    def means(self) -> tuple[Figure, ...]:
-        """Those figures that are means."""
-        return tuple(figure for figure in self.figures if figure.quantile is None)
 
     def loads_of(self, profile: str) -> Loads:
         """The loads for engines of a profile.
@@ -67,45 +61,35 @@ class Application:
             raise ValueError(f"{self.name}: no loads for engines {profile!r}; there are {known}")
         return self.loads[profile]
 
-    def build(self, profile: str, load: float, seed: int, *, share: float = 1.0) -> Generator:
-        """The workload; `share`: of the usual seconds of arrivals, where a load is a rate."""
-        loads = self.loads_of(profile)
-        parameters = self.parameters(load, loads.duration_s * share)
-        return build(
-            self.workload, {**parameters, **loads.more, "scale": loads.scale, "seed": seed}
-        )
+
+def _gpts(rate: float, loads: Loads, seed: int) -> Iterator[ApplicationPlan]:
+    count = max(4, round(rate * loads.duration_s))
+    return workloads.gpts(rate, count, scale=loads.scale, seed=seed)
 
 
-def _gpts(rate: float, seconds: float) -> Mapping[str, str | float]:
-    return {"rate": rate, "count": max(4, round(rate * seconds))}
-
-
-def _mixed(rate: float, seconds: float) -> Mapping[str, str | float]:
-    """Chats, and a summary for each 27.5 of them; all texts differ."""
+def _mixed(rate: float, loads: Loads, seed: int) -> Iterator[ApplicationPlan]:
+    """Chats, and a summary for each 27.5 of them."""
     gap_s = 27.5 / rate
-    return {
-        "rate": rate,
-        "count": max(1, round(rate * seconds)),
-        "gap_scale": gap_s / fmean(SUMMARY_GAPS_S),
-        "summaries": max(1, round(seconds / gap_s)),
-        "same_paper": "false",
-    }
+    count, summaries = (max(1, round(loads.duration_s * each)) for each in (rate, 1 / gap_s))
+    gap_scale = gap_s / fmean(SUMMARY_GAPS_S)
+    return workloads.mixed(rate, count, summaries, gap_scale, scale=loads.scale, seed=seed)
 
 
-def _agents(clients: float, seconds: float) -> Mapping[str, str | float]:
-    """Agents side by side, with a tenth of the recorded turns; they start within 10 s."""
-    return {"clients": clients, "count": clients, "turns_scale": 0.1, "turns_max": 12, "spread": 10}
+def _agents(count: float, loads: Loads, seed: int) -> Iterator[ApplicationPlan]:
+    return workloads.agents(int(count), loads.pause_max_s, scale=loads.scale, seed=seed)
 
 
-def _multi_agent(rate: float, seconds: float) -> Mapping[str, str | float]:
-    return {"branches": 8, "rate": rate, "count": max(1, round(rate * seconds))}
+def _multi_agent(rate: float, loads: Loads, seed: int) -> Iterator[ApplicationPlan]:
+    count = max(1, round(rate * loads.duration_s))
+    return workloads.multi_agent(rate, count, scale=loads.scale, seed=seed)
 
 
-def _map_reduce(rate: float, seconds: float) -> Mapping[str, str | float]:
-    return {"rate": rate, "count": 17 * max(1, round(rate * seconds))}
+def _map_reduce(rate: float, loads: Loads, seed: int) -> Iterator[ApplicationPlan]:
+    count = max(1, round(rate * loads.duration_s))
+    return workloads.map_reduces(rate, count, scale=loads.scale, seed=seed)
 
 
-#: That policies are compared on.
+#: Engines that policies are compared on.
 ENGINES = 4
 CPU = "cpu-demo"
 #: How much more engines with an H200 do than H200-8B: 38,437 tokens a second, 6.07 ms a step.
@@ -115,7 +99,10 @@ H200_SPEED: Mapping[str, float] = {
     "H200-8B-INT4": 0.99,  # 41,654 and 6.68
     "H200x2-8B": 1.64,  # 64,938 and 3.82
 }
-#: What this project's own engine does beyond a modern one, by profile; a CPU's does so as it is.
+#: This project's own engine beside a modern one: shared attention, and few tokens of prompts in a
+#: step in which something more urgent decodes, as its defaults on a GPU say.
+OWN = {"shared_attention": True, "max_background_tokens": 255, "background_burst_tokens": 765}
+#: By profile; a CPU's engine is this project's own as it is.
 OWN_ENGINE: Mapping[str, Mapping[str, object]] = {**dict.fromkeys(H200_SPEED, OWN), CPU: {}}
 
 
@@ -132,14 +119,12 @@ def _loads(h200: Loads, cpu: Loads) -> Mapping[str, Loads]:
 APPLICATIONS: tuple[Application, ...] = (
     Application(
         "gpts",
-        "gpts",
         "calls/s",
         _gpts,
         _mean_and_tail("ms_per_token", "ms/token"),
         _loads(Loads((30, 60, 90)), Loads((4, 8, 16), 30, 0.2)),
     ),
     Application(
-        "mixed",
         "mixed",
         "chats/s",
         _mixed,
@@ -152,16 +137,13 @@ APPLICATIONS: tuple[Application, ...] = (
     Application(
         "agents",
         "agents",
-        "agents",
         _agents,
         _mean_and_tail("call_s", "s a call"),
         _loads(
-            Loads((80, 160, 320), more={"pause_max_s": 20}),
-            Loads((32, 64, 128), scale=0.05, more={"pause_max_s": 2}),
+            Loads((80, 160, 320), pause_max_s=20), Loads((32, 64, 128), scale=0.05, pause_max_s=2)
         ),
     ),
     Application(
-        "multi-agent",
         "multi-agent",
         "jobs/s",
         _multi_agent,
@@ -170,7 +152,6 @@ APPLICATIONS: tuple[Application, ...] = (
     ),
     Application(
         "map-reduce",
-        "mapreduce-fleet",
         "jobs/s",
         _map_reduce,
         _mean_and_tail("job_s", "s"),
@@ -180,13 +161,13 @@ APPLICATIONS: tuple[Application, ...] = (
 
 
 def select(names: Iterable[str]) -> tuple[Application, ...]:
-    """Applications by name, in that order; all without any, or with `all`.
+    """Applications by name, in that order; all without any.
 
     Raises:
         ValueError: an unknown name; lists the known ones.
     """
     known = {application.name: application for application in APPLICATIONS}
-    wanted = [name for name in names if name != "all"]
+    wanted = list(names)
     for name in wanted:
         if name not in known:
             raise ValueError(f"no application {name!r}; there are {', '.join(known)}")

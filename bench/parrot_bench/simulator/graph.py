@@ -1,4 +1,4 @@
-"""Plans of described applications, with what a gateway would deduce for their graph of calls.
+"""Plans of described applications, with the objectives that a gateway deduces from their graph.
 
 The deduction of objectives, task groups and successors follows the rules that the docstring of
 `parrot_gateway.semantic.graph.deduction` states (Parrot, OSDI '24, section 5.2), for one wait with
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef
 
@@ -29,15 +28,17 @@ def plan_of(
     *,
     deduce: bool = False,
     max_tokens: int = 0,
-    **more: Any,
+    tenant: str = "default",
 ) -> ApplicationPlan:
     """The plan of a described application.
 
     Args:
+        application: the description.
+        arrival_s: when it arrives.
         deduce: objectives, groups and successors follow from the graph; otherwise calls keep the
             objectives that they have.
-        max_tokens: at least so many are asked for, whatever a call generates.
-        more: fields of the plan.
+        max_tokens: calls ask for at least that many.
+        tenant: of the plan.
     """
     calls = {call.name: index for index, call in enumerate(application.calls)}
     plans = [
@@ -57,9 +58,8 @@ def plan_of(
         )
         for index, call in enumerate(application.calls)
     ]
-    more.setdefault("kind", application.kind)
     found = deduced(plans) if deduce else tuple(plans)
-    return ApplicationPlan(id=application.name, arrival_s=arrival_s, calls=found, **more)
+    return ApplicationPlan(application.name, arrival_s, found, tenant, application.kind)
 
 
 def _segment(part: Part, application: Application, calls: Mapping[str, int]) -> Segment:
@@ -147,7 +147,7 @@ def _heights(calls: Sequence[CallPlan], root: int) -> dict[int, int]:
 def _groups(
     calls: Sequence[CallPlan], heights: dict[int, int], shared: set[int]
 ) -> dict[frozenset[int], None]:
-    """Calls of one height that feed one consumer right below; what is left, by height."""
+    """Group calls of one height that feed one consumer right below; the others by height."""
     found: dict[frozenset[int], None] = {}
     for index, height in heights.items():
         if height + 1 in shared:

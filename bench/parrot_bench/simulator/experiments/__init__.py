@@ -1,1 +1,0 @@
-"""The experiments: the paper's figures, engines of today, goodput, ablation."""
