@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from parrot_gateway.settings.config_file import ConfigFile
-    from parrot_gateway.settings.litellm.values import Conversion, Remark
+    from parrot_gateway.settings.litellm import Conversion, Remark
 
 
 def import_command(
@@ -25,7 +25,7 @@ def import_command(
 ) -> None:
     """Turn a LiteLLM proxy's config into settings, and list what cannot be carried over."""
     from parrot_gateway.settings.config_file import ConfigError, ConfigFile
-    from parrot_gateway.settings.litellm.convert import convert
+    from parrot_gateway.settings.litellm import convert
 
     try:
         source = ConfigFile.read(file)
@@ -74,17 +74,16 @@ def settings_text(found: Conversion, name: str) -> str:
 
 
 def report_text(found: Conversion, source: ConfigFile) -> str:
-    """What is not carried over, what differs, and which variables to set."""
+    """The report: what is not carried over, and which variables to set."""
     number = len(found.settings.get("upstreams", ()))
     upstreams = "1 upstream" if number == 1 else f"{number} upstreams"
     parts = [f"{source.path}: {upstreams}, {len(found.lost)} not carried over."]
     if number == 0:
         parts.append("No model of it can be served: with these settings there is the demo model.")
-    for title, remarks in (("Not carried over:", found.lost), ("Different:", found.changed)):
-        if remarks:
-            parts += ["", title]
-            lines = sorted((_line(remark, source) for remark in remarks), key=lambda each: each[0])
-            parts += [text for _, text in lines]
+    if found.lost:
+        parts += ["", "Not carried over:"]
+        lines = sorted((_line(remark, source) for remark in found.lost), key=lambda each: each[0])
+        parts += [text for _, text in lines]
     if found.variables:
         parts += ["", "Variables to set where the gateway starts:"]
         parts += [f"  {name}  {where}".rstrip() for name, where in found.variables.items()]
