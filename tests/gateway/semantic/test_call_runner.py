@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleets import user
 from harness.fake_upstream import FakeUpstream
-from scripted_remote import ScriptedRemoteEngine
-from serving import serving
+from harness.gateway.fleets import user
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import serving
 
 from parrot_gateway.settings.model import UpstreamSettings
 
