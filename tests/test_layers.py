@@ -77,7 +77,7 @@ def test_imports_point_one_way(package: str) -> None:
 
 #: The gateway's rooms: each imports from itself and from those before it.
 ROOMS = ("settings", "engines", "generation", "scheduling", "telemetry", "semantic", "batches",
-         "http", "api", "ui", "server", "cli")  # fmt: skip
+         "http", "linking", "api", "ui", "server", "cli")  # fmt: skip
 
 
 def module_graph(package: str, folder: Path) -> dict[str, set[str]]:
@@ -160,6 +160,11 @@ def test_the_gateways_rooms_import_downwards() -> None:
             if known and ROOMS.index(below) > ROOMS.index(room):
                 upwards.append(f"{module} imports {other}")
     assert upwards == []
+
+
+def test_every_room_of_the_gateway_has_its_place_in_the_order() -> None:
+    rooms = {file.parent.name for file in PACKAGES["parrot_gateway"].glob("*/__init__.py")}
+    assert rooms == set(ROOMS)
 
 
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ class GatewayProcess(ServerProcess):
         api_key: what clients must send.
         environment: added to a clean one.
         wait: return when it is ready; else at once.
+        program: the interpreter's arguments before `serve`.
     """
 
     def __init__(
@@ -214,6 +215,7 @@ class GatewayProcess(ServerProcess):
         api_key: str | None = None,
         environment: Mapping[str, str] | None = None,
         wait: bool = True,
+        program: Sequence[str] = ("-m", "parrot_gateway"),
     ) -> None:
         self.api_key = api_key
         variables = dict(environment or {})
@@ -225,9 +227,7 @@ class GatewayProcess(ServerProcess):
         # JSON is YAML.
         path = self.config_path = Path(self._settings_folder.name, "parrot.yaml")
         path.write_text(json.dumps(settings), encoding="utf-8")
-        super().__init__(
-            ["-m", "parrot_gateway", "serve", "--config", str(path), *options], variables
-        )
+        super().__init__([*program, "serve", "--config", str(path), *options], variables)
         self.root = ""
         if wait:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 from zlib import crc32
 
@@ -194,36 +193,6 @@ def test_a_session_ends_once_when_it_is_quiet_for_long(calls: list[tuple[int, fl
         assert set(made.ended[seen:]) == late
         for name in late:
             del used[name]
-
-
-def test_a_call_enters_few_files_more() -> None:
-    """Besides the service and its own exchange, which the call has entered before."""
-    linking = FakeLinking()
-    calls = Calls(linking)
-    entered: set[str] = set()
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        _, found, name = frame.f_code.co_filename.rpartition("/parrot_gateway/")
-        if event == "call" and found:
-            entered.add(name)
-
-    at, request = exchange(), body(USER)
-
-    async def traced() -> None:
-        sys.setprofile(note)
-        try:
-            await calls.inferred.of(at, request)
-        finally:
-            sys.setprofile(None)
-
-    asyncio.run(traced())
-    more = {"inferred_metadata", "service", "profiles/forecast", "process/wire"}
-    before = {"generation/placement.py", "http/exchange.py"}
-    assert entered <= before | {f"linking/{name}.py" for name in more}
-    linking.foretell(returns=0.0)
-    asyncio.run(traced())
-    more.add("profiles/templates")
-    assert entered <= before | {f"linking/{name}.py" for name in more}
 
 
 def test_a_process_that_is_behind_is_waited_for_once() -> None:
