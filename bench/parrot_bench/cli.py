@@ -30,12 +30,6 @@ def bench_engine(context: typer.Context) -> None:
     become("parrot_bench.engine.engine", context)
 
 
-@bench.command("embeddings", **PASS_ON)
-def bench_embeddings(context: typer.Context) -> None:
-    """Measure the engine of vectors and scores on random texts (see --help)."""
-    become("parrot_bench.engine.embeddings", context)
-
-
 @bench.command("studies", **PASS_ON)
 def bench_studies(context: typer.Context) -> None:
     """Measure kernels and steps of the engine on a device, one study at a time (see --help)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from parrot_bench.engine.device import Bounds
 from parrot_bench.engine.load import run_requests
-from parrot_bench.engine.prompts import PRINTED_ALONE, PRINTED_PAGED, Prompts, PromptSource, Sizes
+from parrot_bench.engine.prompts import Prompts, PromptSource, Sizes
 from parrot_bench.engine.report import BenchError, CaseResult, Figure
 from parrot_bench.engine.subjects import ParrotSubject, Subject
 
@@ -59,19 +58,18 @@ class Bench:
             )
         return elapsed
 
-    def obstacle(self, prompts: Prompts, needed: int | None = None) -> str | None:
-        """Why the engine cannot run these prompts.
+    def obstacle(self, prompts: Prompts, *, at_once: bool = True) -> str | None:
+        """Say why the engine cannot run these prompts; None where it can.
 
         Args:
             prompts: to run.
-            needed: tokens of KV that they take at once; None: all prompts and outputs together.
+            at_once: all prompts and outputs together must fit into the KV cache.
         """
         longest, room = self.subject.max_context_tokens, self.subject.cache_tokens
         if longest is not None and prompts.longest > longest:
             return f"contexts of {prompts.longest} tokens; the model allows {longest}"
-        if needed is None:
-            needed = prompts.num_distinct + prompts.num_output_tokens
-        if room is not None and needed > room:
+        needed = prompts.num_distinct + prompts.num_output_tokens
+        if at_once and room is not None and needed > room:
             return f"{needed} tokens; the KV cache holds {room}"
         return None
 
@@ -151,9 +149,6 @@ def _drawn(bench: Bench) -> Iterator[CaseResult]:
     sizes = bench.sizes
     for batch in sizes.drawn_batches:
         case = f"drawn-{batch}"
-        if not bench.subject.draws:
-            yield bench.skip(case, "measured greedily only")
-            continue
 
         def make(number: int, case: str = case, batch: int = batch) -> Prompts:
             made = bench.source.independent(case, number, batch, sizes.prompt, sizes.tokens)
@@ -288,7 +283,7 @@ def _long(bench: Bench) -> Iterator[CaseResult]:
 def _measure_mixed(bench: Bench) -> CaseResult:
     # Once: it is long enough to be steady.
     prompts = bench.source.mixed("mixed", 0, bench.sizes.requests, bench.sizes)
-    obstacle = bench.obstacle(prompts, needed=0)
+    obstacle = bench.obstacle(prompts, at_once=False)
     if obstacle is not None:
         return bench.skip("mixed", obstacle)
     elapsed = bench.time_s(prompts)
@@ -322,7 +317,7 @@ def _load(bench: Bench) -> Iterator[CaseResult]:
         count = max(4, round(rate * sizes.load_s))
         prompts = bench.source.mixed(case, 0, count, sizes)
         arrivals = bench.source.arrivals(case, 1, count, rate)
-        timings = run_requests(subject.llm, prompts, arrivals=arrivals)
+        timings = run_requests(subject.llm, prompts, arrivals)
         first = _percentiles_ms([timing.first_s for timing in timings])
         between = _percentiles_ms([gap for timing in timings for gap in timing.between_s])
         wall_s = max(timing.tokens[-1] for timing in timings) - timings[0].arrival
@@ -343,66 +338,6 @@ def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
     return 1000 * float(median), 1000 * float(high)
 
 
-def _copilot(bench: Bench) -> Iterator[CaseResult]:
-    """The paper's figure 14, with its printed ratios, in three ways.
-
-    As there: the prompt is held once and attention reads it once; it is held once and each row
-    reads it for itself (`paged`); each request has a prompt of its own (`alone`).
-    """
-    subject = bench.subject
-    if not isinstance(subject, ParrotSubject):
-        yield bench.skip("copilot", "measured for this engine only")
-        return
-    for slots in bench.sizes.slots:
-        shared_ms = 0.0
-        for way, printed in (("", {}), ("-paged", PRINTED_PAGED), ("-alone", PRINTED_ALONE)):
-            case, alone, paged = f"copilot-{slots}{way}", way == "-alone", way == "-paged"
-            prompts = bench.source.copilot(case, bench.sizes, alone=alone)
-            obstacle = bench.obstacle(prompts, prompts.needed_tokens(slots, alone=alone))
-            if paged and not subject.shares:
-                obstacle = "sharing cannot be switched off here"
-            if obstacle is not None:
-                yield bench.skip(case, obstacle)
-                continue
-            with subject.without_sharing() if paged else nullcontext():
-                timings = run_requests(subject.llm, prompts, slots=slots)
-            latency_ms = 1000 * sum(timing.latency_s for timing in timings) / len(timings)
-            figures = [Figure("latency_mean", "ms", (latency_ms,))]
-            shared_ms = shared_ms or latency_ms
-            if way:
-                figures.append(Figure("over_shared", "x", (latency_ms / shared_ms,)))
-            if slots in printed:
-                figures.append(Figure("printed_in_paper", "x", (printed[slots],)))
-            yield bench.result(case, prompts, *figures)
-
-
-def _adapters(bench: Bench) -> Iterator[CaseResult]:
-    """Decodes of one LoRA adapter, and of as many as there are slots."""
-    subject, sizes = bench.subject, bench.sizes
-    adapters = subject.llm.adapters if isinstance(subject, ParrotSubject) else []
-    names = [adapter.name for adapter in adapters]
-    if not names:
-        yield bench.skip("adapters", "there are no adapters here")
-        return
-    rows, one_ms = sizes.drawn_batches[0], 0.0
-    for count in (1, len(names)):
-        case = f"adapters-{rows}-of-{count}"
-
-        def make(number: int, case: str = case, count: int = count) -> Prompts:
-            made = bench.source.independent(case, number, rows, sizes.prompt, sizes.tokens)
-            return made._replace(adapters=[names[row % count] for row in range(rows)])
-
-        # Kernels and graphs are made when they are first needed.
-        bench.time_s(make(bench.repetitions).with_tokens(2))
-        result = _jobs(bench, case, make)
-        if result.skipped is None:
-            step_ms = result.figure("step").median
-            one_ms = one_ms or step_ms
-            ratio = Figure("over_one", "x", (step_ms / one_ms,))
-            result = replace(result, figures=(*result.figures, ratio))
-        yield result
-
-
 #: By the names of `--cases`, in the order in which they run.
 GROUPS: dict[str, _Group] = {
     "decode": _decode,
@@ -415,8 +350,6 @@ GROUPS: dict[str, _Group] = {
     "long": _long,
     "mixed": _mixed,
     "load": _load,
-    "copilot": _copilot,
-    "adapters": _adapters,
 }
 
 

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,10 @@ from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.llm import LLM
 from parrot_engine.loading.factory import add_engine_flags
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
-from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.progress import print_line
 from parrot_engine.protocol import EngineInfo
 
-from parrot_bench.engine.adapters import write_adapter
 from parrot_bench.engine.cases import GROUPS, Bench, run_cases
 from parrot_bench.engine.device import Limits, bounds_of, measure_limits
 from parrot_bench.engine.formats import FORMATS, write_configuration
@@ -46,18 +43,13 @@ from parrot_bench.engine.report import (
     summary,
     table,
 )
-from parrot_bench.engine.subjects import PEERS, ParrotSubject, is_installed, open_peer
+from parrot_bench.engine.subjects import PEERS, ParrotSubject, VllmSubject, is_installed
 
 #: A peer may take so long in all.
 _PEER_TIMEOUT_S = 3600
 
 #: Cases that need more than a peer offers.
-_OWN_CASES = ("unshared", "load", "copilot", "adapters")
-
-#: Minutes long, or of interest for few, and with memory of their own: on demand.
-_LONG_CASES = ("copilot", "adapters")
-#: Adapters of that case, and their rank.
-_NUM_ADAPTERS, _ADAPTER_RANK = 8, 16
+_OWN_CASES = ("unshared", "load")
 
 #: Options of the command line that are options of the engine.
 _ENGINE_OPTIONS = (
@@ -99,8 +91,7 @@ def _measure(parsed: argparse.Namespace) -> None:
         report, results = _measure_own(parsed)
         for peer in parsed.peers:
             results += _run_peer(parsed, peer, report["model"]["dtype"])
-        packages = list(dict.fromkeys(PEERS[peer] for peer in parsed.peers))
-        print(summary(report, packages), table(results), sep="\n\n")
+        print(summary(report, parsed.peers), table(results), sep="\n\n")
     else:
         report, results = _measure_peer(parsed)
     report["cases"] = [result.to_dict() for result in results]
@@ -127,9 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cases",
         type=lambda text: text.split(","),
-        default=[name for name in GROUPS if name not in _LONG_CASES],
+        default=list(GROUPS),
         metavar="NAME,NAME,…",
-        help=f"of {', '.join(GROUPS)} (default: all but {', '.join(_LONG_CASES)})",
+        help=f"of {', '.join(GROUPS)} (default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="small cases, to try it out")
     parser.add_argument(
@@ -142,7 +133,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the same cases on other engines that are installed: {', '.join(PEERS)}",
     )
     parser.add_argument("--repetitions", type=int, default=2, help="of each case (default: 2)")
-    parser.add_argument("--slots", type=int, nargs="+", help="requests at once of the case copilot")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and random weights")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     add_engine_flags(parser, "device", "dtype", *_ENGINE_OPTIONS)
@@ -182,8 +172,6 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         device=str(device),
         dtype=parsed.dtype,
         seed=parsed.seed,
-        max_loras=_NUM_ADAPTERS if "adapters" in parsed.cases else None,
-        max_lora_rank=_ADAPTER_RANK,
         **options,
     )
     ready_s = time.perf_counter() - begin
@@ -210,12 +198,10 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         "memory": {"ready": memory(device)},
     }
     with llm:
-        if "adapters" in parsed.cases:
-            _load_adapters(llm, config, parsed.seed)
         bench = Bench(
             ParrotSubject(llm),
             PromptSource(info.vocab_size, parsed.seed),
-            _sizes(parsed),
+            QUICK if parsed.quick else Sizes(),
             bounds_of(
                 config, info.dtype, limits, devices, kv_cache_dtype=parsed.kv_cache_dtype or "auto"
             ),
@@ -233,36 +219,24 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     return report, results
 
 
-def _load_adapters(llm: LLM, config: ModelConfig, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(_NUM_ADAPTERS):
-            path = write_adapter(Path(folder, str(number)), config, _ADAPTER_RANK, seed + number)
-            llm.load_adapter(f"adapter-{number}", str(path))
-
-
 def _of(info: EngineInfo, *names: str) -> dict[str, Any]:
     return {name: getattr(info, name) for name in names}
 
 
 def _measure_peer(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseResult]]:
     begin = time.perf_counter()
-    subject = open_peer(
-        parsed.engine,
+    subject = VllmSubject(
         resolve_model(parsed.model, with_weights=False),
-        device=parsed.device,
-        dtype=parsed.dtype,
-        max_batch_size=parsed.max_batch_size,
-        batch_tokens=parsed.max_batch_tokens,
-        devices=parsed.tensor_parallel or 1,
+        parsed.dtype,
+        parsed.max_batch_size,
+        parsed.max_batch_tokens,
+        parsed.tensor_parallel or 1,
     )
     ready_s = time.perf_counter() - begin
     print_line(f"{subject.name}: ready after {ready_s:.1f} s")
     source = PromptSource(subject.vocab_size, parsed.seed)
-    bench = Bench(subject, source, _sizes(parsed), None, parsed.repetitions)
-    try:
-        return {"ready_s": ready_s}, _run(bench, parsed.cases)
-    finally:
-        subject.close()
+    bench = Bench(subject, source, QUICK if parsed.quick else Sizes(), None, parsed.repetitions)
+    return {"ready_s": ready_s}, _run(bench, parsed.cases)
 
 
 def _run(bench: Bench, names: list[str]) -> list[CaseResult]:
@@ -311,11 +285,6 @@ def _run_peer(parsed: argparse.Namespace, peer: str, dtype: str) -> list[CaseRes
         if status != 0:
             return [CaseResult("all", peer, skipped=f"failed with status {status}; see above")]
         return [CaseResult.from_dict(case) for case in json.loads(file.read_text())["cases"]]
-
-
-def _sizes(parsed: argparse.Namespace) -> Sizes:
-    sizes = QUICK if parsed.quick else Sizes()
-    return replace(sizes, slots=tuple(parsed.slots)) if parsed.slots else sizes
 
 
 def _limits(device: torch.device) -> Limits | None:

@@ -1,4 +1,4 @@
-"""Requests over time on this engine: arriving at random, or a fixed number at once."""
+"""Requests that arrive over time on this engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parrot_bench.engine.prompts import Prompts
 from parrot_bench.engine.report import BenchError
 from parrot_bench.engine.subjects import sampling_of
 
-#: A run may take so much longer than its arrivals, or with slots in all.
-_DRAIN_S, _SLOTS_S = 120.0, 600.0
+#: A run may take this much longer than its arrivals.
+_DRAIN_S = 120.0
 
 
 @dataclass(slots=True)
 class Timing:
-    """When one request arrived, and when its tokens came; seconds of `time.perf_counter`."""
+    """The times of one request's arrival and of its tokens; seconds of `time.perf_counter`."""
 
     #: Whether or not the engine took it then.
     arrival: float
@@ -33,26 +33,18 @@ class Timing:
         return self.tokens[0] - self.arrival
 
     @property
-    def latency_s(self) -> float:
-        """From its arrival to its last token."""
-        return self.tokens[-1] - self.arrival
-
-    @property
     def between_s(self) -> list[float]:
         """Between each two of its tokens."""
         return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
 
 
-def run_requests(
-    llm: LLM, prompts: Prompts, *, arrivals: Sequence[float] = (), slots: int = 0
-) -> list[Timing]:
+def run_requests(llm: LLM, prompts: Prompts, arrivals: Sequence[float]) -> list[Timing]:
     """Run all prompts, in their order.
 
     Args:
         llm: used by this run alone.
         prompts: what to run.
         arrivals: when each arrives, in seconds from now.
-        slots: without arrivals, how many run at once: one arrives when a slot is free.
 
     Raises:
         BenchError: it took far too long, or tokens are missing.
@@ -60,20 +52,17 @@ def run_requests(
     """
     params = sampling_of(prompts)
     begin = time.perf_counter()
-    limit_s = arrivals[-1] + _DRAIN_S if arrivals else _SLOTS_S
     timings: list[Timing] = []
     requests: list[Request] = []
     running: list[Request] = []
     try:
-        while len(requests) < len(prompts.token_ids) or running:
-            now = time.perf_counter()
-            if now > begin + limit_s:
-                raise BenchError(f"requests were not done after {limit_s:g} s")
-            for number in range(len(requests), len(prompts.token_ids)):
-                arrival = begin + arrivals[number] if arrivals else now
-                if arrival > now or (not arrivals and len(running) >= slots):
-                    break
-                timings.append(Timing(arrival))
+        while len(requests) < len(arrivals) or running:
+            now = time.perf_counter() - begin
+            if now > arrivals[-1] + _DRAIN_S:
+                raise BenchError(f"requests were not done after {now:g} s")
+            while len(requests) < len(arrivals) and arrivals[len(requests)] <= now:
+                number = len(requests)
+                timings.append(Timing(begin + arrivals[number]))
                 request = llm.submit(
                     prompts.token_ids[number],
                     params[number],
@@ -86,7 +75,7 @@ def run_requests(
                 llm.step()
                 running = [request for request in running if not request.finished]
             else:
-                time.sleep(max(0.0, begin + arrivals[len(requests)] - now))
+                time.sleep(arrivals[len(requests)] - now)
     finally:
         for request in running:
             request.cancel()

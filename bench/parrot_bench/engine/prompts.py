@@ -6,9 +6,7 @@ The same seed, name and number give the same prompts, for every engine that is m
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -50,9 +48,6 @@ class Sizes:
     #: Shares of the capacity at which requests arrive, and for how long.
     loads: tuple[float, ...] = (0.3, 0.6, 0.9)
     load_s: float = 8.0
-    #: Requests at once of the paper's chat assistant.
-    slots: tuple[int, ...] = (8, 16, 32, 64)
-    is_quick: bool = False
 
 
 #: For trying out, and for small models on a CPU.
@@ -77,41 +72,7 @@ QUICK = Sizes(
     writes=(2, 16),
     loads=(0.5,),
     load_s=2.0,
-    slots=(4,),
-    is_quick=True,
 )
-
-
-class Copilot(NamedTuple):
-    """Sizes of the paper's chat assistant behind one long prompt (OSDI '24, figure 14).
-
-    64 requests share a system prompt of 5,107 tokens. Lengths of the prompts follow the recorded
-    quantiles, outputs are the recorded ones; token ids are random. The paper ran LLaMA 7B on one
-    A100: the shape `llama-7b` has its sizes.
-    """
-
-    system: int
-    #: Quantiles of prompts' lengths, the system prompt included: (share, tokens).
-    lengths: tuple[tuple[float, int], ...]
-    #: Lengths of outputs, each with how many requests have it.
-    outputs: tuple[tuple[int, int], ...]
-
-
-RECORDED = Copilot(
-    5107,
-    ((0, 5224), (0.1, 5310), (0.25, 5999), (0.5, 6148), (0.75, 6314), (0.9, 6827), (1, 7492)),
-    (
-        *((183, 2), (191, 3), (192, 4), (195, 3), (196, 2), (209, 4), (212, 3), (232, 7)),
-        *((248, 2), (251, 2), (256, 1), (269, 3), (303, 1), (313, 1), (351, 5), (360, 6)),
-        *((393, 7), (619, 2), (800, 6)),
-    ),
-)
-TINY = Copilot(96, ((0, 100), (1, 120)), ((4, 3), (9, 3)))
-
-#: Mean latency over that of Parrot's kernel as printed in the paper, by slots: of one paged
-#: kernel with the prompt held once, and of no sharing at all (it ran out of memory from 32 on).
-PRINTED_PAGED: Mapping[int, float] = MappingProxyType({8: 1.1, 16: 1.3, 32: 1.4, 64: 1.7})
-PRINTED_ALONE: Mapping[int, float] = MappingProxyType({8: 1.8, 16: 2.4})
 
 
 class Prompts(NamedTuple):
@@ -124,8 +85,6 @@ class Prompts(NamedTuple):
     #: 0: greedy.
     temperature: float = 0.0
     top_p: float = 1.0
-    #: Of each, the adapter that it is computed with; None: the base for all.
-    adapters: list[str] | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -146,13 +105,6 @@ class Prompts(NamedTuple):
         """The longest context at its end."""
         lengths = zip(self.token_ids, self.max_tokens, strict=True)
         return max(len(ids) + tokens for ids, tokens in lengths)
-
-    def needed_tokens(self, slots: int, *, alone: bool) -> int:
-        """Tokens of KV that the largest requests of all slots need at once."""
-        shared = 0 if alone else self.segments[0].length
-        lengths = zip(self.token_ids, self.max_tokens, strict=True)
-        own = sorted((len(ids) + tokens - shared for ids, tokens in lengths), reverse=True)
-        return shared + sum(own[:slots])
 
     def with_tokens(self, tokens: int) -> Prompts:
         return self._replace(max_tokens=[tokens] * len(self.token_ids))
@@ -197,32 +149,6 @@ class PromptSource:
                     ids.append(prefix + self._ids(draw, own))
                     segments.append(Segment(len(prefix), own))
         return Prompts(ids, [tokens] * len(ids), segments)
-
-    def copilot(self, name: str, sizes: Sizes, *, alone: bool) -> Prompts:
-        """The requests of the paper's chat assistant, in the order in which slots take them.
-
-        Args:
-            name: of the case.
-            sizes: tiny ones for a quick run.
-            alone: each request has a system prompt of its own.
-        """
-        kind = TINY if sizes.is_quick else RECORDED
-        outputs = [tokens for tokens, count in kind.outputs for _ in range(count)]
-        shares, lengths = zip(*kind.lengths, strict=True)
-        places = (np.arange(len(outputs)) + 0.5) / len(outputs)
-        own = np.interp(places, shares, lengths).astype(int) - kind.system
-        draw = self._generator(name, 0)
-        own, tokens = draw.permutation(own).tolist(), draw.permutation(outputs).tolist()
-        common = self._ids(draw, kind.system)
-        ids = [
-            (self._ids(draw, kind.system) if alone else common) + self._ids(draw, length)
-            for length in own
-        ]
-        if alone:
-            segments = [Segment(0, kind.system + length) for length in own]
-        else:
-            segments = [Segment(0, kind.system), *(Segment(kind.system, length) for length in own)]
-        return Prompts(ids, tokens, segments)
 
     def mixed(self, name: str, number: int, count: int, sizes: Sizes) -> Prompts:
         """`count` independent prompts of all lengths, with all lengths of output."""

@@ -17,7 +17,6 @@ from parrot_bench.engine.cases import GROUPS, Bench
 from parrot_bench.engine.device import Bounds, Limits, Segment, bounds_of
 from parrot_bench.engine.prompts import QUICK, Prompts, PromptSource, Sizes
 from parrot_bench.engine.report import BenchError, CaseResult, Figure, table
-from parrot_bench.engine.subjects import ParrotSubject, open_peer
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.loader import read_model_config
 
@@ -138,15 +137,6 @@ def test_peers_that_are_not_installed_are_named(
     assert "vllm all: skipped: not installed" in out
 
 
-def test_the_engine_over_transformers_is_a_peer(shape: Path) -> None:
-    peer = open_peer(
-        "huggingface", shape, device="cpu", dtype="float32", max_batch_size=4, batch_tokens=32
-    )
-    assert peer.name == "huggingface"
-    assert peer.generate(Prompts([[1, 2, 3], [4] * 40], [2, 3], [])) == [2, 3]
-    peer.close()
-
-
 def test_it_runs_without_the_gateways_packages(tmp_path: Path) -> None:
     """On a machine with torch alone: neither tokenizers nor anything that speaks HTTP."""
     missing = ("msgspec", "fastapi", "typer", "tokenizers", "transformers", "jinja2", "rich")
@@ -195,17 +185,13 @@ class Scripted:
     max_context_tokens: int | None = 300
     cache_tokens: int | None = 1000
 
-    def __init__(self, lost: int = 0, *, draws: bool = True) -> None:
+    def __init__(self, lost: int = 0) -> None:
         self.lost = lost
-        self.draws = draws
         self.seen: list[Prompts] = []
 
     def generate(self, prompts: Prompts) -> list[int]:
         self.seen.append(prompts)
         return [tokens - self.lost for tokens in prompts.max_tokens]
-
-    def close(self) -> None:
-        pass
 
 
 def bench_of(subject: Scripted, **sizes: Any) -> Bench:
@@ -236,14 +222,12 @@ def test_prompts_are_new_the_first_time_and_the_same_afterwards() -> None:
     assert [prompts.token_ids for prompts in again.seen] == runs
 
 
-def test_draws_are_asked_for_where_an_engine_takes_them() -> None:
+def test_draws_are_asked_for() -> None:
     subject = Scripted()
     sizes: dict[str, Any] = {"drawn_batches": (2,), "prompt": 8, "tokens": 4}
     [drawn] = GROUPS["drawn"](bench_of(subject, **sizes))
     assert drawn.skipped is None
     assert {(prompts.temperature, prompts.top_p) for prompts in subject.seen} == {(0.8, 0.95)}
-    [skipped] = GROUPS["drawn"](bench_of(Scripted(draws=False), **sizes))
-    assert "greedily" in str(skipped.skipped)
 
 
 def test_a_long_prompt_that_does_not_fit_is_skipped() -> None:
@@ -323,44 +307,3 @@ def test_figures_and_table() -> None:
         *("decode-1", "rate", "tok/s", "50", "100", "50", "%", "-", "-", "62.5", "behind", "0.80x")
     ]
     assert lines[4].split() == ["decode-1", "gain", "x", "2", "-", "-", "-", "-"]
-
-
-def test_rows_over_adapters(
-    shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "adapters.json"
-    run(
-        capsys,
-        *("--model", str(shape), "--dummy-weights", "--device", "cpu", "--quick"),
-        *("--cases", "adapters", "--num-blocks", "64", "--json", str(file)),
-    )
-    one, eight = json.loads(file.read_text())["cases"]
-    assert (one["case"], eight["case"]) == ("adapters-4-of-1", "adapters-4-of-8")
-    assert one["figures"]["over_one"]["median"] == 1
-    steps = [case["figures"]["step"]["median"] for case in (eight, one)]
-    assert eight["figures"]["over_one"]["median"] == pytest.approx(steps[0] / steps[1])
-
-
-def test_the_papers_assistant(
-    shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Torch's attention has no switch; what is switched is tested with the kernels.
-    monkeypatch.setattr(ParrotSubject, "shares", True)
-    file = tmp_path / "copilot.json"
-    run(
-        capsys,
-        *("--model", str(shape), "--dummy-weights", "--device", "cpu", "--quick"),
-        *("--cases", "copilot", "--slots", "2", "16", "--num-blocks", "32", "--json", str(file)),
-    )
-    cases = {case["case"]: case for case in json.loads(file.read_text())["cases"]}
-    assert {case["requests"] for case in cases.values() if "requests" in case} == {6}
-    shared, paged, alone = (cases[f"copilot-2{way}"] for way in ("", "-paged", "-alone"))
-    assert shared["distinct_tokens"] == paged["distinct_tokens"] < alone["distinct_tokens"]
-    over = paged["figures"]["over_shared"]["median"]
-    latencies = [case["figures"]["latency_mean"]["median"] for case in (paged, shared)]
-    assert over == pytest.approx(latencies[0] / latencies[1])
-    # That was for other sizes.
-    assert "printed_in_paper" not in paged["figures"]
-    # Six prompts of some 110 tokens do not fit into 32 blocks of 16 unless they share.
-    assert "skipped" in cases["copilot-16-alone"]
-    assert "skipped" not in cases["copilot-16"]

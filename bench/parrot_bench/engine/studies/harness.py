@@ -1,4 +1,4 @@
-"""What all studies share: how one is found and run, its options, and its output.
+"""The harness of all studies: it finds and runs one, and prints its entries.
 
 A study is a module of this package with `add_arguments(parser)` and `run(options)`. Its
 docstring is its help. Entries go to standard output, a line of JSON each, as they are measured.
@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 FOLDER = Path(__file__).parent
 
 
-#: What the study of this process has measured so far.
+#: Entries of the study of this process.
 _entries: list[Mapping[str, Any]] = []
 
 

@@ -3,8 +3,6 @@
 The attention shape is that of Llama-3.1-8B in bf16. Several layers' caches are used in turn, so
 that none is found in the L2 cache. Every line gives its share of the device's measured limit.
 `--sweep` times other tile sizes too; that is how the table in `kernels/launch.py` was found.
-`--long-rows` times nothing but rows of some hundred tokens behind long contexts, with their keys
-cut in each number of parts.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import Cuts, TileCuts
-from parrot_engine.attention.triton_backend import DEFAULT_CUTS, DEFAULT_TILE_CUTS, TritonAttention
+from parrot_engine.attention.policy import Cuts
+from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.kernels import rowwise
 from torch import Tensor
@@ -39,12 +37,10 @@ _CUT_CASES = (
     (64, 576, 0),
     (64, 6400, 6144),
 )
-#: Parts of the keys of long rows.
-_PARTS = DEFAULT_TILE_CUTS.parts
 
 
 class Load(NamedTuple):
-    """A batch and what it must at least cost in a layer."""
+    """A batch and its least cost in a layer."""
 
     name: str
     rows: list[BatchRow]
@@ -73,30 +69,16 @@ def decode_load(
     return Load(name, rows, bytes_moved, flops)
 
 
-def prefill_load(
-    new: int,
-    cached: int,
-    shape: AttentionShape,
-    *,
-    rows: int = 1,
-    shared: int = 0,
-    quantized: bool = False,
-) -> Load:
-    """Rows of `new` tokens behind `cached` ones, the first `shared` of these common to all."""
-    prefix = shared // shape.block_size
-    own = -(-(new + cached) // shape.block_size) - prefix
-    blocks = list(range(prefix + rows * own))
+def prefill_load(new: int, cached: int, shape: AttentionShape, *, quantized: bool = False) -> Load:
+    """A row of `new` tokens behind `cached` ones."""
+    blocks = list(range(-(-(new + cached) // shape.block_size)))
     random.Random(0).shuffle(blocks)
-    tables = [blocks[:prefix] + blocks[prefix + i * own :][:own] for i in range(rows)]
     pairs = new * cached + new * (new + 1) // 2
-    name = f"prefill {new} behind {cached}"
-    if rows > 1:
-        name = f"{rows} x {name}" + (f", {shared} shared" if shared else "")
     return Load(
-        name,
-        [BatchRow([0] * new, cached, table) for table in tables],
-        (shared + rows * (new + cached - shared)) * _token_bytes(shape, quantized=quantized),
-        4 * rows * pairs * shape.num_heads * shape.head_dim,
+        f"prefill {new} behind {cached}",
+        [BatchRow([0] * new, cached, blocks)],
+        (new + cached) * _token_bytes(shape, quantized=quantized),
+        4 * pairs * shape.num_heads * shape.head_dim,
     )
 
 
@@ -206,59 +188,6 @@ def attention_cases(limits: Limits, block_size: int, *, quantized: bool = False)
             report(load, seconds, limits, **labels, items=name, gain=gain)
 
 
-def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) -> None:
-    """Rows that neither are split like decodes nor fill the device, cut in each number of parts.
-
-    A line a case: the floor, without cuts, as the rule cuts, and by number of parts, µs of a layer.
-    """
-    shape = LLAMA_8B._replace(block_size=block_size)
-    loads = [
-        prefill_load(new, cached, shape, quantized=quantized)
-        for cached, new in (
-            *itertools.product((0, 512), (128, 512, 1024)),
-            *itertools.product((2048, 6144, 16384), (96, 128, 256, 384, 512)),
-        )
-    ]
-    loads += [
-        prefill_load(128, 6144, shape, rows=rows, shared=shared, quantized=quantized)
-        for rows, shared in ((2, 0), (4, 0), (4, 6144), (8, 0), (8, 6144))
-    ]
-    # What fills the device, and must take as long as ever.
-    loads.append(prefill_load(8192, 0, shape, quantized=quantized))
-    for load in loads:
-        floor = max(load.bytes_moved / limits.bytes_per_s, load.flops / limits.flops_per_s)
-        times: dict[int, float] = {}
-        for parts in _PARTS:
-            cuts = TileCuts((parts,), least=shape.block_size, start=0, merge=0, rounds=3)
-            made = _most_parts(load, shape, quantized=quantized, tile_cuts=cuts)
-            # More parts than the device has use for are not made.
-            if made not in times and (made > 1 or parts == 1):
-                times[made] = _long_row_us(load, shape, quantized=quantized, tile_cuts=cuts)
-        entry = {
-            "case": load.name,
-            "block": block_size,
-            "kv": "fp8_e4m3" if quantized else "bf16",
-            "floor_us": round(floor * 1e6, 1),
-            "whole_us": times[1],
-            "rule_parts": _most_parts(load, shape, quantized=quantized),
-            "rule_us": _long_row_us(load, shape, quantized=quantized),
-            "parts_us": times,
-        }
-        emit(entry)
-
-
-def _most_parts(load: Load, shape: AttentionShape, **settings: Any) -> int:
-    """In how many parts keys of tiles are cut."""
-    backend = _backend(shape, **settings)
-    (work,) = backend.lay_out(load.rows).lists.values()
-    return int(work.merges[:, 2].max(initial=1))
-
-
-def _long_row_us(load: Load, shape: AttentionShape, **settings: Any) -> float:
-    # Layers enough that the L2 cache does not hold what all of them read.
-    return round(time_attention(load, shape, layers=8, **settings) * 1e6, 1)
-
-
 def rowwise_cases(limits: Limits) -> None:
     """The kernels over rows, as shares of copy bandwidth."""
     for rows in (64, 8192):
@@ -338,7 +267,6 @@ def _try(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
     parser.add_argument("--sweep", action="store_true", help="other tile sizes too")
-    parser.add_argument("--long-rows", action="store_true", help="nothing but these, see above")
     parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="auto: bf16"
@@ -350,10 +278,6 @@ def run(options: argparse.Namespace) -> None:
     quantized = options.kv_cache_dtype != "auto"
     limits = measure_limits()
     emit(limits._asdict())
-    if options.long_rows:
-        for block_size in options.block_sizes:
-            long_row_cases(limits, block_size, quantized=quantized)
-        return
     rowwise_cases(limits)
     for block_size in options.block_sizes:
         attention_cases(limits, block_size, quantized=quantized)

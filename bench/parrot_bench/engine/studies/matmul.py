@@ -1,28 +1,21 @@
-"""Products of few tokens on a GPU: `parrot-gateway bench studies matmul`.
+"""Products of a decode step on a GPU, as the sweeps of kernels and tiles time them.
 
-For each weight of two models and 1 to 128 tokens: torch's product alone; the same with the norm,
-activation and residual around it as kernels of their own; and what the table in
-`kernels/matmul/skinny_tuning.py` chooses. Weights are random, in bf16, and used in turn so that
-none is found in the L2 cache. Then all products of a decode step, every layer with weights of its
-own. Where that table comes from: `matmul_sweep`.
+Weights are random, in bf16, and used in turn so that none is found in the L2 cache.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from parrot_engine.kernels.sampling.logits import find_largest
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from torch import Tensor
 
-from parrot_bench.engine.device import Limits, measure_limits, time_s
-from parrot_bench.engine.studies.harness import emit
+from parrot_bench.engine.device import time_s
 
 DTYPE = torch.bfloat16
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -93,7 +86,7 @@ UNFUSED = TritonOps(lambda case, device: None)
 
 
 class Operands(NamedTuple):
-    """What a product of a case needs, with a weight for each turn."""
+    """The operands of a product of a case, with a weight for each turn."""
 
     x: Tensor
     delta: Tensor
@@ -135,7 +128,7 @@ def apply(ops: Ops, case: Case, operands: Operands, linear: Affine) -> Tensor:
 
 
 def weights_in_turn(case: Case) -> list[Affine]:
-    """As many weights as it takes that none is found in the L2 cache."""
+    """Make enough weights that none is found in the L2 cache."""
     count = max(1, min(96, -(-_ROTATED_BYTES // case.weight_bytes)))
     return [affine(case) for _ in range(count)]
 
@@ -162,106 +155,3 @@ def time_alone(operands: Operands) -> float:
         F.linear(operands.x, linear.weight, linear.bias)
 
     return _time(work, operands)
-
-
-def products(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
-    """Each weight alone: torch's product, the unfused operations, and the table's choice."""
-    ours = TritonOps()
-    for case in shape.cases:
-        weights = weights_in_turn(case)
-        for tokens in token_counts:
-            operands = draw_operands(case, tokens, weights)
-            alone = time_alone(operands)
-            unfused = time_case(UNFUSED, case, operands)
-            fused = time_case(ours, case, operands)
-            emit(
-                {
-                    "case": f"{case.model} {case.name}",
-                    "tokens": tokens,
-                    "torch_us": round(alone * 1e6, 2),
-                    "unfused_us": round(unfused * 1e6, 2),
-                    "us": round(fused * 1e6, 2),
-                    "of_copy": round(case.weight_bytes / fused / limits.bytes_per_s, 3),
-                }
-            )
-
-
-def steps(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
-    """All products of a decode step, with what is fused into them, and the head."""
-    *parts, head_case = shape.cases
-    layers = [[affine(case) for case in parts] for _ in range(shape.num_layers)]
-    head = affine(head_case)
-    moved = sum(case.weight_bytes for case in parts) * shape.num_layers + head_case.weight_bytes
-    norm = Norm(_normal(parts[0].in_size), _EPS)
-    for tokens in token_counts:
-        hidden = _normal(tokens, parts[0].in_size)
-        attended = _normal(tokens, parts[1].in_size)
-
-        def work(ops: Ops, hidden: Tensor = hidden, attended: Tensor = attended) -> None:
-            stream = Residual(hidden)
-            for qkv, out, gate_up, down in layers:
-                _, summed = ops.norm_linear(stream, norm, qkv)
-                stream = ops.linear_onto(summed, attended, out)
-                inner, summed = ops.norm_gated(stream, norm, gate_up, "silu")
-                stream = ops.linear_onto(summed, inner, down)
-            ops.logits(ops.total(stream), norm, head)
-
-        unfused, fused = (time_s(partial(work, ops), repeats=9) for ops in (UNFUSED, TritonOps()))
-        emit(
-            {
-                "case": f"{shape.name} all products of a step",
-                "tokens": tokens,
-                "bound_ms": round(1000 * moved / limits.bytes_per_s, 3),
-                "unfused_ms": round(1000 * unfused, 3),
-                "ms": round(1000 * fused, 3),
-                "of_copy": round(moved / fused / limits.bytes_per_s, 3),
-            }
-        )
-
-
-def heads(shape: Shape, limits: Limits) -> None:
-    """Behind the last layer: greedy choice, and float32 logits of batches that torch multiplies."""
-    case = shape.cases[-1]
-    weight = affine(case).weight
-    for tokens in (1, 8, 64, 256):
-        x = _normal(tokens, case.in_size)
-        logits = torch.randn(tokens, case.out_size, device="cuda")
-
-        def widen(x: Tensor = x) -> Tensor:
-            return F.linear(x, weight).float()
-
-        def wide(x: Tensor = x) -> Tensor:
-            return torch.mm(x, weight.t(), out_dtype=torch.float32)
-
-        found = (logits[:, 0].contiguous(), *torch.empty((2, tokens), dtype=torch.int64).cuda())
-        argmax = time_s(partial(torch.argmax, logits, dim=-1), calls=4)
-        largest = time_s(partial(find_largest, logits, *found), calls=4)
-        emit(
-            {
-                "case": f"{case.model} behind the layers",
-                "tokens": tokens,
-                "argmax_us": round(argmax * 1e6, 1),
-                "largest_us": round(largest * 1e6, 1),
-                "argmax_floor_us": round(logits.nbytes / limits.bytes_per_s * 1e6, 1),
-                "product_then_float_us": round(time_s(widen) * 1e6, 1),
-                "product_to_float32_us": round(time_s(wide) * 1e6, 1),
-            }
-        )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `harness.Study`."""
-    parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--tokens", type=int, nargs="*", choices=TOKENS, default=list(TOKENS))
-
-
-def run(options: argparse.Namespace) -> None:
-    """See `harness.Study`."""
-    with torch.inference_mode():
-        limits = measure_limits()
-        torch.cuda.empty_cache()
-        emit(limits._asdict())
-        for shape in (SHAPES[name] for name in options.models):
-            products(shape, options.tokens, limits)
-            steps(shape, options.tokens, limits)
-            heads(shape, limits)

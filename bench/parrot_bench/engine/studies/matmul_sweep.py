@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from parrot_engine.attention.launch import device_limits
@@ -38,7 +35,7 @@ from parrot_bench.engine.studies.matmul import (
     time_case,
     weights_in_turn,
 )
-from parrot_bench.engine.studies.tuning_tables import Best, update_table
+from parrot_bench.engine.studies.tuning_tables import Best, compile_all, fastest, update_table
 
 
 def candidates(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuning]:
@@ -118,9 +115,7 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
         for tokens in token_counts
         for tuning in candidates(case, tokens, memory)
     ]
-    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_compile, *zip(*jobs, strict=True), chunksize=4))
+    compile_all(_compile, jobs)
     emit({"candidates": len(jobs)})
     best: Best = {}
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
@@ -128,7 +123,12 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
         measured = Measured("dense", case.kind == "gated", case.out_size, case.in_size)
         for tokens, of_tokens in itertools.groupby(of_case, key=lambda job: job[1]):
             tunings = [tuning for _, _, tuning in of_tokens]
-            entry = _best(case, draw_operands(case, tokens, weights), tunings)
+            operands = draw_operands(case, tokens, weights)
+            entry = {
+                "torch_us": round(1e6 * time_alone(operands), 2),
+                "unfused_us": round(1e6 * time_case(UNFUSED, case, operands), 2),
+                **fastest(tunings, partial(_try, case, operands), (6, 25)),
+            }
             seconds = entry["us"] / 1e6
             of_copy = round(case.weight_bytes / seconds / limits.bytes_per_s, 3)
             emit(
@@ -137,27 +137,6 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
             won = entry["us"] < entry["unfused_us"]
             best.setdefault(measured, {})[tokens] = Tuning(*entry["best"][0][1:]) if won else None
     return best
-
-
-def _best(case: Case, operands: Operands, tunings: Sequence[Tuning]) -> dict[str, Any]:
-    """The fastest of `tunings`, the first few timed again, beside torch."""
-
-    def ranked(tunings: Sequence[Tuning], repeats: int) -> list[tuple[float, Tuning]]:
-        timed = [(_try(case, operands, tuning, repeats), tuning) for tuning in tunings]
-        return sorted(timed, key=lambda entry: entry[0])
-
-    first = ranked(tunings, 5)
-    again = ranked([tuning for _, tuning in first[:6]], 25)
-    kinds = {}
-    for seconds, tuning in reversed(first):
-        kinds[tuning.kind + (" cut" if tuning.splits > 1 else "")] = (seconds, tuning)
-    return {
-        "torch_us": round(1e6 * time_alone(operands), 2),
-        "unfused_us": round(1e6 * time_case(UNFUSED, case, operands), 2),
-        "us": round(1e6 * again[0][0], 2),
-        "best": [[round(seconds * 1e6, 2), *tuning] for seconds, tuning in again],
-        "by_kind": {kind: [round(s * 1e6, 2), *tuning] for kind, (s, tuning) in kinds.items()},
-    }
 
 
 def _try(case: Case, operands: Operands, tuning: Tuning, repeats: int) -> float:

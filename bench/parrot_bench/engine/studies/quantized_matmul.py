@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +36,7 @@ from torch import Tensor
 from parrot_bench.engine.device import time_s
 from parrot_bench.engine.studies.harness import emit
 from parrot_bench.engine.studies.matmul import DTYPE, SHAPES, Case
-from parrot_bench.engine.studies.tuning_tables import Best, update_table
+from parrot_bench.engine.studies.tuning_tables import Best, compile_all, fastest, update_table
 
 #: Bits, and rows and columns of a block of codes with one scale; 0: all columns.
 FORMS = {"fp8": (8, 1, 0), "fp8 in groups": (8, 128, 128), "int4 in groups": (4, 1, 128)}
@@ -214,9 +212,7 @@ def sweep(jobs: Sequence[Job]) -> dict[str, Best]:
     """Time all candidates, print a line for each product, and return the rows by table."""
     memory = device_limits(torch.device("cuda")).shared_memory
     tried = [(job, tuning) for job in jobs for tuning in candidates(job, draw_weight(job), memory)]
-    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_compile, *zip(*tried, strict=True), chunksize=4))
+    compile_all(_compile, tried)
     emit({"candidates": len(tried)})
     best: dict[str, Best] = {}
     for (form, case), of_weight in itertools.groupby(tried, key=lambda t: (t[0].form, t[0].case)):
@@ -254,26 +250,13 @@ def _best(
 ) -> dict[str, Any]:
     operands = draw_operands(job)
     exact = expected(job, operands, weights[0])
-
-    def ranked(tunings: Sequence[Tuning], repeats: int) -> list[tuple[float, Tuning]]:
-        timed = [
-            (_try(job, operands, weights, exact, tuning, repeats), tuning) for tuning in tunings
-        ]
-        return sorted(timed, key=lambda entry: entry[0])
-
-    first = ranked(tunings, 5)
-    again = ranked([tuning for _, tuning in first[:5]], 20)
-    kinds = {}
-    for seconds, tuning in reversed(first):
-        kinds[tuning.kind + (" cut" if tuning.splits > 1 else "")] = (seconds, tuning)
+    found = fastest(tunings, partial(_try, job, operands, weights, exact), (5, 20))
     return {
         "form": job.form,
         "case": job.case.name,
         "tokens": job.tokens,
-        "us": round(1e6 * again[0][0], 2),
-        "tb_per_s": round(size / again[0][0] / 1e12, 2),
-        "best": [[round(seconds * 1e6, 2), *tuning] for seconds, tuning in again],
-        "by_kind": {kind: [round(s * 1e6, 2), *tuning] for kind, (s, tuning) in kinds.items()},
+        "tb_per_s": round(size / found["us"] / 1e6, 2),
+        **found,
     }
 
 

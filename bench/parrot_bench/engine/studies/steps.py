@@ -10,9 +10,6 @@ The model has the shape of Llama-3.1-8B or of Qwen2.5-0.5B in bf16. Three times 
 `bound` is what the device's measured limits allow: weights and keys read once, or the arithmetic
 of a prefill. The engine's decodes have contexts of the length named in the middle of the steps
 that are timed.
-
-`--turns` times nothing but steps of one row behind a long context, a chat's next turn, on the
-device: with the keys of prefill tiles whole, and cut as the rule has it.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import TileCuts
-from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.loading.hub import resolve_model
@@ -87,8 +82,6 @@ _MAX_STEPS = 10_000
 
 _CASES = ((1, 576, 0), (8, 576, 0), (64, 576, 0), (256, 576, 0), (64, 6400, 6144))
 _PREFILL_TOKENS = 8192
-#: New tokens, keys before them.
-_TURNS = ((96, 2048), (256, 2048), (128, 6144), (256, 6144), (512, 6144), (256, 16384))
 _CACHE_TOKENS = 300_000
 
 
@@ -156,24 +149,6 @@ def time_device(runner: ModelRunner, rows: Sequence[BatchRow]) -> float:
         runner._model.logits(hidden if needed is None else hidden[needed]).argmax(dim=-1)
 
     return time_s(work)
-
-
-def time_turns(runner: ModelRunner, shape: AttentionShape) -> None:
-    """A line of JSON for each of `_TURNS`."""
-    whole = TileCuts((1,), least=runner.max_position, start=0, merge=0)
-    for new, cached in _TURNS:
-        load = prefill_load(new, cached, shape)
-        entry: dict[str, Any] = {"case": load.name}
-        for name, tile_cuts in (("whole_ms", whole), ("cut_ms", None)):
-            runner._attention = TritonAttention(
-                shape,
-                windows=[None],
-                device=runner.kv_cache.device,
-                dtype=runner.kv_cache.dtype,
-                tile_cuts=tile_cuts,
-            )
-            entry[name] = round(1000 * time_device(runner, load.rows), 3)
-        emit(entry)
 
 
 def _engine(bench: Bench, *, graphs: bool) -> BuiltinEngine:
@@ -301,7 +276,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--turns", action="store_true", help="nothing but these, see above")
     parser.add_argument("--no-eager", action="store_true", help="with CUDA graphs only")
 
 
@@ -319,9 +293,6 @@ def run(options: argparse.Namespace) -> None:
     shape = AttentionShape(
         config.num_heads, config.num_kv_heads, config.head_dim, options.block_size
     )
-    if options.turns:
-        time_turns(runner, shape)
-        return
     begin = time.perf_counter()
     free, _ = torch.cuda.mem_get_info()
     graphs = runner.use_graphs(
