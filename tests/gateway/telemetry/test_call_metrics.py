@@ -25,10 +25,21 @@ from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
 from parrot_gateway.telemetry.metrics.definitions import (
     CALL_ERRORS,
     CALLS,
+    DECODE,
     E2E,
+    GEN_AI_DURATION,
+    INFERENCE,
+    PREFILL,
     PROMPT_TOKENS,
+    QUEUE,
+    STAGES,
     SUCCESS,
     TENANT_CALLS,
+    TENANT_TOKENS,
+    TOKEN_GAPS,
+    TOKEN_MEAN,
+    TTFT,
+    Definition,
 )
 from parrot_gateway.telemetry.trace_context import CallTrace
 
@@ -197,6 +208,64 @@ def test_a_client_that_left_is_an_abort() -> None:
     metrics.count([record(status=499, client_left=True, served_model="m", engine="e")])
     (labels,) = metrics.counters(SUCCESS)
     assert 'finished_reason="abort"' in labels
+
+
+def sums(metrics: CallMetrics, definition: Definition) -> dict[str, float]:
+    """The sums of a histogram, by labels."""
+    name = f"{definition.name}_sum"
+    lines = [line for line in metrics.histogram(definition) if line.startswith(name)]
+    return {labels[len(name) :]: float(value) for labels, value in map(str.rsplit, lines)}
+
+
+def test_the_time_of_a_call_excludes_the_wait_for_its_inputs() -> None:
+    metrics = CallMetrics()
+    call = CallRecord(
+        *("req_1", "call_1", 10.0),
+        path=CHAT, status=200, served_model="m", engine="e", streamed=True, ready=14.0,
+        submitted=14.5, queued_s=1.5, placed=16.0, first_token=16.25, ended=18.25, output_tokens=5,
+    )  # fmt: skip
+    metrics.count([call])
+    model = '{model_name="m"}'
+    assert sums(metrics, E2E) == {model: 4.25}
+    assert sums(metrics, TTFT) == {model: 2.25}
+    assert sums(metrics, QUEUE) == {model: 1.5}
+    assert sums(metrics, PREFILL) == {model: 0.25}
+    assert sums(metrics, DECODE) == {model: 2.0}
+    assert sums(metrics, INFERENCE) == {model: 2.25}
+    assert sums(metrics, TOKEN_MEAN) == {model: 0.5}
+    assert sums(metrics, TOKEN_GAPS) == {model: 2.0}
+    assert [*sums(metrics, GEN_AI_DURATION).values()] == [4.25]
+    assert sums(metrics, STAGES) == {
+        '{stage="inputs"}': 4.0,
+        '{stage="prepare"}': 0.5,
+        '{stage="queue"}': 1.5,
+        '{stage="first_token"}': 0.25,
+        '{stage="generate"}': 2.0,
+    }
+
+
+def test_series_of_dropped_engines_count_on() -> None:
+    """An engine that comes back after its series made room for others has one again."""
+    now = [f"e{number}" for number in range(200)]
+    metrics = CallMetrics(lambda: now)
+    calls = {name: record(served_model="m", engine=name, prompt_tokens=3) for name in now}
+
+    def counted(name: str) -> float | None:
+        labels = f'{{model_name="m",engine="{name}"}}'
+        return metrics.counters(PROMPT_TOKENS).get(labels)
+
+    for name in (*now, "e0", "e199"):
+        metrics.count([calls[name]])
+    assert (counted("e0"), counted("e1"), counted("e199")) == (6, 3, 6)
+    now[:] = ["new", *now[100:]]
+    metrics.count([record(served_model="m", engine="new", prompt_tokens=3)])
+    assert (counted("new"), counted("e0"), counted("e199")) == (3, None, 6)
+    now.append("e0")
+    metrics.count([calls["e0"], calls["e0"], calls["e199"]])
+    assert (counted("e0"), counted("e199")) == (6, 9)
+    # What has no engine among its labels goes on as well.
+    assert sum(metrics.counters(TENANT_CALLS).values()) == 206
+    assert metrics.counters(TENANT_TOKENS)['{tenant="default",type="prompt"}'] == 3 * 206
 
 
 def test_engines_that_are_gone_make_room() -> None:

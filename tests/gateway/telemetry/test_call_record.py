@@ -18,7 +18,13 @@ from parrot_engine.protocol import Failed
 
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.settings.model import UpstreamSettings
-from parrot_gateway.telemetry.call_record import CallRecord, CallRecords, WantedContents
+from parrot_gateway.telemetry import call_record
+from parrot_gateway.telemetry.call_record import (
+    CallObserver,
+    CallRecord,
+    CallRecords,
+    WantedContents,
+)
 from parrot_gateway.telemetry.content.content import CallContent
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
@@ -74,7 +80,8 @@ async def test_live_calls_and_clients_that_leave() -> None:
         assert calls.live() == []
     assert ended == [record]
     assert (record.client_left, record.status, record.streamed) == (True, 200, True)
-    assert (record.prompt_tokens, record.output_tokens) != (None, 0)
+    assert record.prompt_tokens == 21
+    assert record.output_tokens in (1, 2), "both steps, or the one that the client read"
     assert record.error_code is None
 
 
@@ -178,6 +185,64 @@ async def test_calls_that_upstreams_answer() -> None:
     assert (streamed.streamed, streamed.status, streamed.error_message) == (True, 200, None)
     assert cut.error_message is not None
     assert cut.error_message.encode() in broken[1]
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["answered", "deferred"])
+async def test_a_call_that_fell_back_is_a_success(deferred: bool) -> None:
+    with ScriptedUpstream() as upstream:
+        settings = UpstreamSettings(
+            name="up", url=upstream.base_url, models="*", max_retries=0, fallback="m"
+        )
+        async with serving(ScriptedRemoteEngine(), upstreams=[settings]) as service:
+            (client,) = service.gateway.upstreams.values()
+            await client.start()
+            ended = recording(service)
+            body: dict[str, object] = {**CHAT, "model": upstream.script(error(503))}
+            if deferred:
+                body["parrot"] = {"session": "s", "output": "o", "defer": True}
+            await service.post("/v1/chat/completions", body)
+            await until(lambda: ended)
+            await client.close()
+    (record,) = ended
+    assert (record.status, record.error_code, record.error_message) == (200, None, None)
+    assert (record.engine, record.served_model, record.finish_reason) == ("scripted", "m", "stop")
+    assert len(upstream.received) == 1
+
+
+def test_another_try_begins_without_what_the_last_one_left() -> None:
+    record = CallRecord("req", "call", 5.0, submitted=6.0)
+    observer = CallObserver(record)
+    observer.started("one", 0.5, "prefix, with 3 others")
+    assert (record.engine, record.placed, record.reason) == ("one", 6.5, "prefix")
+    assert record.explanation == "prefix, with 3 others"
+    observer.first_token()
+    record.fail(GatewayError("The first one broke off."))
+    observer.started("two", 2.0, "")
+    assert record.error_code is record.error_message is record.first_token is None
+    assert (record.engine, record.placed, record.queued_s) == ("two", 8.0, 2.0)
+    assert record.reason == "upstream"
+
+
+def test_keys_are_kept_out_of_errors_and_long_messages_cut() -> None:
+    record = CallRecord("req", "call", 0.0)
+    record.note_failure("code", "the key sk-0123456789 is wrong" + "x" * 3000)
+    assert record.error_message is not None
+    assert record.error_message.startswith("the key sk-… is wrongx")
+    assert len(record.error_message) == 2000 - len("0123456789") + len("…")
+
+
+def test_no_more_calls_are_recorded_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_record, "MAX_LIVE", 2)
+    calls, ended = CallRecords(), list[str]()
+    calls.sinks.append(lambda record: ended.append(record.request_id))
+    made = [CallRecord(f"req_{number}", "call", 0.0) for number in range(3)]
+    for each in made:
+        calls.begin(each, "/v1/completions")
+    assert calls.live() == made[:2]
+    for each in made:
+        each.end()
+    assert ended == ["req_0", "req_1"]
+    assert calls.live() == []
 
 
 def test_a_sink_that_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,10 @@ from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
 DOCS = Path(__file__).parents[3] / "docs" / "observability.md"
+FACTS = (
+    "Kakapos graze on rimu fruit, keas dig for grubs below alpine snow, and lorikeets brush the "
+    "nectar out of eucalyptus blossoms with tongues like paint brushes."
+)
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -44,11 +48,12 @@ class Seen:
 def seen() -> Iterator[Seen]:
     """Calls of all kinds by the real client; the gateway has ended, and exported what it had."""
     answer = document(chat_document("Once upon a time, in a far country."))
+    facts = document(chat_document(FACTS))
     with Receiver() as receiver, ScriptedUpstream() as upstream:
-        seen, model = Seen(receiver), upstream.script(answer)
+        seen, model, knowing = Seen(receiver), upstream.script(answer), upstream.script(facts)
         config = {
             "models": [{"model": DEMO_MODEL}],
-            "upstreams": [{"name": "other", "url": upstream.base_url, "models": [model]}],
+            "upstreams": [{"name": "other", "url": upstream.base_url, "models": [model, knowing]}],
             "telemetry": {"traces_endpoint": receiver.url},
             "engines": {"heartbeat_s": 0.1},
         }
@@ -75,6 +80,8 @@ def seen() -> Iterator[Seen]:
             first = ask("first", DEMO_MODEL, "Tell me a story of a parrot that reads.")
             ask("second", DEMO_MODEL, "Tell me a story of a parrot that reads.", first, "Go on.")
             ask("stream-free", model, "What is the capital?")
+            ask("facts", knowing, "What do parrots eat?")
+            ask("quoting", DEMO_MODEL, f"Put this into one line: {FACTS}")
             ask("named", model, "Hello!", extra_headers={"X-Parrot-Session": "tale"})
             parent = f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"
             ask("continued", model, "Who is there?", extra_headers={"traceparent": parent})
@@ -129,6 +136,13 @@ def test_calls_of_an_inferred_session_share_a_trace(seen: Seen) -> None:
     assert (session.trace, session.parent) == (first.trace, "")
     assert session.attributes["parrot.session.calls"] == 2
     assert (session.begin, session.end) == (first.begin, second.end)
+
+
+def test_an_answer_that_another_prompt_holds_is_a_link(seen: Seen) -> None:
+    facts, quoting = seen.span("facts"), seen.span("quoting")
+    assert (facts.id, "output") in quoting.links
+    # The upstream was told a trace of the call's own before the session was known.
+    assert (quoting.parent, "session") in facts.links
 
 
 def test_declared_edges_are_links(seen: Seen) -> None:
