@@ -55,7 +55,7 @@ def schema() -> Any:
 
 
 def rendered(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """What Helm would install, without a cluster."""
+    """Render what Helm would install, without a cluster."""
     helm = pytest.importorskip(
         "helm_python.chart", reason="no Helm here (pip install helm-python-sdk)"
     )

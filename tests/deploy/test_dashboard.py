@@ -97,7 +97,7 @@ def test_a_wrong_query_would_be_found(wrong: str) -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_loads() -> None:
-    """As far as its schema says: ids, places, types, units, the data source of its variable."""
+    """Check ids, places, types, units and the data source of its variable, as its schema asks."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     assert dashboard["uid"]
     assert dashboard["schemaVersion"] >= 36

@@ -34,7 +34,7 @@ def stages() -> dict[str, tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """What the images set."""
+    """Return the environment variables that the images set."""
     _, text = stages()["runtime"]
     return dict(re.findall(r"^(?:ENV|   ) ([A-Z_]+)=(\S+)", text, flags=re.MULTILINE))
 

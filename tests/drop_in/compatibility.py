@@ -39,7 +39,7 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Failure|Exceeded)\b")
 
 
 class Outcome(NamedTuple):
-    """What a program did; `fault` is empty when it was right."""
+    """Result of a program; `fault` is empty when it was right."""
 
     version: str = ""
     fault: str = ""
@@ -169,14 +169,14 @@ def _gist(lines: Sequence[str]) -> str:
 
 
 def _note(seen: dict[str, Any], clever: bool) -> str:
-    """What a program that works did not do."""
+    """Return what a program that works did not do."""
     if clever and seen["text"] is None:
         return "it has no agent; the form works"
     return "" if clever else seen.get("unable") or ""
 
 
 def fault_of(seen: dict[str, Any], clever: bool) -> str:
-    """What is wrong with a report."""
+    """Return what is wrong with a report."""
     structured = seen["structured"]
     if not clever and seen.get("unable"):
         return ""

@@ -1,4 +1,4 @@
-"""What Codex sends and reads back, in the words of its version 0.169; `codex.mjs` runs it.
+"""Check what Codex sends and reads, in the words of its version 0.169; `codex.mjs` runs it.
 
 Its own instructions, and the descriptions of its tools, are left out.
 """

@@ -1,4 +1,4 @@
-"""What a client is told of its call, the log, the metrics and the trace agree, however it ends."""
+"""The client, the log, the metrics and the trace agree on a call, however it ends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ LAST = ("cut short by a drain", "while draining")
 
 
 class Told(NamedTuple):
-    """What a client was told: of an error its code, or its type without one, and its message."""
+    """An answer as the client saw it; an error by its message and its code, or else its type."""
 
     status: int
     code: str | None = None
@@ -229,7 +229,7 @@ def calls() -> Iterator[Calls]:
 
 
 def fill(calls: Calls, upstream: ScriptedUpstream, models: dict[str, str], gates: Any) -> None:
-    """As many calls as the gateway takes, and one more."""
+    """Send as many calls as the gateway takes, and one more."""
     held = {case: calls.connect() for case in ("held 1", "held 2")}
     for case, connection in held.items():
         connection.send(connection.request("POST", CHAT, chat(model=models[case])))

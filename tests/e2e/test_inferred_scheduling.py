@@ -77,7 +77,7 @@ class Recorded:
 
 
 class Played(NamedTuple):
-    """What a gateway has seen: turns, a call that is kept out, and map-reduces."""
+    """Traffic that a gateway has seen: turns, a call that is kept out, and map-reduces."""
 
     tasks: list[dict[str, Any]]
     #: Ids, and applications of the scheduler, after the turns.

@@ -48,8 +48,10 @@ def client(relay: GatewayProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def naming(upstream: ScriptedUpstream) -> Iterator[httpx.Client]:
-    """Of a gateway that names calls and sessions in its answers, and sessions to upstreams; what
-    another tenant says is left out."""
+    """Connect to a gateway that names calls and sessions in its answers, and sessions to upstreams.
+
+    Words of other tenants are left out.
+    """
     upstreams = [
         upstream_settings("scripted", upstream.base_url),
         upstream_settings("claude", upstream.base_url, api="anthropic"),
@@ -307,7 +309,7 @@ def test_a_stream_that_fails(client: httpx.Client, upstream: ScriptedUpstream) -
 
 
 def test_clients_that_leave(client: httpx.Client, upstream: ScriptedUpstream) -> None:
-    """What they have read is known: it may stand in their next prompt."""
+    """The text they have read is known: it may stand in their next prompt."""
     gate = upstream.gate()
     model = upstream.script(
         event_stream(*streamed(story_of("left"), "chatcmpl-left")[:2], gate),
@@ -334,7 +336,7 @@ def test_clients_that_leave(client: httpx.Client, upstream: ScriptedUpstream) ->
 
 @pytest.mark.parametrize("megabytes", [5, 20])
 def test_large_prompts(client: httpx.Client, upstream: ScriptedUpstream, megabytes: int) -> None:
-    """Those that are too long to be looked at are known all the same."""
+    """Prompts that are too long to be looked at are known all the same."""
     id = f"chatcmpl-large-{megabytes}"
     model = upstream.script(answered("Fine.", id))
     text = "".join(f"Line {number} of a long text.\n" for number in range(megabytes * 2**20 // 28))

@@ -1,4 +1,4 @@
-"""What the linker cannot take is skipped and counted; calls are answered as ever."""
+"""The linker skips and counts calls that it cannot take; they are answered as ever."""
 
 from __future__ import annotations
 

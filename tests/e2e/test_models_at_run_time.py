@@ -25,7 +25,7 @@ class Operated(GatewayProcess):
     """A gateway without models of its own, and its operator."""
 
     def command(self, *arguments: str, group: str = "models") -> str:
-        """What `parrot-gateway models …`, or another group of commands, prints."""
+        """Return the output of `parrot-gateway models …`, or of another group of commands."""
         done = self.invoke(*arguments, admin_key=ADMIN_KEY, group=group)
         assert done.exit_code == 0, done.output
         return done.stdout

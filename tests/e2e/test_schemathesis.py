@@ -229,7 +229,7 @@ def ask_many(known: Known, operation: Any, mode: GenerationMode) -> set[int]:
 
 
 def follow(known: Known, path: str) -> None:
-    """What the document says of a stream that does not end holds for its beginning."""
+    """Check the beginning of a stream that does not end against the document."""
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     there = path.format(**known.ids(path)) if "{" in path else path
     url, timeout = known.gateway.root, PATIENCE_S

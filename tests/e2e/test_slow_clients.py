@@ -29,7 +29,7 @@ def hasty(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
 
 
 def accepted(gateway: GatewayProcess) -> int:
-    """How many connections it holds with clients."""
+    """Count the connections that it holds with clients."""
     links = Path(f"/proc/{gateway.pid}/fd").iterdir()
     held = {os.readlink(link) for link in links if link.is_symlink()}
     rows = [line.split() for line in CONNECTIONS.read_text().splitlines()[1:]]

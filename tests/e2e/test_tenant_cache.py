@@ -1,4 +1,4 @@
-"""What one tenant has had filled is nothing that another one can notice."""
+"""One tenant cannot notice what another one has had filled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a client's path, form or fields cannot make of an upstream, and what an upstream's answers
-cannot make of the gateway."""
+"""A client's path, form or fields leave the upstream's walls standing, and an upstream's answers
+those of the gateway."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_headers_of_a_stream(demo: GatewayProcess, path: str, body: dict[str, An
     assert "server" not in headers
     assert headers["x-request-id"].startswith("req_")
     assert headers["openai-version"] == "2020-10-01"
-    assert int(headers["openai-processing-ms"]) >= 0
+    assert headers["openai-processing-ms"].isdigit()
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)

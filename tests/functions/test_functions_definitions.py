@@ -1,4 +1,4 @@
-"""Which functions can be semantic functions, and which arguments they take; nothing is sent."""
+"""Functions that can be semantic functions, and arguments that they take; nothing is sent."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_look_alikes_are_told_apart_from_placeholders() -> None:
 def test_the_server_renders_what_was_meant(
     pieces: list[str | Placeholder], values: dict[str, str]
 ) -> None:
-    """Whatever braces literals hold and wherever they meet."""
+    """Literals may hold any braces, wherever they meet."""
     meant = "".join(values[p.name] if isinstance(p, Placeholder) else p for p in pieces)
     prompt = write_prompt(pieces)
     sent = {**{name: values[name] for name in prompt.inputs}, **prompt.values}

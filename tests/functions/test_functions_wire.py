@@ -1,4 +1,4 @@
-"""What goes over the wire, and what comes of the answers; no server."""
+"""Requests on the wire, and results made of the answers; no server."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ def test_a_call_that_is_refused_fails_all_that_depends_on_it(server: Recorded) -
 
 
 def test_a_call_that_is_refused_late_fails_calls_that_were_accepted(server: Recorded) -> None:
-    """Those wait on the server for a text that no call will write."""
+    """The accepted calls wait on the server for a text that no call will write."""
 
     def is_first(sent: Sent) -> bool:
         return sent.path == "/completions" and sent.body["parrot"]["output"] == "verdict-1"

@@ -23,7 +23,7 @@ async def engine() -> AsyncIterator[ScriptedRemoteEngine]:
 
 @pytest_asyncio.fixture
 async def service(engine: ScriptedRemoteEngine) -> AsyncIterator[Service]:
-    """That engine, served."""
+    """Serve that engine."""
     async with serving(engine) as service:
         yield service
         await engine.wait_for(lambda: service.gate.running == 0 or not engine.contexts)

@@ -14,7 +14,7 @@ import torch
 
 @pytest.fixture
 def poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
+    """Fill what `torch.empty` gives with NaN: an element that nobody wrote shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -205,7 +205,7 @@ def _prompt(number: int, length: int) -> list[int]:
 
 
 def _said(engine: BuiltinEngine, rounds: int = 1) -> list[list[int]]:
-    """What twelve contexts generate, four at a time, several of them with a common beginning."""
+    """Return what twelve contexts generate, four at a time, several with a common beginning."""
     said = []
     for first in [*range(0, 12, 4)] * rounds:
         ids = range(first, first + 4)

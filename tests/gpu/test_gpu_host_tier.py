@@ -45,7 +45,7 @@ def random_cache(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def bits(cache: Tensor, block: int) -> Tensor:
-    """What a block holds."""
+    """Return what a block holds, as bytes."""
     return cache[:, :, block].contiguous().view(torch.uint8).cpu()
 
 
@@ -194,7 +194,7 @@ def prompt(number: int, length: int) -> list[int]:
 
 
 def two_rounds(engine: BuiltinEngine, contexts: int, length: int) -> list[list[int]]:
-    """What contexts say that ask, are freed, and ask again, four at a time."""
+    """Return what contexts say that ask, are freed, and ask again, four at a time."""
     said = []
     for first in range(0, 2 * contexts, 4):
         ids = range(first, first + 4)

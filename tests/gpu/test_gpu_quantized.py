@@ -68,7 +68,7 @@ def _chosen(case: QuantizedCase, weight: PackedWeight) -> Tuning | None:
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 64])
 def test_products(kind: str, num_tokens: int, seed: int) -> None:
-    """As the table has them, and by pointer; groups as small as they come and usual ones."""
+    """Use places from the table and by pointer, with the smallest groups and with usual ones."""
     for fused in ("br", "ng" if num_tokens <= 16 else "g"):
         for out_size, in_size, group in ((256, 512, 128), (1000, 1024, 0)):
             case = QuantizedCase(kind, num_tokens, out_size, in_size, fused, group=group)
@@ -85,7 +85,7 @@ def test_products(kind: str, num_tokens: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_products_of_many_tokens(kind: str, seed: int) -> None:
-    """What torch multiplies; x in 8 bits where the checkpoint says so."""
+    """Compare with torch; x is in 8 bits where the checkpoint says so."""
     for num_tokens, activations in ((100, "none"), (300, "none"), (300, "dynamic")):
         case = QuantizedCase(kind, num_tokens, 256, 512, "b", group=128)
         operands = draw(case, "cuda", seed)

@@ -31,7 +31,7 @@ Processes: TypeAlias = Callable[[str, int], Process]
 
 
 def stories(name: str, size: int, adapters: list[str]) -> list[Story]:
-    """What is told in one process, in this order.
+    """List what is told in one process, in this order.
 
     A process can exchange peer memory once: the first engine of each does.
     """
@@ -104,7 +104,7 @@ def tell(processes: Processes, process: str, size: int, name: str) -> dict[str, 
 
 
 def said_alone(processes: Processes) -> list[list[int]]:
-    """What one GPU says."""
+    """Return what one GPU says."""
     said: list[list[int]] = tell(processes, "kernels", 2, "alone")["said"]
     assert [len(tokens) for tokens in said] == [40, 20, 30]
     return said

@@ -70,7 +70,7 @@ class CleverEngine(ScriptedRemoteEngine):
 def answer(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]], grammar: Grammar | None
 ) -> str:
-    """What the model says next."""
+    """Return what the model says next."""
     content = _content_schema(grammar)
     functions = [tool["function"] for tool in tools]
     left = [each for each in functions if each["name"] not in _called(messages)]
@@ -90,7 +90,7 @@ def answer(
 
 
 def _value(kind: str, name: str) -> Any:
-    """Of a field of that type and name."""
+    """Make a value for a field of that type and name."""
     usual: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "null": None}
     if kind in ("boolean", "null"):
         return usual[kind]

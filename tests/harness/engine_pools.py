@@ -107,7 +107,7 @@ class Engines:
         return self.applications.setdefault(name, Application(name, "t", state.submitted_at))
 
     def ask(self, state: TaskState, now: float = 0.0) -> EngineChoice | None:
-        """What the policy says."""
+        """Return the policy's choice."""
         return self.policy.place(state, self.application(state), self.pool, now)
 
     def choose(self, state: TaskState, now: float = 0.0) -> EngineChoice | None:

@@ -97,7 +97,7 @@ class FakeUpstream:
         self._changed.set()
 
     def is_faulty_turn(self, script: Script) -> bool:
-        """Whether status and fault of `script` concern this request (counts it)."""
+        """Count this request, and tell whether status and fault of `script` concern it."""
         if not script.times:
             return True
         self._counts[script.key] += 1

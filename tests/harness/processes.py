@@ -125,15 +125,15 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process itself, which also names its group."""
+        """Process id, which also names its group."""
         return self.process.pid
 
     def stdout(self) -> str:
-        """What it has printed."""
+        """Return what it has printed."""
         return self._stdout.read_text(encoding="utf-8", errors="replace")
 
     def stderr(self) -> str:
-        """What it has logged."""
+        """Return what it has logged."""
         return self._stderr.read_text(encoding="utf-8", errors="replace")
 
     def wait_for_output(self, pattern: re.Pattern[str], deadline_s: float) -> re.Match[str]:
@@ -242,7 +242,7 @@ class GatewayProcess(ServerProcess):
 
     @property
     def base_url(self) -> str:
-        """What goes into `OPENAI_BASE_URL`."""
+        """Value for `OPENAI_BASE_URL`."""
         return f"{self.root}/v1"
 
     @property
@@ -251,7 +251,7 @@ class GatewayProcess(ServerProcess):
         return int(self.root.rpartition(":")[2])
 
     def headers(self) -> dict[str, str]:
-        """What every request needs."""
+        """Headers that every request needs."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Content-Type": "application/json", **key}
 
@@ -307,7 +307,7 @@ class GatewayProcess(ServerProcess):
                     os.kill(pid, signal.SIGCONT)
 
     def wait_running(self, calls: int) -> None:
-        """Wait until exactly so many calls are in work."""
+        """Wait until exactly `calls` calls are in work."""
         wait_until(lambda: self.health()["calls"]["running"] == calls, f"{calls} calls in work")
 
     def engine_stats(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Recorded:
         return [s for s in self.sent if s.method == method and s.path.startswith(path)]
 
     def wait_for(self, count: int, method: str, path: str) -> list[Sent]:
-        """Wait until there were so many of them."""
+        """Wait until there were `count` of them."""
         with self._changed:
             arrived = self._changed.wait_for(
                 lambda: len(self.of(method, path)) >= count, DEADLINE_S

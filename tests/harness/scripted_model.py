@@ -228,7 +228,7 @@ class ScriptedModel:
 
     @property
     def base_url(self) -> str:
-        """What goes into `OPENAI_BASE_URL`."""
+        """Value for `OPENAI_BASE_URL`."""
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
 
     def _app(self) -> FastAPI:

@@ -69,6 +69,6 @@ def fields_of(declared: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _is_json(declared: Any) -> bool:
-    """Whether it can be sent as JSON: no file, path or bytes."""
+    """Tell whether it can be sent as JSON: no file, path or bytes."""
     name = getattr(declared, "__name__", str(declared))
     return name not in ("bytes", "IO", "PathLike", "Omit")

@@ -40,14 +40,14 @@ def collected(chunks: list[Any]) -> AIMessageChunk:
 
 
 class Weather(BaseModel):
-    """What the weather is like."""
+    """The weather of a place."""
 
     place: str
     degrees: int
 
 
 class WeatherDict(TypedDict):
-    """What the weather is like."""
+    """The weather of a place."""
 
     place: str
     degrees: int
@@ -78,7 +78,7 @@ def test_an_answer_tells_tokens_model_and_what_the_gateway_said(gateway: Gateway
     assert parrot.keys() == {"session", "call", "variable", "engine", "cached_tokens", "queue_ms"}
     assert parrot["engine"] == "behind"
     assert parrot["cached_tokens"] == 1
-    assert parrot["queue_ms"] >= 0
+    assert isinstance(parrot["queue_ms"], float)
     variable = gateway.get(f"/v1/variables/{parrot['variable']}")
     assert (variable["name"], variable["value"]) == ("greeting", "You said: hello there")
 
@@ -318,7 +318,7 @@ def test_structured_output_names_schema_and_strictness(
     chat(gateway).with_structured_output(Weather, strict=True).invoke("of 'Oslo', 12 degrees")
     wanted = scripted.bodies[-1]["response_format"]["json_schema"]
     assert (wanted["name"], wanted["strict"]) == ("Weather", True)
-    assert wanted["description"] == "What the weather is like."
+    assert wanted["description"] == "The weather of a place."
     assert wanted["schema"]["additionalProperties"] is False
 
 

@@ -41,7 +41,7 @@ def refused(message: str, status: int = 400, **fields: Any) -> Answer:
 
 
 async def raised(model: ChatParrot | ParrotLLM, how: str, **arguments: Any) -> Exception:
-    """What a call raises, in each of four ways."""
+    """Return what a call raises, in each of four ways."""
     try:
         if how == "invoke":
             model.invoke(HELLO, **arguments)

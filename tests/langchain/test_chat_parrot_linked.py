@@ -1,4 +1,4 @@
-"""What the models send of LangChain's run tree, and that what a program says wins."""
+"""Headers that the models make of LangChain's run tree; a program's own words win."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Calls:
 
     @property
     def edges(self) -> list[int]:
-        """How many texts of others each call was given as references, in order of submission."""
+        """Count the references that each call was given, in order of submission."""
         graph = self.gateway.get(f"/v1/sessions/{self.session}/graph?format=json")
         return [len(call["inputs"]) for call in graph["calls"]]
 
@@ -299,6 +299,7 @@ def test_a_cache_keeps_texts(gateway: GatewayProcess) -> None:
     model = calls.make(cache=cache)
     chain = _ask(model, "{x}") | {"y": RunnablePassthrough()} | _ask(model, "then {y}")
     assert chain.invoke({"x": "rain"}) == chain.invoke({"x": "rain"})
+    assert len(calls.edges) == 2
     assert "[[parrot" not in repr(cache.__dict__)
 
 

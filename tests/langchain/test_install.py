@@ -35,7 +35,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _told(upstream: ScriptedUpstream, model: str) -> list[dict[str, str]]:
-    """What came with each call of a model: the scripted server stands for the gateway."""
+    """Return what came with each call of a model: the scripted server stands for the gateway."""
     return [
         {
             name: call.headers[f"x-parrot-{name}"]

@@ -23,7 +23,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 
 class OnTheGateway(ChatModelIntegrationTests):
-    """What both classes have in common."""
+    """Common part of both classes."""
 
     gateway: GatewayProcess
 

@@ -1,4 +1,4 @@
-"""What the run tree says of calls: sessions, parents, names, groups."""
+"""Sessions, parents, names and groups of calls, as the run tree gives them."""
 
 from __future__ import annotations
 
@@ -422,7 +422,7 @@ def _build(shape: Shape, model: Told, is_async: bool, position: str = "") -> Run
 
 
 def _are_parallel(one: str, other: str) -> bool:
-    """Whether two calls are in different branches of a fan-out, by their places."""
+    """Tell by their places whether two calls are in different branches of a fan-out."""
     for left, right in zip(one.split("/"), other.split("/"), strict=False):
         if left != right:
             return left[0] in "pb"

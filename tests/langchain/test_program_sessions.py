@@ -113,7 +113,7 @@ def test_functions_of_other_files_of_the_program_count(
 
 
 def test_a_program_may_lie_above_its_libraries(upstream: ScriptedUpstream, tmp_path: Path) -> None:
-    """As with a checkout of this repository in the program's folder."""
+    """A program's folder may hold a checkout of this repository."""
     library = Path(langchain_parrot.__file__).parent
     tmp_path.joinpath("langchain_parrot").symlink_to(library)
     told = told_by(upstream, tmp_path, MAIN, start)

@@ -1,4 +1,4 @@
-"""What every module of these tests begins with."""
+"""Fixtures of all modules of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LlamaIndex's spans tell the gateway of a call: session, run, parent, name, group."""
+"""Session, run, parent, name and group of a call, as LlamaIndex's spans give them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_metadata_is_asked_once_and_not_before(demo: GatewayProcess) -> None:
 
 
 def test_a_full_window_of_llamaindex_tokens_fits(demo: GatewayProcess) -> None:
-    """What LlamaIndex takes for a full window is no more than the model takes."""
+    """A full window by LlamaIndex's count is no more than the model takes."""
     from llama_index.core.utils import get_tokenizer
     from parrot_bench.apps import book
 

@@ -256,7 +256,7 @@ def test_references_weigh_what_their_texts_may(demo: GatewayProcess, own_tokeniz
 
 
 def test_a_wide_tree_grows_a_level_more(demo: GatewayProcess, own_tokenizer: None) -> None:
-    """What leaves may write does not fit in one window: a level between them and the root."""
+    """The leaves' answers do not fit in one window: a level between them and the root."""
     llm = model(demo, defer=True, max_tokens=60, context_window=500, session="wide")
     Settings.tokenizer = llm.tokenizer()
     engine = index_of(3_000).as_query_engine(llm=llm, response_mode="tree_summarize")

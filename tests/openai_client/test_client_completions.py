@@ -234,6 +234,6 @@ async def test_headers_through_with_raw_response(api: Driver) -> None:
     assert raw.status_code == 200
     assert raw.headers["content-type"] == "application/json"
     assert raw.headers["openai-version"] == "2020-10-01"
-    assert int(raw.headers["openai-processing-ms"]) >= 0
+    assert raw.headers["openai-processing-ms"].isdigit()
     parsed = await result(raw.parse())
     assert parsed._request_id == raw.headers["x-request-id"] == raw.request_id

@@ -1,4 +1,4 @@
-"""What goes wrong on the gateway itself, as the exceptions of the real client."""
+"""Errors of the gateway itself, as exceptions of the real client."""
 
 from __future__ import annotations
 

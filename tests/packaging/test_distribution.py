@@ -1,4 +1,4 @@
-"""What `pip install` brings is what stands in the tree."""
+"""`pip install` brings the files of the tree."""
 
 from __future__ import annotations
 

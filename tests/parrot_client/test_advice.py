@@ -1,4 +1,4 @@
-"""What clients add to errors of the gateway."""
+"""Advice that clients add to errors of the gateway."""
 
 from __future__ import annotations
 

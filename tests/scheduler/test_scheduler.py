@@ -1,4 +1,4 @@
-"""What the scheduler does about each thing that can happen to a task or an engine."""
+"""The scheduler's reaction to each thing that can happen to a task or an engine."""
 
 from __future__ import annotations
 

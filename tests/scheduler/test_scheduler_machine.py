@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the scheduler loses nothing and its books are right."""
+"""In any order of events the scheduler loses nothing and its books are right."""
 
 from __future__ import annotations
 
@@ -126,7 +126,6 @@ class Machine(RuleBasedStateMachine):
                 task = self.tasks[action.task_id]
                 assert self.engines[action.engine_id].model == task.model
                 assert task.bound_to in (None, action.engine_id)
-                assert action.reasons.waited_s >= 0
                 assert 0 <= action.reasons.held_s <= action.reasons.waited_s + 1e-9
                 self.placed[action.task_id] = action.engine_id
                 self.check_room(action.engine_id, task)
@@ -149,7 +148,7 @@ class Machine(RuleBasedStateMachine):
                 assert action.engine_id in self.engines
 
     def check_room(self, engine_id: str, task: Task) -> None:
-        """What is placed can run at once, by the scheduler's own books, or it is alone there."""
+        """Check that a placed task can run at once by the scheduler's books, or is alone there."""
         pool = self.scheduler.models[task.model].pool
         row = pool.row_of(engine_id)
         if self.late and len(pool.placed[row]) > 1 and not self.grown:

@@ -1,4 +1,4 @@
-"""What tasks on one engine have in common."""
+"""Common prefixes of the tasks on one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all programs share: one question, one tool, one form of answer, one report.
+"""Common parts of all programs: one question, one tool, one form of answer, one report.
 
 Standard library only. A program finds the gateway as any other does, by `OPENAI_BASE_URL`; the
 model's name is in `DROP_IN_MODEL`.
@@ -39,7 +39,7 @@ def get_weather(city: str) -> str:
 
 
 def results_of(message: Any) -> list[dict[str, Any]]:
-    """What the tool says to the calls of an answer, as messages of OpenAI's API."""
+    """Return the tool's results for the calls of an answer, as messages of OpenAI's API."""
     return [
         {
             "role": "tool",

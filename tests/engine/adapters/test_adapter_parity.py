@@ -173,7 +173,7 @@ def test_forks_keep_the_adapter(case: Case) -> None:
 
 
 def test_draft_tokens_are_verified_with_the_adapter(case: Case) -> None:
-    """What repeats is drafted; outputs are those without."""
+    """A repeated text is drafted; outputs are those without drafts."""
     prompt = prompt_of(6, seed=80) * 8
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     before = case.llm.stats().proposed_tokens

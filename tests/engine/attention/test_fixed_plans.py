@@ -39,7 +39,7 @@ def _backend(windows: tuple[int | None, ...] = (None,), **kw: Any) -> TritonAtte
 
 
 class Fixed:
-    """What a captured graph is: launches that never change, and a buffer that does."""
+    """Stand-in for a captured graph: launches that never change, and a buffer that does."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ def _check_places(layout: PlanLayout, start: int) -> None:
 
 
 def test_nothing_to_do_touches_nothing() -> None:
-    """What graphs are captured with: a step of padding alone."""
+    """Graphs are captured with a step of padding alone."""
     backend = _backend()
     case = PagedCase(SHAPE, [Context(20)])
     layout = backend.fixed_layout(4, MAX_ROWS, MAX_CONTEXT, MAX_SLOTS, 0)

@@ -1,4 +1,4 @@
-"""Which kernels a model gets on a device, and how they are compiled."""
+"""Kernels that a model gets on a device, and how they are compiled."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _backend(window: int | None = None, shape: AttentionShape = SHAPE, **kw: Any
 
 
 def _rows(*kinds: tuple[int, int, int]) -> list[BatchRow]:
-    """So many rows of so many new tokens behind so many cached ones; nothing shared."""
+    """Make rows by kind (their number, new tokens, cached tokens); they share nothing."""
     rows: list[BatchRow] = []
     block = 0
     for count, new, cached in kinds:

@@ -45,7 +45,7 @@ def setups(draw: st.DrawFn) -> Setup:
 
 
 class Outcome(NamedTuple):
-    """What the back end made of a setup, and what it should have made."""
+    """Output of the back end on a setup, and the expected one."""
 
     out: Tensor
     expected: Tensor

@@ -169,7 +169,7 @@ def test_two_ranks_say_what_one_says(
 
 
 def refuses_adapters(engine: BuiltinEngine, good: Path) -> None:
-    """What one rank cannot read, none serves."""
+    """An adapter that one rank cannot read is served by none."""
     workers, nothing = group_of(engine).workers, str(good / "nothing")
     with pytest.raises(AdapterError, match=r"bad: .*nothing is no folder"):
         engine.read_adapter("bad", nothing)

@@ -1,4 +1,4 @@
-"""What runs in a step: budget, order, prefix hits, eviction, preemption."""
+"""Batching of a step: budget, order, prefix hits, eviction, preemption."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def compiled(compiler: GrammarCompiler, schema: dict[str, Any]) -> CompiledGramm
 
 
 def write(grammar: CompiledGrammar, max_tokens: int, seed: int, min_tokens: int = 0) -> list[int]:
-    """What random logits write under a grammar, that are no lovers of ends."""
+    """Return what random logits that seldom end write under a grammar."""
     matcher = grammar.matcher(max_tokens=max_tokens, min_tokens=min_tokens, ends=ENDS)
     generated: list[int] = []
     row = SamplingRow(

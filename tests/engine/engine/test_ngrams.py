@@ -1,4 +1,4 @@
-"""What is drafted from a text that repeats, and when nothing is."""
+"""Drafts from a text that repeats, and their absence elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ texts = st.lists(st.integers(0, 3), max_size=80) | st.lists(st.integers(0, 1), m
 
 
 def naive_draft(tokens: Sequence[int], least: int, most: int, count: int) -> list[int]:
-    """What `NgramIndex.propose` says, found by looking everywhere."""
+    """Return what `NgramIndex.propose` says, found by looking everywhere."""
     tail = tokens[len(tokens) - least :]
     places = [
         end

@@ -381,7 +381,7 @@ def test_settings_are_checked(name: str, value: int) -> None:
 
 
 def test_attention_splits_the_keys_of_a_row_with_drafts() -> None:
-    """As for a decode: a single program that reads all of a long context would take long."""
+    """One program that reads all of a long context would take long, as for a decode."""
     attention = TritonAttention(
         AttentionShape(32, 8, 128, 16),
         windows=[None],

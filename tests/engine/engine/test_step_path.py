@@ -1,4 +1,4 @@
-"""What the architecture says of the files that a decode step enters."""
+"""The architecture page names the files that a decode step enters."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Model:
 
     @torch.inference_mode()
     def check_greedy(self, prompt: list[int], generated: list[int]) -> None:
-        """That each token is the likeliest behind those before it, in one forward pass."""
+        """Check that each token is the likeliest behind those before it, in one forward pass."""
         logits = self._reference(torch.tensor([prompt + generated]), use_cache=False).logits[0]
         assert generated == logits[len(prompt) - 1 : -1].argmax(1).tolist()
 
@@ -200,7 +200,7 @@ def test_a_batch_with_grammars(starcoder: Model) -> None:
 
 
 def test_few_blocks_draft_tokens_and_host_memory_change_nothing(starcoder: Model) -> None:
-    """What the builtin engine's loop does with paged KV, it does here as well."""
+    """The loop treats paged KV as the builtin engine's does."""
     engine = starcoder.open(
         HuggingFaceSettings(
             device="cpu", dtype="float32", block_size=8, num_blocks=16, max_batch_tokens=32,

@@ -41,13 +41,13 @@ def _error(case: PagedCase, window: int | None = None, **kw: Any) -> float:
 
 @pytest.fixture(scope="module")
 def mixed() -> Tensor:
-    """What comes out for `mixed_contexts`, which several tests compare with."""
+    """Return the output for `mixed_contexts`, which several tests compare with."""
     return PagedCase(SMALL, mixed_contexts(16, CHUNK)).run(interpreted_backend(SMALL))
 
 
 @pytest.fixture(scope="module")
 def shared() -> Tensor:
-    """What comes out for `shared_contexts` in narrow items."""
+    """Return the output for `shared_contexts` in narrow items."""
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
     return case.run(interpreted_backend(GROUPED, wide_min_bytes=10**12))
 
@@ -132,7 +132,7 @@ def test_scores_are_bounded(window: int | None, quantized: bool) -> None:
 
 @pytest.mark.parametrize(("window", "quantized"), [(None, False), (45, False), (None, True)])
 def test_sinks_beside_the_keys(window: int | None, quantized: bool) -> None:
-    """Of rows that are cut and of those that are not, decodes and prefills."""
+    """Mix rows that are cut with rows that are not, decodes with prefills."""
     contexts = [Context(0), Context(20), Context(70), Context(33, 20), Context(40, 3)]
     case = PagedCase(GROUPED, contexts, quantized=quantized)
     sinks = torch.randn(GROUPED.num_heads)

@@ -22,7 +22,7 @@ TARGETS = {"common": {80, 89, 90}, "fp8": {89, 90}, "packed": {80, 89, 90}}
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
-    """What became of all variants: one process, as half of its work is to import the compiler."""
+    """Compile all variants in one process, as half of its work is to import the compiler."""
     # A process of its own: here the kernels may be those of the interpreter.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(

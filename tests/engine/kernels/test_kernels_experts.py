@@ -63,7 +63,7 @@ def test_biases_and_bounds(tuning: MixtureTuning) -> None:
 
 @pytest.mark.parametrize("tuning", [VECTORS, TILES], ids=["vectors", "tiles"])
 def test_ranks_with_whole_experts_add_up(tuning: MixtureTuning) -> None:
-    """What nobody wrote, rows of experts that others hold, is not read: it is NaN here."""
+    """Rows of other ranks' experts are never written (they are NaN here), and never read."""
     operands = draw(CASE, bounded=True)
     out = sum_of_ranks(CASE, operands, tuning)
     assert relative_error(out, reference(CASE, operands)) < BOUNDS[torch.float32]

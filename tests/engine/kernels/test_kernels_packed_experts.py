@@ -57,7 +57,7 @@ def test_tiles_of_pairs(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "tuning"), [("fp8-blocks", SPLIT), ("fp8-rows", STREAMED)])
 def test_x_in_two_numbers_of_8_bits(kind: str, tuning: MixtureTuning) -> None:
-    """Of experts with several tiles as well."""
+    """Experts with several tiles work as well."""
     case = CASE._replace(num_tokens=20, num_experts=3, top_k=2)
     check(case, draw_packed(case, kind, residual=False), tuning)
 
@@ -127,7 +127,7 @@ def test_operations_are_those_of_torch() -> None:
 
 
 def test_experts_of_a_checkpoint_are_kept_packed(tmp_path: Path) -> None:
-    """What their codes stand for are the dense model's weights."""
+    """Their codes stand for the dense model's weights."""
     config = CONFIGS["qwen3-moe"]
     config = type(config).from_dict({**config.to_dict(), "moe_intermediate_size": 64})
     path, dense = write_checkpoint(tmp_path, "fp8-blocks", config)

@@ -1,4 +1,4 @@
-"""Which engine is made of which options; where models are found; the program around it."""
+"""Choice of an engine by its options, the places of models, and the program around it."""
 
 from __future__ import annotations
 

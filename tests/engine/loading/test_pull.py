@@ -29,7 +29,7 @@ def start(hub: FakeHub, cache: Path, model: str, max_bytes: int = 10**9) -> subp
 
 
 def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What it writes until its end."""
+    """Return the lines that it writes until its end."""
     with process:
         assert process.stdout is not None
         return [json.loads(line) for line in process.stdout]

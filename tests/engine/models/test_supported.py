@@ -1,4 +1,4 @@
-"""What the tables of families and formats say of themselves, and what the documents say of them."""
+"""The tables of families and formats agree with the documents."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def states(model: PreTrainedModel, ids: list[int], types: list[int] | None = Non
 
 
 def pooled(hidden: torch.Tensor, mode: str) -> torch.Tensor:
-    """As sentence-transformers pools one text."""
+    """Pool one text as sentence-transformers does."""
     if mode == "mean":
         return hidden.sum(0) / len(hidden)
     if mode == "max":

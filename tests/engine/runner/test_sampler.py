@@ -77,7 +77,7 @@ def rows(draw: st.DrawFn) -> SamplingRow:
 
 
 def _processed(logits: Tensor, row: SamplingRow) -> Tensor:
-    """What is left of one row before temperature; transformers' processor where it has one."""
+    """Return a row's scores before temperature, by transformers' processor where it has one."""
     params, scores = row.params, logits.clone()
     history = row.prompt_token_ids + row.generated_token_ids
     if params.repetition_penalty != 1.0 and history:

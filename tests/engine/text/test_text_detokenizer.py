@@ -36,7 +36,7 @@ def cut(data: st.DataObject, ids: list[int]) -> list[list[int]]:
 def check_pieces(
     tokenizer: Tokenizer, data: st.DataObject, ids: list[int], *, skip: bool = True
 ) -> None:
-    """What is shown piece by piece is the text of all, from its beginning on."""
+    """Check that pieces add up to the text of all tokens, from its beginning on."""
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
     whole = tokenizer.decode(ids, skip_special_tokens=skip)
     shown = ""

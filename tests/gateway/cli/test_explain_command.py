@@ -41,7 +41,7 @@ def ask(
 
 
 def text_of(gateway: GatewayProcess, session: str) -> str:
-    """Of the last call of a session, once it is known."""
+    """Return the text of the last call of a session, once it is known."""
 
     def known() -> list[str]:
         told = explain(gateway, "--session", session)

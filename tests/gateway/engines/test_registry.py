@@ -406,7 +406,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_gauges_follow_the_work(steps: list[tuple[str, int]]) -> None:
-    """Whatever happens, the gauges equal a count of what is unfinished."""
+    """The gauges equal a count of unfinished work after every event."""
 
     async def story() -> None:
         engine = RemoteEngine("eng_1", register())

@@ -32,7 +32,7 @@ def body(path: str, **fields: Any) -> bytes:
 
 @asynccontextmanager
 async def called(path: str, steps: int, **fields: Any) -> AsyncIterator[Call]:
-    """A call on an engine that has gone so many steps: queued (0), filled (1), generating (3)."""
+    """Call an engine and go some steps: queued (0), filled (1), generating (3)."""
     engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
     async with serving(engine) as service:
         reader, writer = await service.send(path, body(path, **fields))
@@ -162,7 +162,7 @@ async def test_a_call_cut_off_by_a_shutdown_is_told(path: str, stream: bool, ste
         assert await service.gate.drain(0.01) is False
         assert service.gate.cut_off() == 1
         assert await service.gate.drain(1.0)
-        assert not engine.contexts or await engine.settle() is None
+        await engine.settle()
         if stream and steps:
             parts = []
             async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""What observers are told of answers, and that their faults stay their own."""
+"""Observers hear of answers, and their faults stay their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of responses and conversations: bounds, time, sharing, tenants."""
+"""The store of responses and conversations: bounds, time, sharing, tenants."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_parts_of_a_whole_do_not_exclude_one_another(whole: dict[str, Any]) -> N
 
 
 def test_one_part_that_lists_properties_is_closed() -> None:
-    """As pydantic writes a field with a default."""
+    """Pydantic writes a field with a default like this."""
     schema = {
         "type": "object",
         "properties": {"x": {"allOf": [{"$ref": "#/$defs/a"}], "default": {}}},

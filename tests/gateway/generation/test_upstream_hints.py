@@ -1,4 +1,4 @@
-"""What an upstream is told of the urgency of a call, and that it is told nothing by default."""
+"""Hints to an upstream on the urgency of a call; by default there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call: the bearer key, the bound on calls in work, and the drain."""
+"""Admission of calls: the bearer key, the bound on calls in work, and the drain."""
 
 from __future__ import annotations
 

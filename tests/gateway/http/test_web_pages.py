@@ -1,4 +1,4 @@
-"""Which web pages may use the gateway: content types, `Origin`, `Host`, CORS."""
+"""Web pages that may use the gateway: content types, `Origin`, `Host`, CORS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler gets to know of calls that declare nothing."""
+"""Metadata that the scheduler gets for calls that declare nothing."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from parrot_gateway.settings.model import SchedulerSettings
 
 
 def shown(service: SemanticService, job: Any) -> tuple[str, list[tuple[str, int, str]]]:
-    """What a call is for, and the groups that the scheduler is told of."""
+    """Return the objective of a call, and the groups that the scheduler is told of."""
     service.objectives.update(job.session)
     metadata = service.metadata_of(job)
     groups = [(g.id.partition("/")[2], g.size, str(g.objective)) for g in metadata.groups]
@@ -206,7 +206,7 @@ def calls_of(service: Service, session: str) -> list[CallNode]:
 
 
 def told(log: Path) -> list[Event]:
-    """What the scheduler was told; the log must replay to the same decisions."""
+    """Return what the scheduler was told; the log must replay to the same decisions."""
     lines = log.read_text().splitlines()
     decided = [line for line in lines if line.startswith('{"actions"')]
     assert list(replay(lines)) == decided

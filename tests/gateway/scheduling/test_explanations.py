@@ -1,4 +1,4 @@
-"""What is said of placements, and how long it is remembered."""
+"""Explanations of placements, and how long they are remembered."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_times_as_people_say_them(seconds: float, text: str) -> None:
 
 
 async def explanations_of(service: Service, session: str) -> list[str]:
-    """Of all calls of a session, in their order."""
+    """Return the explanations of all calls of a session, in their order."""
     async with aiohttp.ClientSession(service.root) as http:
         graph = json.loads(await (await http.get(f"/v1/sessions/{session}/graph")).read())
     return [call["explanation"] for call in graph["calls"]]

@@ -1,4 +1,4 @@
-"""What the scheduler learns of a server, through the whole gateway."""
+"""The scheduler learns of a server through the whole gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server keeps what, by ids in requests."""
+"""Servers that keep objects, found by ids in requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes known of calls later: which task it goes to."""
+"""Updates of a task that come after its call: the task it goes to."""
 
 from __future__ import annotations
 

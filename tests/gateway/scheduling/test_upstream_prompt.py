@@ -1,4 +1,4 @@
-"""What is read of requests for servers of an upstream."""
+"""The prompt that is read from requests for servers of an upstream."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def graphs(draw: st.DrawFn, most: int = 200) -> dict[int, list[int]]:
 
 
 def expected_values(graph: Mapping[int, list[int]]) -> dict[int, str]:
-    """What each node's text is when nothing goes wrong: short, and different for each."""
+    """Compute each node's text when nothing goes wrong: short, and different for each."""
     values: dict[int, str] = {}
     for node, inputs in graph.items():
         values[node] = short(f"{node}: " + "".join(values[i] for i in inputs))

@@ -44,7 +44,7 @@ async def filling(engine: ScriptedRemoteEngine, **info: object) -> AsyncIterator
 
 
 async def gauges(http: Http) -> dict[str, int]:
-    """What `/health` says."""
+    """Return the gauges of filling ahead in `/health`."""
     found: dict[str, int] = (await http.get("/health")).json()["semantic"]["fill_ahead"]
     return found
 

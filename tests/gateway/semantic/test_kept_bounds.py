@@ -1,4 +1,4 @@
-"""What clients leave behind is bounded in sum, and what they name in length."""
+"""Bounds on the sum of what clients leave behind, and on the length of names they give."""
 
 from __future__ import annotations
 

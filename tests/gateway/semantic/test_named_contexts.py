@@ -288,7 +288,7 @@ async def test_freeing() -> None:
 
 
 class _Model(RuleBasedStateMachine):
-    """Whatever calls do, contexts hold what their successful calls said, in order."""
+    """After any calls, contexts hold what the successful ones said, in order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What calls are for follows who waits, as readers and producers come."""
+"""Objectives of calls follow who waits, as readers and producers come."""
 
 from __future__ import annotations
 

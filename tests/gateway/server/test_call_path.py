@@ -1,4 +1,4 @@
-"""What the architecture says of the files that a chat call enters, at default settings."""
+"""The architecture page names the files that a chat call enters, at default settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traced() -> Iterator[GatewayProcess]:
 
 
 def entered(gateway: GatewayProcess, act: Callable[[], object]) -> Entered:
-    """What the gateway's event loop enters while `act` runs."""
+    """List the files that the gateway's event loop enters while `act` runs."""
 
     def next_of(pattern: re.Pattern[str], number: int) -> str:
         known = len(pattern.findall(gateway.stdout()))
@@ -52,7 +52,7 @@ def entered(gateway: GatewayProcess, act: Callable[[], object]) -> Entered:
 
 
 def background(gateway: GatewayProcess) -> Entered:
-    """What is entered without a call: the server looks now and then whether it shall leave."""
+    """List what is entered without a call: the server looks now and then whether it shall leave."""
     found: Entered = set()
 
     def has_ticked() -> bool:

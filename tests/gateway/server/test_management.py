@@ -1,4 +1,4 @@
-"""What a browser gets at the root of a gateway."""
+"""The root of a gateway, as a browser sees it."""
 
 from __future__ import annotations
 

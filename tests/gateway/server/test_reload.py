@@ -65,7 +65,7 @@ class Configured:
         return changed
 
     async def ask(self, model: str) -> tuple[str, str]:
-        """Who answered a chat: the upstream's server, and the model that it was asked for."""
+        """Return the upstream's server that answered a chat, and the model it was asked for."""
         raw = await self.client.chat.completions.with_raw_response.create(
             model=model, messages=HELLO
         )

@@ -18,7 +18,7 @@ CONFIG = {"upstreams": [{"name": "up", "url": "http://127.0.0.1:1/v1", "models":
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """What systemd listens on."""
+    """Listen in the place of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         receiver.settimeout(DEADLINE_S)

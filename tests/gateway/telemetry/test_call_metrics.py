@@ -1,4 +1,4 @@
-"""What the page at `/metrics` says of calls."""
+"""Figures of calls on the page at `/metrics`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b716920333
 
 @dataclass
 class Seen:
-    """What was called, and what was exported of it."""
+    """Calls that were made, and the spans exported of them."""
 
     receiver: Receiver
     ids: dict[str, str] = field(default_factory=dict)

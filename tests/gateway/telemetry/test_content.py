@@ -1,4 +1,4 @@
-"""What calls said as messages of OpenTelemetry's conventions: all APIs, whole and streamed."""
+"""Contents of calls as messages of OpenTelemetry's conventions: all APIs, whole and streamed."""
 
 from __future__ import annotations
 

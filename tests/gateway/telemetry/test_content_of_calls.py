@@ -27,7 +27,7 @@ LIMIT = 2000
 
 @dataclass
 class Seen:
-    """What was called and written, what was exported, and what the page shows of it."""
+    """Calls and what they wrote, what was exported, and what the page shows of it."""
 
     receiver: Receiver
     ids: dict[str, str] = field(default_factory=dict)

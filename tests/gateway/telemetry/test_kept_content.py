@@ -36,7 +36,7 @@ async def kept(engine: ScriptedRemoteEngine, **settings: Any) -> AsyncIterator[H
 
 
 async def text(http: Http, call: str) -> dict[str, Any]:
-    """What the page shows of a call."""
+    """Return what the page shows of a call."""
     answer = await http.get(f"/ui/api/calls/{call}/text")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""Which calls are exported, as gateways in a row decide it."""
+"""Export of calls, as gateways in a row decide it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Stream:
 
 
 class Page:
-    """What the page does: reads streams of a service."""
+    """Stand-in for the page: reads streams of a service."""
 
     def __init__(self, service: Service, http: httpx.AsyncClient) -> None:
         self.service = service

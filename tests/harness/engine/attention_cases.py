@@ -103,7 +103,7 @@ class PagedCase:
         self.rows.append(BatchRow([0] * context.new, context.cached, table))
 
     def run(self, backend: AttentionBackend[Any], window: int | None = None, **how: Any) -> Tensor:
-        """What the back end makes of the step, `[num_tokens, num_heads * head_dim]`."""
+        """Run the step on the back end; the output is `[num_tokens, num_heads * head_dim]`."""
         plan = backend.plan(self.rows)
         cache = self.layer_kv.clone()
         return backend.forward(

@@ -214,7 +214,7 @@ def make_checkpoint(
 
 
 def load_reference(path: Path, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
-    """What transformers makes of a checkpoint; `attention` as its `attn_implementation`."""
+    """Load transformers' model of a checkpoint; `attention` as its `attn_implementation`."""
     model = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation=attention).eval()
     limit = getattr(model.config, "swiglu_limit", None)
     for module in model.modules():

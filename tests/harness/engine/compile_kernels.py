@@ -167,7 +167,7 @@ def attention_variants(
 def write_variants(
     shape: AttentionShape, dtype: torch.dtype, *, quantized: bool = False
 ) -> Iterator[Variant]:
-    """What writes keys and values."""
+    """Yield variants of the kernels that write keys and values."""
     heads, kv_heads, head_dim, block_size = shape
     half = head_dim // 2
     kind = f"d{head_dim} {NAMES[dtype]} fp8={quantized}"
@@ -414,7 +414,7 @@ _RINGS = [("fp8 in groups", True, 14336, 4096, 128), ("fp8", False, 4096, 14336,
 
 
 def ring_variants(dtype: torch.dtype) -> Iterator[Variant]:
-    """What warps of different kinds multiply."""
+    """Yield variants of the kernels whose warps are of different kinds."""
     for kind, gated, out_size, in_size, tokens in _RINGS:
         group, rows = (128, 128) if kind == "fp8 in groups" else (in_size, 1)
         height = out_size * (2 if gated else 1)
@@ -563,7 +563,7 @@ _QUANTIZED = [(AttentionShape(32, 8, 128, 16), 89), (AttentionShape(32, 8, 128, 
 
 
 def quantized_cache_variants() -> Iterator[tuple[Variant, int]]:
-    """What reads and writes a cache of float8, and the targets."""
+    """Yield variants of the kernels that read or write a cache of float8, and their targets."""
     for shape, capability in _QUANTIZED:
         for variant in itertools.chain(
             attention_variants(shape, torch.bfloat16, capability, has_window=False, quantized=True),
@@ -573,7 +573,7 @@ def quantized_cache_variants() -> Iterator[tuple[Variant, int]]:
 
 
 def packed_weight_variants() -> Iterator[tuple[Variant, int]]:
-    """What multiplies packed weights, and the targets."""
+    """Yield variants of the kernels that multiply packed weights, and their targets."""
     for variant in ring_variants(torch.bfloat16):
         yield variant, 90
     for capability in SHARED_KIB:

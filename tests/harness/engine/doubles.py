@@ -60,7 +60,7 @@ def prompt(length: int, start: int = 1) -> list[int]:
 
 
 def fake_kv(before: Sequence[bytes], token: int) -> bytes:
-    """What a token leaves in its slot: like real KV it depends on all slots that it sees."""
+    """Return what a token leaves in its slot: like real KV it depends on all slots that it sees."""
     if token == POISON or NAN in before:
         return NAN
     return blake2b(b"".join(before) + token.to_bytes(2, "little"), digest_size=8).digest()
@@ -232,7 +232,7 @@ class ScriptedLaunch:
         self._runner.sample()
 
     def ready(self) -> bool:
-        """What the runner says."""
+        """Return the runner's answer."""
         self._runner.log.append(("ready", self._number))
         return self._runner.is_ready
 
@@ -338,7 +338,7 @@ class Trace:
 def reference_generate(
     tokens: Sequence[int], params: SamplingParams, *, max_context: int = 256
 ) -> tuple[list[int], FinishReason]:
-    """What a Generate yields on a context of these tokens; greedy, or with a seed."""
+    """Return what a Generate yields on a context of these tokens; greedy, or with a seed."""
     assert params.temperature == 0 or params.seed is not None
     generated: list[int] = []
     ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {EOS})

@@ -1,4 +1,4 @@
-"""What a draw from one row of logits may yield, in float64, and rows that are hard to draw from."""
+"""Reference of a draw from one row of logits in float64, and rows that are hard to draw from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wish(NamedTuple):
 
 
 def may_yield(logits: Tensor, wish: Wish, point: float, token: int) -> bool:
-    """Whether `token` is what a draw at `point` yields, but for the rounding of sums.
+    """Tell whether a draw at `point` may yield `token`, but for the rounding of sums.
 
     Among the tokens that are as likely as the last one kept all are kept.
     """

@@ -87,7 +87,7 @@ def draw_packed(
 
 
 def held(experts: ExpertWeights, local: range) -> ExpertWeights:
-    """What a rank with some of the experts holds."""
+    """Return the weights that a rank with some of the experts holds."""
     part = slice(local.start, local.stop)
     biases = [
         None if bias is None else bias[part] for bias in (experts.gate_up_bias, experts.down_bias)
@@ -126,7 +126,7 @@ def compute(
     normalize: bool = True,
     local: range | None = None,
 ) -> Tensor:
-    """What the kernels make of it; `operands` hold no experts but `local` ones."""
+    """Run the kernels; `operands` hold no experts but `local` ones."""
     x, experts, logits, residual = operands
     chosen = choose(logits, case.top_k, normalize=normalize, local=local)
     kernels = mixture if experts.packed is None else packed_mixture
@@ -134,7 +134,7 @@ def compute(
 
 
 def sum_of_ranks(case: Mixture, operands: Operands, tuning: MixtureTuning) -> Tensor:
-    """What ranks with a few experts each add up to; the residual is that of the first."""
+    """Add up ranks with a few experts each; the residual is that of the first."""
     total: Tensor | None = None
     for local in (range(1), range(1, case.num_experts)):
         own = operands._replace(experts=held(operands.experts, local))

@@ -28,7 +28,7 @@ class ScriptedCopy:
 
     @property
     def is_over(self) -> bool:
-        """Whether the bytes were moved."""
+        """Tell whether the bytes were moved."""
         return self._work is None
 
     def is_read(self) -> bool:
@@ -70,7 +70,7 @@ class ScriptedCopies:
         self.is_closed = False
 
     def goes_on(self) -> bool:
-        """Whether a look finds that copies went on."""
+        """Tell whether a look finds that copies went on."""
         return self._random is None or self._random.random() < 0.3
 
     def end_up_to(self, copy: ScriptedCopy) -> None:

@@ -21,7 +21,7 @@ from harness.engine.programs import engine_limits
 
 
 def machine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """As `engine_limits`, for the short contexts of a machine."""
+    """Draw limits like `engine_limits`, for the short contexts of a machine."""
     return engine_limits(
         max_position=st.just(40),
         block_size=st.integers(1, 4),
@@ -160,7 +160,7 @@ class OverlapMachine(RuleBasedStateMachine):
 
 
 def said_of(trace: Trace, context_id: int) -> list[object]:
-    """What a context said, but not how much of it was found in the cache."""
+    """Return what a context said, but not how much of it was found in the cache."""
     said: list[object] = []
     for event in trace.events:
         if event.context_id != context_id:

@@ -46,7 +46,7 @@ def engine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[st
 
 @dataclass
 class Expected:
-    """What a context says, were it never freed."""
+    """Output of a context that is never freed."""
 
     tokens: list[int] = field(default_factory=list)
     salt: str = ""

@@ -100,7 +100,7 @@ def draw(case: QuantizedCase, device: str = "cpu", seed: int = 0) -> Operands:
 
 
 def compute(case: QuantizedCase, operands: Operands, tuning: Tuning) -> Tensor:
-    """What the kernels make of it; counts of parts are zeros again behind it."""
+    """Run the kernels; counts of parts are zeros again behind it."""
     arrivals = torch.zeros(case.out_size, dtype=torch.int32, device=operands.x.device)
     out = quantized_product(
         operands.x,

@@ -30,7 +30,7 @@ _numpy_types: dict[str, Any] = {}
 
 
 class _Shape(NamedTuple):
-    """What a type and a tensor of one shape are given."""
+    """Answers for a type and a tensor of one shape."""
 
     of_type: Any
     numel: int
@@ -70,7 +70,7 @@ def _patch_once(function: Any) -> Any:
 
 @functools.cache
 def _modules(function: Any) -> frozenset[str]:
-    """Those that the interpreter changes for `function`."""
+    """Name the modules that the interpreter changes for `function`."""
     seen = [id(value) for value in function.__globals__.values()]
     return frozenset(m.__name__ for m in (language, language.core) if id(m) in seen)
 

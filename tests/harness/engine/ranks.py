@@ -209,7 +209,7 @@ class Process:
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def told(self, name: str) -> dict[str, Any]:
-        """What became of a story; fails, and ends the process, if that is not known in time."""
+        """Return the result of a story; fail, and end the process, if it is not known in time."""
         while name not in self._told:
             if self._problem:
                 raise AssertionError(f"{name}: {self._problem}")

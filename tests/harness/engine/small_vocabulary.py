@@ -31,5 +31,5 @@ def tokenizer_json() -> str:
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """What these tokens say."""
+    """Return the text of these tokens."""
     return "".join(PIECES[token] or "" for token in token_ids)

@@ -38,7 +38,7 @@ class Fleet:
         return [sum(each.method == "POST" for each in fake.log) for fake in self.fakes]
 
     def servers(self) -> list[dict[str, Any]]:
-        """What `/health` says of them."""
+        """Return the servers as `/health` describes them."""
         described: list[dict[str, Any]] = self.upstream.describe()["servers"]
         return described
 

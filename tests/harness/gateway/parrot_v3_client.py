@@ -1,4 +1,4 @@
-"""What the original V3 client does on the wire, and what it needs back, in plain httpx.
+"""The original V3 client on the wire, and the answers it needs, in plain httpx.
 
 Every request carries a JSON body, GET and DELETE too, on a connection of its own and without any
 credentials; only a 200 with a JSON object counts; an error must have `error` and `traceback`.
@@ -29,7 +29,7 @@ SAMPLING: dict[str, Any] = {
 
 
 class V3Error(RuntimeError):
-    """What the client tells its user: the text is made of `error` and `traceback`."""
+    """An error as the client tells its user: its text is made of `error` and `traceback`."""
 
     def __init__(self, status: int, error: dict[str, Any], traceback: str) -> None:
         super().__init__(f"{error} {traceback}")
@@ -95,7 +95,7 @@ class V3Client:
 
     @property
     def owned(self) -> dict[str, Any]:
-        """What all requests carry but calls."""
+        """Return the fields that all requests but calls carry."""
         return {"session_id": self.session_id, "session_auth": self.session_auth}
 
     async def remove(self) -> None:

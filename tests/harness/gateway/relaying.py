@@ -35,7 +35,7 @@ class _Server(uvicorn.Server):
 
 
 class Relay:
-    """What a test holds: the fake, the upstream client, the gateway's URL and an HTTP client."""
+    """Handles of a test: the fake, the upstream client, the gateway's URL and an HTTP client."""
 
     def __init__(self, fake: FakeUpstream, upstream: Upstream, port: int) -> None:
         self.fake = fake
@@ -86,7 +86,7 @@ class Relay:
     async def open_both(
         self, path: str, body: dict[str, Any], script: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """As `open`, with the reader."""
+        """Return the reader, too."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         raw = msgspec.json.encode(body)
         writer.write(

@@ -1,4 +1,4 @@
-"""What the tests of chats, responses and conversations share."""
+"""Helpers of the tests of chats, responses and conversations."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ScriptedRunner:
 
 
 def gauges(service: SemanticService) -> dict[str, int]:
-    """What must be zero when there is nothing to do."""
+    """Return the gauges, which must be zero when there is nothing to do."""
     found = service.executor.statistics()._asdict()
     names = ("waiting", "in_line", "running", "held_bytes", "tasks")
     return {name: found[name] for name in names} | {"readers": service.describe()["readers"]}

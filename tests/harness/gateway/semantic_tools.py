@@ -1,4 +1,4 @@
-"""What the tests of semantic calls over HTTP share."""
+"""Helpers of the tests of semantic calls over HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def body_of(path: str, text: str, **fields: Any) -> dict[str, Any]:
 
 
 def answer_to(path: str, text: str) -> str:
-    """What the echoing engine says to a prompt."""
+    """Return the echoing engine's answer to a prompt."""
     if path == CHAT:
         return f"<user\n{text}\nassistant\n>"
     return f"<{text}>"
@@ -75,7 +75,7 @@ class Http(httpx.AsyncClient):
         return await self.get(f"/v1/variables/{variable}")
 
     async def gauges(self) -> dict[str, int]:
-        """What `/health` says of calls in work: all zero when there are none."""
+        """Return the gauges of calls in work from `/health`: all zero when there are none."""
         health = (await self.get("/health")).json()
         calls = health["semantic"]["calls"]
         names = ("waiting", "in_line", "running", "held_bytes", "tasks")

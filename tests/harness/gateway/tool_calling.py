@@ -68,7 +68,7 @@ def grammar_of(engine: ScriptedRemoteEngine) -> Grammar | None:
 
 
 def allows(engine: ScriptedRemoteEngine, text: str) -> bool:
-    """Whether the whole text conforms to the grammar that the engine was given."""
+    """Tell whether the whole text conforms to the grammar that the engine was given."""
     grammar = grammar_of(engine)
     assert grammar is not None
     compiler = GrammarCompiler(

@@ -26,12 +26,12 @@ class Model:
 
     @property
     def samplings(self) -> list[SamplingParams]:
-        """Of all generations so far."""
+        """Return the sampling of all generations until now."""
         return [item.sampling for item in self.engine.submitted if isinstance(item, Generate)]
 
 
 def left_over(service: Service) -> dict[str, Any]:
-    """What is not back to zero."""
+    """Return the gauges that are not back to zero."""
     described = service.gateway.semantic.describe()
     counts = {
         "gate": service.gate.running,
@@ -46,5 +46,5 @@ def left_over(service: Service) -> dict[str, Any]:
 
 
 async def blocked(service: Service, readers: int = 1) -> None:
-    """Until so many clients wait for a variable."""
+    """Wait until exactly `readers` clients wait for a variable."""
     await until(lambda: service.gateway.semantic.describe()["readers"] == readers)

@@ -109,7 +109,7 @@ class Queue:
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
-    """Whatever is pushed, blocked, updated and removed in between."""
+    """Push, block, update and remove tasks in between."""
     queue = Queue(name)
     queued: dict[TaskState, None] = {}
     blocked: dict[TaskState, None] = {}

@@ -51,7 +51,7 @@ STEPS = st.lists(
 
 
 def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatch) -> list[Any]:
-    """What the policy says to each new task, and after each the columns."""
+    """Return the policy's choice for each new task, and after each the columns."""
     patch.setattr(candidates, "FEW_ROWS", few_rows)
     engines = Engines("parrot", num, capacity=3_000, max_batch=4)
     placed: list[TaskState] = []

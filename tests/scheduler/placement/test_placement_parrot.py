@@ -156,7 +156,7 @@ def test_a_group_spreads_over_idle_engines_where_that_ends_sooner() -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**20))
 def test_groups_are_never_starved(seed: int) -> None:
-    """Whatever their size, as long as tasks end every member gets a place."""
+    """Every member of a group of any size gets a place, as long as tasks end."""
     rng = random.Random(seed)
     engines = Engines("parrot", rng.randrange(1, 4), capacity=4000, max_batch=4)
     waiting = [

@@ -1,4 +1,4 @@
-"""What every placement policy owes to the scheduler, and what the plain ones do."""
+"""Duties of every placement policy, and the choices of the plain ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_engine_too_small_is_passed_over(policy: str, capacity: int) -> None:
 
 @pytest.mark.parametrize("policy", ["lmetric", "prefix-linear"])
 def test_engines_whose_blocks_are_seen_and_others_are_compared(policy: str) -> None:
-    """What the one is assumed to cache takes nothing from what the other has."""
+    """Blocks that one engine is assumed to cache take nothing from what the other has."""
     engines = Engines(policy, 1)
     engines.pool.prefixes.stored(0, chain(1, 100))
     description = EngineDescription("hidden", "m", 100_000, 64, 2048, block_tokens=0)

@@ -32,7 +32,7 @@ def started(order: str = "fair", capacity: int = 1000) -> Scheduler:
 
 
 def task(tenant: str, application: str, prompt: int, output: int = 20, priority: int = 0) -> Task:
-    """Of an agent: others are likely to follow."""
+    """Make a task of an agent: others are likely to follow."""
     return Task(
         next(_ids), "m", tenant, application, prompt, output, priority=priority, returns=0.9
     )

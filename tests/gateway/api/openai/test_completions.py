@@ -218,7 +218,7 @@ async def test_echo_with_logprobs(service: Service, engine: ScriptedRemoteEngine
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_tokens: int) -> None:
-    """As evaluation harnesses do it: one entry for every token of the prompt, and k more."""
+    """Evaluation harnesses expect one entry for every token of the prompt, and k more."""
     engine.script = lambda prompt, sampling: [engine.im_end]
     answer = await post(
         service, prompt=[[84, 85, 86]], echo=True, logprobs=1, max_tokens=max_tokens

@@ -50,7 +50,7 @@ from parrot_gateway.semantic.templates.text_template import Binding
 
 
 def rendered(step: OutputStep, form: Form, values: dict[str, str]) -> Any:
-    """What the model is sent, with the values of parameters in place."""
+    """Render the prompt that the model is sent, with the values of parameters in place."""
     inputs = {name: Binding(variable_id=f"id-{name}") for name in step.reads}
     template = BodyTemplate.of_call(request_of(step, form, {}), inputs, verbatim=True)
     assert template.variables == {f"id-{name}" for name in step.reads}

@@ -48,7 +48,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 def left_over(gateway: GatewayProcess) -> dict[str, Any]:
-    """What is not back to zero."""
+    """Return the gauges that are not back to zero."""
     described = gateway.health()["semantic"]
     counts = {name: described["calls"][name] for name in GAUGES}
     counts |= {name: described["sessions"][name] for name in ("sessions", "variables")}

@@ -1,4 +1,4 @@
-"""What `/v1/responses` refuses by name, and what it lets pass."""
+"""Fields that `/v1/responses` refuses by name, and fields that it lets pass."""
 
 from __future__ import annotations
 

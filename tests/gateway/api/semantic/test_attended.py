@@ -44,7 +44,7 @@ async def test_attended_calls_wait_for_their_inputs(http: Http, path: str, strea
         assert text_of(path, response.json()) == answer_to(path, "so: v")
         assert response.headers["x-parrot-cached-tokens"] == "0"
     assert response.headers["x-parrot-engine"] == "scripted"
-    assert int(response.headers["x-parrot-queue-ms"]) >= 0
+    assert response.headers["x-parrot-queue-ms"].isdigit()
     assert response.headers["x-parrot-session"] == late["session"]
     variable = (await http.value(response.headers["x-parrot-variable"])).json()
     assert (variable["name"], variable["value"]) == ("o", answer_to(path, "so: v"))

@@ -1,4 +1,4 @@
-"""What semantic calls are refused for, and what of it is ordinary text."""
+"""Refusals of semantic calls, and placeholders that are ordinary text."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_conversation_may_be_an_object() -> None:
 
 @pytest.mark.parametrize("flags", ["00", "01"])
 def test_of_a_trace_only_its_id_counts(flags: str) -> None:
-    """Whatever the span, whether sampled, and with what later versions may append."""
+    """Neither the span, the sampling flag nor anything a later version appends matters."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     for ending in ("", "-what-a-later-version-adds"):
         found = find({"traceparent": f"00-{trace}-{'0' * 15}{flags[1]}-{flags}{ending}"}, {})

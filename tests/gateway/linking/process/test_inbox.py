@@ -1,4 +1,4 @@
-"""What waits for the linking process: in order, in turns, and bounded."""
+"""The queue for the linking process: in order, in turns, and bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pipe:
         os.write(self._write, data)
 
     def rest(self) -> list[str]:
-        """What is left, after the other end has been closed."""
+        """Return the rest, after the other end has been closed."""
         os.close(self._write)
         self._write = -1
         found = []

@@ -1,4 +1,4 @@
-"""What is kept of linked calls, for questions about them."""
+"""The journal of linked calls, for questions about them."""
 
 from __future__ import annotations
 

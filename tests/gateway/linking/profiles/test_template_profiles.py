@@ -1,4 +1,4 @@
-"""What calls of a template do is learned from links and answers."""
+"""Profiles of templates are learned from links and answers."""
 
 from __future__ import annotations
 
