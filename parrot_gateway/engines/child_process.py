@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -26,6 +26,7 @@ _PREFIXES = (
     "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "SSL_", "PYTHON",
 )  # fmt: skip
 
+_MAX_LINE_BYTES = 16 * 1024
 #: For the output of a process that has ended.
 _READ_TIMEOUT_S = 1.0
 #: Read at once of output that nobody wants.
@@ -43,6 +44,29 @@ def engine_environment() -> dict[str, str]:
         if not name.upper().endswith("_API_KEY")
         and (name in _NAMES or name.lower() in _PROXIES or name.startswith(_PREFIXES))
     }
+
+
+async def start(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Start an engine process, which is to end when its standard input does.
+
+    Its standard error is to be read, in lines of at most 16 KB.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        # The process ends when this pipe does, however this process may end.
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE_BYTES,
+        # A Ctrl-C in the terminal is for the gateway, which drains first.
+        start_new_session=True,
+    )
 
 
 def send_signal(child: asyncio.subprocess.Process, number: signal.Signals) -> None:

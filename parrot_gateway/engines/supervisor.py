@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from parrot_gateway.engines.changes import Changes
-from parrot_gateway.engines.child_process import end, engine_environment, send_signal
+from parrot_gateway.engines.child_process import end, engine_environment, send_signal, start
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.standby import Standby
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ State: TypeAlias = Literal["loading", "ready", "failed", "unloading", "idle"]
 
 #: Environment variable with the join key; the engine's worker reads it.
 JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
+
+#: Begins the command line of an engine process.
+_PROGRAM = (sys.executable, "-m", "parrot_engine")
 
 #: Exit status of a worker for which another try is pointless (sysexits' EX_CONFIG).
 EXIT_CONFIG = 78
@@ -50,7 +54,6 @@ _STOP_TIMEOUT_S = 10.0
 #: between attempts are a sixth of that.
 _REJOIN_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
-_MAX_LINE_BYTES = 16 * 1024
 #: How a process's own log begins a line; other lines are progress, or what broke it.
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) +")
 #: Begins the reason for which a process gives up.
@@ -118,9 +121,7 @@ def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
     )
     options["name"] = model.served_name
     return [
-        sys.executable,
-        "-m",
-        "parrot_engine",
+        *_PROGRAM,
         *("--options", json.dumps(options)),
         *("--join", join_url),
         *("--engine-name", name),
@@ -138,6 +139,7 @@ class EngineSupervisor:
         registry: notifies when a process has joined.
         load_timeout_s: a process that takes longer to join is given up.
         command: makes the command line from model, join URL and engine name.
+        standby: its spare process runs what `worker_command` makes.
     """
 
     def __init__(
@@ -147,10 +149,12 @@ class EngineSupervisor:
         *,
         load_timeout_s: float = EngineLinkSettings().load_timeout_s,
         command: Callable[[ModelSettings, str, str], list[str]] = worker_command,
+        standby: Standby | None = None,
     ) -> None:
         self._registry = registry
         self._load_timeout_s = load_timeout_s
         self._command = command
+        self._standby = standby
         #: Of states of processes, and of what they write.
         self.changes = Changes()
         #: By model, the numbers of its processes: none is given out twice, and a name neither.
@@ -268,6 +272,8 @@ class EngineSupervisor:
         """Stop every process: SIGTERM, and SIGKILL for those that do not end."""
         self._join = None
         await _end_tasks(self.processes)
+        if self._standby is not None:
+            await self._standby.close()
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -287,11 +293,18 @@ class EngineSupervisor:
                 process.settled.set()
                 process.linked.set()
                 process.unlinked.clear()
+                self._make_standby()
             else:
                 process.enter("loading")
             if change == "left":
                 process.linked.clear()
                 process.unlinked.set()
+
+    def _make_standby(self) -> None:
+        """Have a spare process made, once no other one loads a model."""
+        is_loading = any(process.state == "loading" for process in self.processes)
+        if self._standby is not None and self._join is not None and not is_loading:
+            self._standby.make()
 
     def _has_other_link(self, process: EngineProcess, engine: RemoteEngine) -> bool:
         return any(
@@ -302,14 +315,14 @@ class EngineSupervisor:
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
         """Run one process again and again until it is given up or this is cancelled."""
         command = self._command(process.model, join_url, process.name)
-        environment = {**engine_environment(), JOIN_KEY_VARIABLE: join_key}
+        secrets = {JOIN_KEY_VARIABLE: join_key}
         while True:
             process.ready_at = None
             process.linked.clear()
             process.unlinked.clear()
             process.last_lines.clear()
             try:
-                status = await self._run_once(process, command, environment)
+                status = await self._run_once(process, command, secrets)
             except OSError as error:
                 self._give_up(process, f"it could not be started: {error}")
                 return
@@ -334,20 +347,14 @@ class EngineSupervisor:
             process.restarts += 1
 
     async def _run_once(
-        self, process: EngineProcess, command: list[str], environment: dict[str, str]
+        self, process: EngineProcess, command: list[str], secrets: dict[str, str]
     ) -> int:
         """Start a process and wait for its end; on cancellation, end it. Returns its status."""
-        child = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            # The worker ends when this pipe does, however this process may end.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE_BYTES,
-            # A Ctrl-C in the terminal is for the gateway, which drains first.
-            start_new_session=True,
-        )
+        child = None
+        if self._standby is not None:
+            child = await self._standby.take(command[len(_PROGRAM) :], secrets)
+        if child is None:
+            child = await start(command, {**engine_environment(), **secrets})
         process.pid = child.pid
         pump = asyncio.create_task(_read_lines(child, process), name=f"{process.name}-stderr")
         guard = asyncio.create_task(self._guard(process, child), name=f"{process.name}-guard")

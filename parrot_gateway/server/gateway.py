@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from parrot_scheduler.events import ApplicationFinished
@@ -22,6 +23,7 @@ from parrot_gateway.engines.adapters import AdapterService
 from parrot_gateway.engines.downloads import Downloads
 from parrot_gateway.engines.model_manager import ModelManager
 from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.standby import Standby
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import CallMetadata
@@ -45,6 +47,7 @@ from parrot_gateway.semantic.session import Session
 from parrot_gateway.server.call_tracing import CallFactsReader, create_tracers
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import (
+    EngineLinkSettings,
     SchedulerSettings,
     Settings,
     UpstreamSettings,
@@ -79,7 +82,10 @@ class Gateway:
         self.remote_join_key = None if link.join_key is None else read_secret(link.join_key)
         self.registry = EngineRegistry(max_engines=link.max_engines)
         self.supervisor = EngineSupervisor(
-            settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
+            settings.models,
+            registry=self.registry,
+            load_timeout_s=link.load_timeout_s,
+            standby=Standby() if _keeps_standby(link) else None,
         )
         self._has_key = api_key_of(settings) is not None
         self._has_admin_key = admin_key_of(settings) is not None
@@ -342,6 +348,12 @@ class Gateway:
             "engine_processes": self.supervisor.describe(),
             "upstreams": [upstream.describe() for upstream in self.upstreams.values()],
         }
+
+
+def _keeps_standby(settings: EngineLinkSettings) -> bool:
+    if settings.standby is None:
+        return Path("/dev/nvidiactl").exists()
+    return settings.standby
 
 
 def _scheduling(

@@ -274,6 +274,9 @@ class EngineLinkSettings(_Section):
     max_engines: int = Field(default=1024, gt=0)
     #: For models that give no `idle_unload_s` of their own.
     idle_unload_s: Seconds | None = None
+    #: Keep a spare engine process that has imported torch, for models that are started again; None:
+    #: on a machine with an NVIDIA GPU. It takes memory of the host, none of a GPU.
+    standby: bool | None = None
     #: How long a call waits for a model that is being loaded, and how many calls do at once;
     #: further ones get a 503, as do those whose wait ends.
     load_wait_s: Seconds = 60.0

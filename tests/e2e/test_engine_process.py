@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +143,39 @@ def test_the_engine_does_not_outlive_a_killed_gateway() -> None:
             gateway.signal(signal.SIGKILL)
             gateway.wait()
         wait_until(lambda: not is_alive(engine), "the engine has ended too", 15)
+
+
+def standby_of(gateway: GatewayProcess) -> int | None:
+    """Return the id of the gateway's spare engine process; None while it has none."""
+    children: set[int] = set()
+    for tasks in Path(f"/proc/{gateway.pid}/task").glob("*/children"):
+        children.update(map(int, tasks.read_text().split()))
+    children -= set(gateway.engine_pids())
+    for pid in children:
+        # A child may end while this looks.
+        with suppress(OSError):
+            if b"parrot_engine.server.standby" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_a_spare_process_takes_the_place_of_a_killed_engine() -> None:
+    with GatewayProcess(config={"models": [DEMO_MODEL], "engines": {"standby": True}}) as gateway:
+        wait_until(lambda: standby_of(gateway) is not None, "there is a spare process")
+        spare = standby_of(gateway)
+        wait_restarted(gateway, kill_engine(gateway))
+        assert gateway.engine_pid() == spare
+        wait_until(lambda: standby_of(gateway) is not None, "there is another one")
+        another = standby_of(gateway)
+        assert another is not None
+        # One that has died is of no use: a new process is started.
+        os.kill(another, signal.SIGKILL)
+        wait_until(lambda: not is_alive(another), "it is gone")
+        wait_restarted(gateway, kill_engine(gateway))
+        assert gateway.engine_pid() not in (spare, another)
+        wait_until(lambda: standby_of(gateway) is not None, "there is a third one")
+        left = [gateway.engine_pid(), standby_of(gateway)]
+        gateway.signal(signal.SIGKILL)
+        gateway.wait()
+        wait_until(lambda: not any(is_alive(pid) for pid in left if pid), "all have ended", 30)
