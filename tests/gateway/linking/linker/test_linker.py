@@ -300,6 +300,76 @@ def test_a_tool_id_is_echoed_and_an_argument_spawns() -> None:
     assert edges(linked) == {(first, "continues"), (first, "tool"), (child, "output")}
 
 
+TASK = "Find out which of the barges carried slate, and who had signed for them."
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind"),
+    [
+        ((user(TASK),), "spawned"),
+        ((Message("system", "You find things out."), user(TASK), user("Begin.")), "spawned"),
+        ((user("You find things out."), user(TASK)), "output"),
+        ((Message("system", TASK), user("Begin.")), "output"),
+    ],
+)
+def test_only_the_first_message_of_a_user_is_spawned(
+    messages: tuple[Message, ...], kind: str
+) -> None:
+    play = Play()
+    first, _ = play.start(SYSTEM, user("Who signed?"))
+    play.end(first, "", [ToolCall("call_77", "delegate", json.dumps({"task": TASK}))])
+    _, linked = play.start(*messages)
+    assert edges(linked) == {(first, kind)}
+
+
+def test_an_argument_in_a_conversation_that_goes_on_is_an_output() -> None:
+    play = Play()
+    first, _ = play.start(SYSTEM, user("Who signed?"))
+    play.end(first, "", [ToolCall("call_77", "delegate", json.dumps({"task": TASK}))])
+    other, _ = play.run(SYSTEM, said("Hello."), text=STORY)
+    _, linked = play.start(SYSTEM, said("Hello."), said(STORY), user(TASK))
+    assert edges(linked) == {(other, "continues"), (first, "output")}
+
+
+@pytest.mark.parametrize("prompt", [STORY, f"Translate this:\n\n{STORY}"])
+def test_what_was_written_beyond_the_horizon_is_read_by_nobody(prompt: str) -> None:
+    for age, is_linked in ((90.0, True), (110.0, False)):
+        play = Play(horizon_s=100)
+        call, _ = play.run(user("Tell me a story."), text=STORY)
+        play.now += age
+        _, linked = play.start(user(prompt))
+        assert edges(linked) == ({(call, "output")} if is_linked else set())
+
+
+def test_a_conversation_continues_from_beyond_the_horizon() -> None:
+    play = Play(horizon_s=100)
+    call, _ = play.run(user("Tell me a story."), text=STORY)
+    play.now += 1000.0
+    _, linked = play.start(user("Tell me a story."), said(STORY), user("More."))
+    assert edges(linked) == {(call, "continues")}
+
+
+def test_several_tool_ids_narrow_down_whose_they_are() -> None:
+    play = Play()
+
+    def asks(*ids: str) -> str:
+        call, _ = play.start(user(f"Look up {ids}."))
+        play.end(call, "", [ToolCall(each, "search", "{}") for each in ids])
+        return call
+
+    def results(*ids: str) -> LinkedCall:
+        return play.start(*(Message("tool", "Found.", tool_call_id=each) for each in ids))[1]
+
+    # A server that counts anew gives ids again.
+    first, second, third = asks("1", "2"), asks("2", "3"), asks("3", "1")
+    for ids, call in ((("1", "2"), first), (("3", "2"), second), (("1", "3"), third)):
+        linked = results(*ids)
+        assert edges(linked) == {(call, "continues"), (call, "tool")}
+        assert {link.confidence for link in linked.links} == {1.0}
+    # An id that nobody minted says nothing.
+    assert edges(results("1", "2", "none")) == {(first, "continues"), (first, "tool")}
+
+
 def test_what_a_prompt_held_already_links_nothing() -> None:
     play = Play()
     play.run(user(f"Summarise: {STORY}"), text=f"The text says: {STORY}")

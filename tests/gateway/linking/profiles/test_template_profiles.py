@@ -30,6 +30,7 @@ class Client:
     def __init__(self, max_templates: int = 100, seed: int = 0) -> None:
         self.profiles = TenantProfiles(max_templates)
         self.now = 0.0
+        self._forecasts = Forecasts()
         self._draw = random.Random(seed)
         self._ids = count()
 
@@ -65,11 +66,14 @@ class Client:
         self.ask("title", joined, tokens=5)
         self.now += 10.0
 
-    def forecast(self, role: str) -> Forecast:
-        forecasts = Forecasts()
+    def tell(self) -> None:
+        """The gateway learns what has changed, as it does every second."""
         changed, removed = self.profiles.changes(1000)
-        forecasts.update("tenant", changed, removed)
-        found = forecasts.of("tenant", self.body(role))
+        self._forecasts.update("tenant", changed, removed)
+
+    def forecast(self, role: str) -> Forecast:
+        self.tell()
+        found = self._forecasts.of("tenant", self.body(role))
         assert found is not None
         return found
 
@@ -141,6 +145,53 @@ def test_what_is_known_of_old_calls_fades() -> None:
     for _ in range(600):
         client.ask("title", tokens=10)
     assert client.forecast("title").output_tokens[0] < 15
+
+
+def test_shares_and_groups_stay_right_as_old_calls_fade() -> None:
+    client = Client()
+    for parts in (8, 3):
+        for _ in range(900 // parts):
+            client.map_reduce(parts)
+        part = client.forecast("map")
+        assert part.settled <= 256
+        assert part.feeds_fan_in == pytest.approx(1, abs=0.02)
+        assert part.fan_in == part.siblings == pytest.approx(parts, rel=0.15)
+        assert part.successors[0][1:] == (pytest.approx(1, abs=0.02), pytest.approx(1))
+
+
+def test_answers_that_returned_fade_with_the_others() -> None:
+    client = Client()
+    for _ in range(300):
+        client.now += 1.0
+        client.ask("agent", client.ask("agent"), kind="continues")
+    for _ in range(1200):
+        client.ask("agent")
+        client.now += 400.0
+    assert client.forecast("agent").returns < 0.05
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "unused_s"),
+    # Four times the long gaps, but at least ten seconds.
+    [(0.5, (9, 11)), (9.0, (35, 44)), (50.0, (199, 241))],
+)
+def test_an_answer_counts_as_unused_as_late_as_its_gaps_say(
+    gap_s: float, unused_s: tuple[float, float]
+) -> None:
+    for wait_s, is_settled in zip(unused_s, (False, True), strict=True):
+        client = Client()
+        for _ in range(40):
+            call = client.ask("agent")
+            client.now += gap_s
+            client.ask("title", call)
+            client.now += 400.0
+            client.tell()
+        client.send("title")
+        before = client.forecast("agent").settled
+        client.ask("agent")
+        client.now += wait_s
+        client.send("title")
+        assert client.forecast("agent").settled - before == is_settled
 
 
 def test_templates_used_longest_ago_make_room() -> None:
