@@ -47,10 +47,9 @@ def pack_checked(
         make_runner: makes a runner of the result with a number of blocks.
 
     Raises:
-        UnpagedModelError: it cannot run so, or computes something else then; it is as it was.
+        UnpagedModelError: it cannot run so, or computes something else then.
     """
     probed = probe(model, longest)
-    own_attention = model.config._attn_implementation
     packed = PackedModel(model, probed.body, probed.shape, probed.layers)
     size = block_size + _BEHIND
     if size > longest:
@@ -75,18 +74,13 @@ def pack_checked(
             runner.execute(StepBatch(rows)).split([len(row.token_ids) for row in rows])
             for rows in steps
         )
-        found = [torch.cat((a, c, e)), torch.cat((b, d, f))]
-        difference = _difference(torch.cat(found), torch.cat(expected))
-        rounds = runner.kv_cache.dtype is not torch.float32
-        if not difference <= (_ROUNDED_TOLERANCE if rounds else _TOLERANCE):
-            raise UnpagedModelError(
-                f"its logits over paged KV differ from its own by {difference:.2g}"
-            )
     except Exception as error:
-        model.set_attn_implementation(own_attention)
-        if isinstance(error, UnpagedModelError):
-            raise
         raise UnpagedModelError(f"a first step fails: {error!r}") from error
+    found = torch.cat((a, c, e, b, d, f))
+    difference = _difference(found, torch.cat(expected))
+    rounds = runner.kv_cache.dtype is not torch.float32
+    if not difference <= (_ROUNDED_TOLERANCE if rounds else _TOLERANCE):
+        raise UnpagedModelError(f"its logits over paged KV differ from its own by {difference:.2g}")
     return packed
 
 

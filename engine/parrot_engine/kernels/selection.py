@@ -40,17 +40,14 @@ def resolve_kernels(name: str, device: torch.device) -> Kernels:
 
 
 def reads_float8(device: torch.device) -> bool:
-    """Whether Triton's kernels can read float8 on a device."""
+    """Return True if Triton's kernels can read float8 on a device."""
     if device.type != "cuda":
         return True
     return bool(torch.cuda.get_device_capability(device) >= MIN_FP8_CAPABILITY)
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str, kernels: Kernels, device: torch.device) -> None:
-    """Whether these kernels can read a cache of this setting on a device.
-
-    Raises `SettingsError` where they cannot.
-    """
+    """Raise `SettingsError` unless these kernels can read a cache of this setting on a device."""
     if kv_cache_dtype == "auto" or kernels == "torch" or device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

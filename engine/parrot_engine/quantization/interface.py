@@ -24,7 +24,7 @@ Activations: TypeAlias = Literal["none", "static", "dynamic"]
 
 @dataclass(frozen=True)
 class Quantization(ABC):
-    """What `quantization_config` says of a checkpoint's weights.
+    """The format of a checkpoint's weights, read from `quantization_config`.
 
     A projection named P is stored as several tensors P.suffix; which projections are quantised is
     read off the tensors that are there.
@@ -60,7 +60,7 @@ class Quantization(ABC):
         return self.bits / 8 + share * (2 if self.bits == 4 else 4) + share * self.zero_points
 
     def skips(self, name: str) -> bool:
-        """Whether module `name` stays dense where weights are drawn at random."""
+        """Return True if module `name` stays dense where weights are drawn at random."""
         for pattern in self.skipped:
             if pattern.startswith("re:"):
                 if re.match(pattern[3:], name):

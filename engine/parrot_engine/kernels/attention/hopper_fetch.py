@@ -26,7 +26,7 @@ CODE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, ra
 
 @dataclass(frozen=True, slots=True)
 class HopperConstants:
-    """What `hopper_prefill` is compiled for."""
+    """Constants that `hopper_prefill` is compiled for."""
 
     #: The cache holds float8 with scales (`attention.storage`).
     quantized: bool
@@ -129,7 +129,7 @@ def _fetch_buffer(boxes, buffer, start, last_block, table, head, C: gl.constexpr
 
 @gluon.jit
 def convert_tiles(scales, work, code_ring, ring, C: gl.constexpr):
-    """What `fetch_tiles` brings to `code_ring`, converted to `ring`; by four warps.
+    """Convert what `fetch_tiles` brings to `code_ring` and write it to `ring`; by four warps.
 
     `scales` are the caches of keys and of values as float32.
     """

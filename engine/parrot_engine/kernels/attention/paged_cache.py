@@ -13,7 +13,7 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants:
-    """What the attention kernels are compiled for."""
+    """Constants that the attention kernels are compiled for."""
 
     #: Whole tiles of keys come through the copy engine.
     descriptors: bool

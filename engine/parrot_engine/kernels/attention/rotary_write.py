@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_of(largest, zeros):
-    """Of heads with these largest magnitudes; `zeros` is NaN for those that are not finite."""
+    """The scales of heads with these largest magnitudes; `zeros` is NaN for heads not finite."""
     # NOTE: 448 x 2^-60, see `attention.storage`.
     return tl.div_rn(tl.maximum(largest, 3.885780586188048e-16), 448.0) + zeros
 

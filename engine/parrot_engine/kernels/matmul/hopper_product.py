@@ -44,7 +44,7 @@ _HALF_OF_REGISTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class ProductConstants:
-    """What `hopper_product` is compiled for."""
+    """Constants that `hopper_product` is compiled for."""
 
     gated: bool
     has_bias: bool
@@ -181,7 +181,7 @@ def _fetch_values(x_boxes, values, full, token, num_tokens, step, stage, C: gl.c
 
 @gluon.jit
 def _load_scales(scales, rows, step, C: gl.constexpr):
-    """Those of `rows` of W in a step."""
+    """The scales of `rows` of W in a step."""
     group = step * _COLUMNS // C.group
     last: gl.constexpr = (C.in_size - 1) // C.group
     return gl.load(scales + gl.minimum(group, last) * C.scale_blocks + rows // C.scale_rows)
@@ -312,7 +312,7 @@ def _finish(total, upper, first_row, x_scales, results, num_tokens, C: gl.conste
 def product_constants(
     weight: PackedWeight, tuning: Tuning, *, gated: bool, has_bias: bool, has_residual: bool
 ) -> ProductConstants:
-    """What the kernel is compiled for."""
+    """The constants of the kernel for a product with `weight`."""
     return ProductConstants(
         gated=gated,
         has_bias=has_bias,

@@ -169,7 +169,7 @@ class StackedWeights(NamedTuple):
 
 
 def num_splits(num_blocks: int, num_programs: int, num_cores: int) -> int:
-    """Programs that divide blocks of columns, where so many others keep the cores busy."""
+    """The parts to divide blocks of columns into, with `num_programs` others keeping cores busy."""
     wanted = max(1, 2 * num_cores // max(1, num_programs))
     return min(_MAX_SPLITS, num_blocks, 1 << (wanted - 1).bit_length())
 

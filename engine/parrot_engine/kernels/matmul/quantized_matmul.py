@@ -222,11 +222,11 @@ def quantized_tiles(
     DESCRIPTORS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Program (t, i, s) makes `BLOCK_OUT` outputs of `TOKENS` tokens from a part of the columns.
+    """Compute `BLOCK_OUT` outputs of `TOKENS` tokens from a part of the columns: program (t, i, s).
 
     `BLOCK_IN` columns are a step, within one group where `GROUPED`. Columns are cut as in
-    `skinny_matmul.tile_product`, for one block of tokens only. With
-    `X_PARTS` x is so many numbers of `split_rows`, and codes are multiplied as they are.
+    `skinny_matmul.tile_product`, for one block of tokens only. With `X_PARTS` x is that number of
+    `split_rows`' numbers, and codes are multiplied as they are.
     """
     first = tl.program_id(1) * BLOCK_OUT
     rows = first + tl.arange(0, BLOCK_OUT)

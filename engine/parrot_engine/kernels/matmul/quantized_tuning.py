@@ -29,12 +29,12 @@ VECTOR_COLUMNS = 512
 
 
 def kind_of(weight: PackedWeight) -> str:
-    """What a weight's speed depends on: `fp8`, `int8`, `fp8 in groups`, `int4 in groups`, …"""
+    """The format that a weight's speed depends on: `fp8`, `int8`, `fp8 in groups`, …"""
     return f"{weight.kind} in groups" if is_grouped(weight) else weight.kind
 
 
 def is_grouped(weight: PackedWeight) -> bool:
-    """Whether scales differ along a row, or zero points have to be subtracted."""
+    """Return True if scales differ along a row, or zero points have to be subtracted."""
     return weight.group < weight.in_size or weight.zeros is not None
 
 
@@ -92,7 +92,7 @@ def _measured(table: Path, kind: str, case: Product) -> Tuning:
 
 
 def takes_ring(weight: PackedWeight) -> bool:
-    """Whether `hopper_product` can multiply `weight`: in whole steps, within a group each."""
+    """Return True if `hopper_product` can multiply `weight`: in whole steps within a group."""
     return (
         weight.kind == "fp8"
         and weight.in_size % STEP_COLUMNS == 0
@@ -106,7 +106,7 @@ def vector_columns(weight: PackedWeight) -> int:
 
 
 def takes_vector(tuning: Tuning, case: Product, weight: PackedWeight) -> bool:
-    """Whether the kernels of one token can multiply `weight`."""
+    """Return True if the kernels of one token can multiply `weight`."""
     if weight.order is not None:
         return False
     if weight.kind == "int4":

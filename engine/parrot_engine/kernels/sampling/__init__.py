@@ -1,1 +1,1 @@
-"""What is drawn of logits, and the largest of them."""
+"""Kernels that draw tokens from logits, and find the largest logit."""

@@ -36,7 +36,7 @@ NUM_WARPS = 16
 
 
 def tiles(vocab_size: int) -> dict[str, int]:
-    """What `draw_tokens` is compiled for besides the kinds of draws."""
+    """Constants that `draw_tokens` is compiled for, besides the kinds of draws."""
     segment = triton.cdiv(vocab_size, _SEGMENTS * _LANES) * _LANES
     return {
         "VOCAB": vocab_size,
@@ -50,7 +50,7 @@ def tiles(vocab_size: int) -> dict[str, int]:
 
 @triton.jit
 def _weigh(distances, scale, COUNT: tl.constexpr):
-    """What tokens count for by their distances from the largest logit, float32."""
+    """Weights of tokens by their distances from the largest logit, float32."""
     if COUNT:
         return tl.where(distances <= _FARTHEST, 1.0, 0.0)
     return tl.exp2(-distances * scale)
@@ -66,7 +66,7 @@ def _in_units(sums, COUNT: tl.constexpr):
 
 @triton.jit
 def _distances(row, columns, largest, VOCAB: tl.constexpr):
-    """Of columns of a row of logits; infinite behind its end."""
+    """Distances of a row's logits from the largest; infinite behind its end."""
     return largest - tl.load(row + columns, mask=columns < VOCAB, other=float("-inf"))
 
 
