@@ -56,7 +56,7 @@ async def test_a_server_that_fails_gets_no_calls_until_it_answers_again(
         port = served.fakes[0].port
         await served.fakes[0].close()
         statuses = []
-        for number in range(12):
+        for number in range(24):
             body = {"model": MODEL, "messages": [user(f"{number} " * 50)]}
             status, _, answer = await served.service.post("/v1/chat/completions", body)
             statuses.append(status)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ async def test_calls_are_the_least_urgent(
     priorities = [each.priority for each in generated]
     assert len(set(priorities[:32])) == 1
     assert priorities[32] < min(priorities[:32]) - 400
+
+
+async def test_half_of_an_engine_stays_free(engine: ScriptedRemoteEngine, tmp_path: Path) -> None:
+    settings = BatchSettings(folder=tmp_path, max_running_lines=1000)
+    half = 4
+    engine.info = replace(engine.info, max_batch_size=2 * half)
+    async with serving(engine, batches=settings) as service, service.client() as client:
+        engine.automatic = False
+        batch = await begin(client, [line(f"{n}") for n in range(half + 1)])
+        await engine.wait_for(lambda: len(engine.contexts) >= half, 20)
+        assert service.gateway.batches.describe()["running_lines"] == half
+        engine.automatic = True
+        engine.step()
+        assert (await ended(client, batch.id)).status == "completed"
+    assert engine.most_contexts == half
 
 
 async def test_completions_and_responses(client: openai.AsyncOpenAI) -> None:
@@ -355,25 +371,28 @@ def ids_of(content: bytes) -> set[str]:
     return {json.loads(each)["custom_id"] for each in content.splitlines()}
 
 
-async def test_an_end_that_was_cut_short_makes_its_file_once(batches: BatchSettings) -> None:
-    """A gateway that stopped with the output file made, and the batch not completed."""
+async def test_an_end_that_was_cut_short_makes_its_files_once(batches: BatchSettings) -> None:
+    """A gateway that stopped with both files made, and the batch not completed."""
     folder = batches.data_folder / "batches"
     async with serving(ScriptedRemoteEngine(), batches=batches) as service, service.client() as all:
-        batch = await begin(all, [line("a")])
-        output_file_id = str((await ended(all, batch.id)).output_file_id)
-        output = (await all.files.content(output_file_id)).read()
+        batch = await begin(all, [line("a"), line("hot", temperature=99)])
+        first = await ended(all, batch.id)
+        file_ids = [first.output_file_id, first.error_file_id]
+        contents = [(await all.files.content(file_id)).read() for file_id in file_ids]
         await until(lambda: len(list(folder.iterdir())) == 1)
     path = folder / f"{batch.id}.json"
     state = json.loads(path.read_bytes())
     del state["reached"]["completed"]
     path.write_text(json.dumps(state | {"status": "finalizing"}))
-    path.with_suffix(".output").write_bytes(output)
+    for suffix, content in zip((".output", ".errors"), contents, strict=True):
+        path.with_suffix(suffix).write_bytes(content)
     async with serving(ScriptedRemoteEngine(), batches=batches) as service, service.client() as all:
         done = await ended(all, batch.id)
-        assert (done.status, done.output_file_id) == ("completed", output_file_id)
+        assert done.status == "completed"
+        assert [done.output_file_id, done.error_file_id] == file_ids
         made = await all.files.list(purpose="batch_output")
-        assert [each.id async for each in made] == [output_file_id]
-        assert (await all.files.content(output_file_id)).read() == output
+        assert sorted([each.id async for each in made]) == sorted(file_ids)
+        assert [(await all.files.content(file_id)).read() for file_id in file_ids] == contents
 
 
 @pytest.mark.parametrize("status", ["in_progress", "finalizing"])

@@ -101,6 +101,17 @@ async def test_too_much_is_refused_and_leaves_nothing(kept: Service) -> None:
     assert list((folder / "uploads").iterdir()) == []
 
 
+async def test_a_folder_that_is_full_to_the_byte(
+    engine: ScriptedRemoteEngine, tmp_path: Path
+) -> None:
+    settings = BatchSettings(folder=tmp_path, max_total_bytes=5)
+    async with serving(engine, batches=settings) as service:
+        await upload(service, b"x" * 5)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await upload(service, b"x")
+    assert (caught.value.status_code, caught.value.code) == (413, "storage_full")
+
+
 BOUNDARY = b"--x\r\n"
 PURPOSE = BOUNDARY + b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
 FILE = BOUNDARY + b'Content-Disposition: form-data; name="file"; filename="f"\r\n\r\nabc\r\n'
