@@ -23,7 +23,11 @@ from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import MARKER, PREFIX, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
-from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
+from parrot_gateway.api.semantic.recorded_exchange import (
+    RECORDED_ROUTES,
+    RecordedExchange,
+    RecordedExchanges,
+)
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.upstream import UpstreamClient
@@ -119,13 +123,13 @@ class CallRoutes:
         self._ordinary_headers: set[bytes] = set()
         self._turns = PreparationTurns()
         self._identity = SessionIdentity(identity)
-        self._recordings = Recordings(self._identity, service)
+        self._recorded = RecordedExchanges(self._identity, service)
         self._semantic = SemanticCalls(
             service, models, self._identity, linking, keep_alive_s=server.keep_alive_s,
             answer_call=self._answer,
         )  # fmt: skip
         self._responses = ResponseRoutes(
-            models, store, background, server, self._recordings, linking, inferred
+            models, store, background, server, self._recorded, linking, inferred
         )
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
@@ -189,10 +193,10 @@ class CallRoutes:
         if kind is None:
             await self._pass_any(exchange, name, name, body, frozenset())
             return
-        recording = self._recordings.begin(exchange, kind, name, envelope)
-        with recording or nullcontext():
-            answer = partial(self._pass_any, exchange, name, name, body, frozenset(), recording)
-            await self._linked(exchange, body, answer, recording)
+        recorded = self._recorded.begin(exchange, kind, name, envelope)
+        with recorded or nullcontext():
+            answer = partial(self._pass_any, exchange, name, name, body, frozenset(), recorded)
+            await self._linked(exchange, body, answer, recorded)
 
     async def _with_values(self, exchange: Exchange, body: bytes) -> bytes:
         """The body with values in place of the references in its texts, once all are there.
@@ -217,7 +221,7 @@ class CallRoutes:
         model: str,
         body: bytes,
         tried: frozenset[str],
-        recording: Recording | None = None,
+        recorded: RecordedExchange | None = None,
     ) -> None:
         """Pass a call of `model` on; `tried` as in `_answer`."""
         target = self._models.resolve(model)
@@ -226,7 +230,7 @@ class CallRoutes:
             if exchange.method == "POST" and exchange.path in POOLING_ROUTES:
                 await self._pool(exchange, target.model, requested, body)
                 return
-            if await self._responses.generate(exchange, target.model, requested, body, recording):
+            if await self._responses.generate(exchange, target.model, requested, body, recorded):
                 return
             raise UnsupportedError(
                 f"The model '{model}' is run by this gateway's own engine, which does not offer "
@@ -237,9 +241,9 @@ class CallRoutes:
 
         async def fall_back(other: str) -> None:
             tried_now = tried | {target.upstream}
-            await self._pass_any(exchange, requested, other, body, tried_now, recording)
+            await self._pass_any(exchange, requested, other, body, tried_now, recorded)
 
-        context = _context_of(recording)
+        context = _context_of(recorded)
         await forward_any(
             ForwardedCall(
                 exchange,
@@ -251,7 +255,7 @@ class CallRoutes:
             ),
             model=target.model,
             requested_model=requested,
-            on_first=None if recording is None else recording.read_first,
+            on_first=None if recorded is None else recorded.read_first,
         )
 
     async def pooling(self, exchange: Exchange) -> None:
@@ -293,11 +297,11 @@ class CallRoutes:
                     "gets its requests unchanged (setting upstreams.api).",
                     param="parrot",
                 )
-        recording = self._recordings.begin(exchange, "messages", model, request.semantic_head)
-        context = _context_of(recording)
-        with recording or nullcontext():
+        recorded = self._recorded.begin(exchange, "messages", model, request.semantic_head)
+        context = _context_of(recorded)
+        with recorded or nullcontext():
             answer = partial(self._message, exchange, request, context, model, frozenset())
-            await self._linked(exchange, request.body, answer, recording)
+            await self._linked(exchange, request.body, answer, recorded)
 
     def _is_passed(self, target: Target) -> bool:
         """Whether a request of Anthropic's API goes there unchanged."""
@@ -411,25 +415,25 @@ class CallRoutes:
             is_semantic = await asyncio.to_thread(_read_large, headers, request)
         if is_semantic and await self._semantic.answer(exchange, request):
             return
-        recording = self._recordings.begin(exchange, kind, request.model, request.head)
-        with recording or nullcontext():
-            answer = partial(self._answer, exchange, request, _context_of(recording))
-            await self._linked(exchange, request.body, answer, recording)
+        recorded = self._recorded.begin(exchange, kind, request.model, request.head)
+        with recorded or nullcontext():
+            answer = partial(self._answer, exchange, request, _context_of(recorded))
+            await self._linked(exchange, request.body, answer, recorded)
 
     async def _linked(
         self,
         exchange: Exchange,
         body: bytes,
         answer: Callable[[], Awaitable[None]],
-        recording: Recording | None = None,
+        recorded: RecordedExchange | None = None,
     ) -> None:
         """Answer a call, and let the linker know what it and its answer say."""
         if not self._linking.is_running:
             await answer()
-        elif recording is None:
+        elif recorded is None:
             await self._linking.follow(exchange, body, answer)
         else:
-            node = recording.call.node
+            node = recorded.call.node
             await self._linking.follow(exchange, body, answer, node.session_id, node.id)
 
     def _note_ordinary(self, headers: Iterable[bytes]) -> None:
@@ -565,10 +569,10 @@ class CallRoutes:
         return await self._models.loaded_engine(target.model)
 
 
-def _context_of(recording: Recording | None) -> CallContext:
-    if recording is None:
+def _context_of(recorded: RecordedExchange | None) -> CallContext:
+    if recorded is None:
         return _ORDINARY
-    return CallContext(recording.call.metadata, (recording.call,))
+    return CallContext(recorded.call.metadata, (recorded.call,))
 
 
 def _read_large(headers: Headers, request: CallRequest) -> bool:

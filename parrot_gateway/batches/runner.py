@@ -53,7 +53,7 @@ _UNANSWERED = {
 }
 
 
-class LineCall(NamedTuple):
+class LineRequest(NamedTuple):
     """One request of a batch, to be answered."""
 
     tenant: str
@@ -67,7 +67,7 @@ class LineCall(NamedTuple):
 class AnswerLine(Protocol):
     """Answers one request; whatever becomes of it is an answer."""
 
-    async def __call__(self, call: LineCall) -> LineAnswer: ...
+    async def __call__(self, call: LineRequest) -> LineAnswer: ...
 
 
 class Tools(NamedTuple):
@@ -229,7 +229,7 @@ class BatchRun:
 
     async def _answer(self, line: BatchLine, journal: Journal) -> None:
         batch, tries = self.batch, 0
-        call = LineCall(batch.tenant, batch.id, batch.endpoint, line.body)
+        call = LineRequest(batch.tenant, batch.id, batch.endpoint, line.body)
         while True:
             answer = await self.tools.answer(call)
             tries += 1

@@ -27,7 +27,12 @@ from parrot_gateway.engines.breaker import BreakerState, CircuitBreaker, Permit
 from parrot_gateway.engines.proxy_headers import RequestHeaders, can_be_passed_on
 from parrot_gateway.engines.retry import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
-from parrot_gateway.engines.upstream_response import Broken, CallTracker, UpstreamResponse, explain
+from parrot_gateway.engines.upstream_response import (
+    Broken,
+    RequestTracker,
+    UpstreamResponse,
+    explain,
+)
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
     DrainedError,
@@ -273,7 +278,7 @@ class Upstream:
         request: UpstreamRequest,
         *,
         first_byte_timeout_s: float | None = None,
-        tracker: CallTracker | None = None,
+        tracker: RequestTracker | None = None,
     ) -> UpstreamResponse:
         """Send one request and return its answer once the first bytes of the body are there.
 
@@ -415,7 +420,7 @@ class Upstream:
         url: URL,
         headers: CIMultiDict[str],
         body: bytes,
-        tracker: CallTracker | None = None,
+        tracker: RequestTracker | None = None,
     ) -> UpstreamResponse:
         session = self._session
         if session is None:

@@ -38,7 +38,7 @@ class Broken(Exception):
         self.at_once = at_once
 
 
-class CallTracker(Protocol):
+class RequestTracker(Protocol):
     """Follows one request to a server of several; see `UpstreamResponse`."""
 
     @property
@@ -120,7 +120,7 @@ class UpstreamResponse:
         slots: Slots,
         report: Callable[[Permit | None, bool], None],
         usage: UsageTotals,
-        tracker: CallTracker | None = None,
+        tracker: RequestTracker | None = None,
     ) -> None:
         self.server = server
         self._settings = settings

@@ -30,8 +30,8 @@ from parrot_gateway.generation.request import (
 from parrot_gateway.generation.state import GenerationState
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
-    CallBegin,
     ContentPiece,
+    ToolCallBegin,
     ToolCallText,
 )
 
@@ -243,7 +243,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class CollectedCall:
+class CollectedToolCall:
     """One tool call."""
 
     id: str
@@ -258,7 +258,7 @@ class Candidate:
     #: Content; of a call that may use tools, without the calls.
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[CollectedCall] = field(default_factory=list)
+    calls: list[CollectedToolCall] = field(default_factory=list)
     tokens: list[TextToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     #: A call that generates nothing ends by its length.
@@ -283,8 +283,8 @@ class Candidate:
             for piece in delta.pieces:
                 if isinstance(piece, ContentPiece):
                     self.texts.append(piece.text)
-                elif isinstance(piece, CallBegin):
-                    self.calls.append(CollectedCall(piece.id, piece.name))
+                elif isinstance(piece, ToolCallBegin):
+                    self.calls.append(CollectedToolCall(piece.id, piece.name))
                 elif isinstance(piece, ArgumentsPiece):
                     self.calls[piece.call].arguments += piece.text
         self.tokens += delta.tokens

@@ -27,8 +27,8 @@ from parrot_gateway.generation.request import ChoiceDelta
 from parrot_gateway.generation.requests.call import PATHS, CallKind, CallRequest
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
-    CallBegin,
     ContentPiece,
+    ToolCallBegin,
     ToolPiece,
 )
 
@@ -250,7 +250,7 @@ def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
         index = given.get("index", number)
         name, id_ = function.get("name"), given.get("id")
         if name or id_ or not function.get("arguments"):
-            yield CallBegin(index, str(name or ""), str(id_ or ""))
+            yield ToolCallBegin(index, str(name or ""), str(id_ or ""))
         if function.get("arguments"):
             yield ArgumentsPiece(index, str(function["arguments"]))
 

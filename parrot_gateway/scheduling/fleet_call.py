@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import OverloadedError, UpstreamError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.requests.call import in_thread_if_large
 from parrot_gateway.scheduling.fleet_server import BegunStream, FleetServer
-from parrot_gateway.scheduling.placer import SubmittedCall, template_of
+from parrot_gateway.scheduling.placer import SubmittedTask, template_of
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.scheduling.upstream_prompt import BYTES_PER_TOKEN, UpstreamPrompt, read_prompt
 
@@ -78,7 +78,7 @@ class FleetCall:
                 request, first_byte_timeout_s=first_byte_timeout_s
             )
         else:
-            placed = PlacedCall(fleet, self._metadata, prompt)
+            placed = ServerPlacement(fleet, self._metadata, prompt)
             response = await placed.request(keeper, request, first_byte_timeout_s)
         if response.status == 404 and prompt.continues and keeper is None:
             others = [s for s in fleet.in_order(None) if s.upstream.name != response.server]
@@ -128,8 +128,8 @@ class FleetCall:
         return answer
 
 
-class PlacedCall(SubmittedCall):
-    """One call to a server that the scheduler chooses; a `CallTracker`.
+class ServerPlacement(SubmittedTask):
+    """One call to a server that the scheduler chooses; a `RequestTracker`.
 
     Args:
         fleet: the servers.
@@ -276,13 +276,13 @@ class PlacedCall(SubmittedCall):
         self.read(response.first)
 
     def read(self, data: bytes) -> None:
-        """See `CallTracker`."""
+        """See `RequestTracker`."""
         self._num_bytes += len(data)
         if self._is_stream:
             self._num_events += data.count(b"data:")
 
     def succeeded(self, usage: Usage | None) -> None:
-        """See `CallTracker`."""
+        """See `RequestTracker`."""
         server, prompt = self._server, self._prompt
         assert server is not None
         generated = 1 if prompt.max_tokens == 1 else self._generated(usage)
@@ -310,7 +310,7 @@ class PlacedCall(SubmittedCall):
         return max(1, self._num_bytes // BYTES_PER_TOKEN)
 
     def close(self) -> None:
-        """See `CallTracker`."""
+        """See `RequestTracker`."""
         server, self._server = self._server, None
         if server is not None:
             server.unanswered.pop(self, None)

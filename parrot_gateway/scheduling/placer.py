@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import AdapterInfo, EngineInfo, Retention
@@ -50,6 +50,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.scheduling.event_log_file import EventLogFile
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 
@@ -65,16 +66,6 @@ _UNPAGED_CONTEXTS = 16
 POOLING_STEPS = 4
 #: Blocks that say which template a prompt was made from, where nothing else does.
 _TEMPLATE_BLOCKS = 4
-
-
-class Recorder(Protocol):
-    """Keeps what went in and what came out of each step."""
-
-    def record(self, now: float, events: list[Event], actions: list[Action]) -> None:
-        """One step."""
-
-    def close(self) -> None:
-        """There will be no more."""
 
 
 class ModelPlacer:
@@ -110,11 +101,11 @@ class ModelPlacer:
         self.adapter = adapter
         self.parses_reasoning = parses_reasoning
 
-    def place(self, request: GenerationRequest) -> PlacementRequest:
-        return PlacementRequest(self, request)
+    def place(self, request: GenerationRequest) -> EnginePlacement:
+        return EnginePlacement(self, request)
 
 
-class SubmittedCall:
+class SubmittedTask:
     """One call in the scheduler's hands, until it is closed.
 
     Args:
@@ -221,7 +212,7 @@ class SubmittedCall:
         self._runner._ended(self, events)
 
 
-class PlacementRequest(SubmittedCall):
+class EnginePlacement(SubmittedTask):
     """One call to an own engine; see `parrot_gateway.generation.placement.Placement`.
 
     Args:
@@ -306,7 +297,7 @@ class SchedulerRunner:
         scheduler: decides.
         drop_kept: drops what an engine keeps for an application that has no use for it any more.
         clock: seconds, never going backwards.
-        recorder: gets every step.
+        event_log: gets every step.
         explanations: remembers placements, if anything does.
     """
 
@@ -316,19 +307,19 @@ class SchedulerRunner:
         drop_kept: Callable[[EngineId, ApplicationId], None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
+        event_log: EventLogFile | None = None,
         explanations: Explanations | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.explanations = explanations
         self._drop_kept = drop_kept
         self._clock = clock
-        self._recorder = recorder
+        self._event_log = event_log
         self._numbers = itertools.count(1)
-        self._requests: dict[int, SubmittedCall] = {}
-        self._by_engine: dict[EngineId, set[SubmittedCall]] = {}
+        self._requests: dict[int, SubmittedTask] = {}
+        self._by_engine: dict[EngineId, set[SubmittedTask]] = {}
         self._pending_events: list[Event] = []
-        self._progressed: dict[int, SubmittedCall] = {}
+        self._progressed: dict[int, SubmittedTask] = {}
         self._turn_is_booked = False
         self._timer: asyncio.TimerHandle | None = None
         self._stepping = False
@@ -344,7 +335,7 @@ class SchedulerRunner:
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def submit(self, request: SubmittedCall, make: Callable[[int], Task]) -> Task:
+    def submit(self, request: SubmittedTask, make: Callable[[int], Task]) -> Task:
         """Hand in a task, made with the id it gets; it may have a place when this returns.
 
         The request must be closed, whatever happens.
@@ -405,7 +396,7 @@ class SchedulerRunner:
             self._refuse(request, error)
         self.notify(*(TaskCancelled(request._task.id) for request in waiting if request._task))
 
-    def _waiting(self, model: str) -> list[SubmittedCall]:
+    def _waiting(self, model: str) -> list[SubmittedTask]:
         return [
             request
             for request in self._requests.values()
@@ -430,8 +421,8 @@ class SchedulerRunner:
             self._timer = None
         for request in list(self._requests.values()):
             self._refuse(request, OverloadedError("The gateway is shutting down."))
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._event_log is not None:
+            self._event_log.close()
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -459,8 +450,8 @@ class SchedulerRunner:
             self._progressed.clear()
             now = self._clock()
             actions = self.scheduler.step(now, events)
-            if self._recorder is not None:
-                self._recorder.record(now, events, actions)
+            if self._event_log is not None:
+                self._event_log.record(now, events, actions)
             for action in actions:
                 self._carry_out(action, now)
         finally:
@@ -507,7 +498,7 @@ class SchedulerRunner:
         if request._future is not None and not request._future.done():
             request._future.set_result(place)
 
-    def _refuse(self, request: SubmittedCall, error: GatewayError) -> None:
+    def _refuse(self, request: SubmittedTask, error: GatewayError) -> None:
         """The scheduler has forgotten the task."""
         request._state = "ended"
         self._forget(request)
@@ -531,20 +522,20 @@ class SchedulerRunner:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _note_progress(self, request: SubmittedCall) -> None:
+    def _note_progress(self, request: SubmittedTask) -> None:
         assert request._task is not None
         self._progressed[request._task.id] = request
         if not self._turn_is_booked:
             self._book_turn()
 
-    def _ended(self, request: SubmittedCall, events: list[Event]) -> None:
+    def _ended(self, request: SubmittedTask, events: list[Event]) -> None:
         """A request is closed; the scheduler gets these events."""
         request._state = "ended"
         self._forget(request)
         if events:
             self.notify(*events)
 
-    def _forget(self, request: SubmittedCall) -> None:
+    def _forget(self, request: SubmittedTask) -> None:
         assert request._task is not None
         self._requests.pop(request._task.id, None)
         self._progressed.pop(request._task.id, None)

@@ -28,7 +28,7 @@ from parrot_gateway.semantic.variable import Failure
 MAX_MODEL_CHARACTERS = 1024
 
 
-class RecordedStatistics(NamedTuple):
+class RecordedCallCounts(NamedTuple):
     """Counters since the start."""
 
     recorded: int
@@ -90,8 +90,8 @@ class RecordedCall(GenerationObserver):
 
 
 @dataclass(eq=False)
-class CallRecorder:
-    """Records calls."""
+class RecordedCalls:
+    """Puts recorded calls into the graphs of their sessions."""
 
     sessions: SessionStore
     #: Seconds since the epoch.
@@ -99,7 +99,7 @@ class CallRecorder:
     _recorded: int = field(default=0, init=False)
     _skipped: int = field(default=0, init=False)
 
-    def record(self, tenant: str, session_name: str, name: str, model: str) -> RecordedCall | None:
+    def begin(self, tenant: str, session_name: str, name: str, model: str) -> RecordedCall | None:
         """A call that runs from now on; None where there is no room to record it.
 
         Args:
@@ -128,5 +128,5 @@ class CallRecorder:
         self._recorded += 1
         return RecordedCall(session, node, self.clock)
 
-    def statistics(self) -> RecordedStatistics:
-        return RecordedStatistics(self._recorded, self._skipped)
+    def statistics(self) -> RecordedCallCounts:
+        return RecordedCallCounts(self._recorded, self._skipped)

@@ -39,7 +39,7 @@ from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, snapshot_of
 from parrot_gateway.semantic.readers import Readers
-from parrot_gateway.semantic.recorded_calls import CallRecorder
+from parrot_gateway.semantic.recorded_calls import RecordedCalls
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.templates.body_template import BodyTemplate
@@ -92,7 +92,7 @@ class SemanticService:
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
-        self.recorder = CallRecorder(self.sessions, clock)
+        self.recorded_calls = RecordedCalls(self.sessions, clock)
         self.objectives = ObjectiveTracker(self.sessions.owner_of, on_call_changed)
         self.readers = Readers(self.sessions, self.objectives, timeout_s=call_timeout_s)
         self.executor = Executor(
@@ -317,7 +317,7 @@ class SemanticService:
         return {
             "sessions": self.sessions.statistics()._asdict(),
             "calls": self.executor.statistics()._asdict(),
-            "recorded_calls": self.recorder.statistics()._asdict(),
+            "recorded_calls": self.recorded_calls.statistics()._asdict(),
             "fill_ahead": {} if self.fill_ahead is None else self.fill_ahead.statistics()._asdict(),
             "readers": self.readers.count,
         }

@@ -33,10 +33,10 @@ from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
+from parrot_gateway.scheduling.event_log_file import EventLogFile
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.placer import SchedulerRunner
-from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
 from parrot_gateway.scheduling.upstream_table import AnyUpstream, UpstreamTable
@@ -359,10 +359,10 @@ def _keeps_standby(settings: EngineLinkSettings) -> bool:
 def _scheduling(
     settings: SchedulerSettings, registry: EngineRegistry, is_drained: Callable[[str], bool]
 ) -> SchedulerRunner:
-    recorder = None
+    event_log = None
     if settings.record is not None:
         try:
-            recorder = FileRecorder(settings.record, settings.config, settings.record_max_bytes)
+            event_log = EventLogFile(settings.record, settings.config, settings.record_max_bytes)
         except OSError as error:
             raise ConfigError(f"scheduler.record: {error}") from None
 
@@ -379,5 +379,5 @@ def _scheduling(
     if settings.explain_calls:
         explanations = Explanations(name_of, is_drained=is_drained)
     return SchedulerRunner(
-        Scheduler(settings.config), drop_kept, recorder=recorder, explanations=explanations
+        Scheduler(settings.config), drop_kept, event_log=event_log, explanations=explanations
     )

@@ -45,7 +45,7 @@ _MESSAGES = BodyDecoder(MessagesBody, ("parrot", "conversation", "prompt_cache_k
 _COUNT = BodyDecoder(CountTokensBody)
 
 
-class MessagesCall(NamedTuple):
+class MessagesAsChat(NamedTuple):
     """A request of the Messages API, as a chat."""
 
     chat: CallRequest
@@ -55,7 +55,7 @@ class MessagesCall(NamedTuple):
     ignored: Sequence[str]
 
 
-def messages_request(received: CallRequest, served: ServedModel | None) -> MessagesCall:
+def messages_request(received: CallRequest, served: ServedModel | None) -> MessagesAsChat:
     """The call of `POST /v1/messages`. Call it in a thread for a large body.
 
     Args:
@@ -88,10 +88,10 @@ def messages_request(received: CallRequest, served: ServedModel | None) -> Messa
         if "parrot" in fields:
             chat["parrot"] = fields["parrot"]
     ignored = [*unknown, *_without_effect(request, served)]
-    return MessagesCall(_call(chat, only_own, received), display, ignored)
+    return MessagesAsChat(_call(chat, only_own, received), display, ignored)
 
 
-def count_tokens_request(received: CallRequest, *, for_upstream: bool) -> MessagesCall:
+def count_tokens_request(received: CallRequest, *, for_upstream: bool) -> MessagesAsChat:
     """The same chat for `POST /v1/messages/count_tokens`.
 
     Args:
@@ -102,7 +102,7 @@ def count_tokens_request(received: CallRequest, *, for_upstream: bool) -> Messag
     """
     request, unknown = _COUNT.decode(received.body)
     chat, only_own, display = _chat(request, for_upstream=for_upstream)
-    return MessagesCall(_call(chat, only_own, received), display, unknown)
+    return MessagesAsChat(_call(chat, only_own, received), display, unknown)
 
 
 def _without_effect(request: MessagesBody, served: ServedModel | None) -> Sequence[str]:

@@ -15,7 +15,7 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import Candidate
 from parrot_gateway.generation.opaque_text import pack_reasoning
 from parrot_gateway.generation.request import CLOSED, ChoiceDelta
-from parrot_gateway.generation.tools.parsing import ArgumentsPiece, CallBegin, ContentPiece
+from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ContentPiece, ToolCallBegin
 
 #: Whether an answer has blocks of reasoning: none, without its text, or with it.
 ThinkingDisplay: TypeAlias = Literal["hidden", "omitted", "shown"]
@@ -127,7 +127,7 @@ class MessageWriter:
                     # Blanks around calls are no text.
                     if self._open == _TEXT or piece.text.strip():
                         events += self._text(piece.text)
-                elif isinstance(piece, CallBegin):
+                elif isinstance(piece, ToolCallBegin):
                     events += self._begin_call(piece)
                 elif isinstance(piece, ArgumentsPiece) and piece.call == self._open:
                     change = {"type": "input_json_delta", "partial_json": piece.text}
@@ -184,7 +184,7 @@ class MessageWriter:
             events = self._begin(_TEXT, {"type": "text", "text": ""})
         return events + self._delta({"type": "text_delta", "text": text})
 
-    def _begin_call(self, call: CallBegin) -> bytes:
+    def _begin_call(self, call: ToolCallBegin) -> bytes:
         if call.call in self._calls:
             # Some servers repeat the name with every piece.
             return b""

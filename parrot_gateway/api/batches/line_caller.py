@@ -9,7 +9,7 @@ import msgspec
 from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.batches.lines import LineAnswer, single_line
-from parrot_gateway.batches.runner import LineCall
+from parrot_gateway.batches.runner import LineRequest
 from parrot_gateway.exceptions import AnswerError, GatewayError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.http.dispatch import Handler, internal_error
@@ -50,7 +50,7 @@ class LineCaller:
         self._handler = handler
         self._calls = calls
 
-    async def __call__(self, call: LineCall) -> LineAnswer:
+    async def __call__(self, call: LineRequest) -> LineAnswer:
         answer = _Answer()
         scope: Scope = {
             "type": "http",

@@ -33,7 +33,7 @@ from parrot_gateway.generation.request import (
     Update,
 )
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
-from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
+from parrot_gateway.generation.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
 
 encode = msgspec.json.Encoder().encode
 _CLOSED_FIELD = b"," + encode(CLOSED)[1:-1]
@@ -385,7 +385,7 @@ def _choice(
 def _delta_of(piece: ToolPiece) -> dict[str, Any]:
     if isinstance(piece, ContentPiece):
         return {"content": piece.text}
-    if isinstance(piece, CallBegin):
+    if isinstance(piece, ToolCallBegin):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.call, "id": piece.id, "type": "function", "function": function}
         return {"tool_calls": [call]}

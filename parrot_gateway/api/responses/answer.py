@@ -26,7 +26,7 @@ from parrot_gateway.generation.responses.items import (
 )
 from parrot_gateway.generation.responses.store import Cut
 from parrot_gateway.generation.tools.custom_input import CustomInput
-from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
+from parrot_gateway.generation.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
 
 #: Takes the whole answer, its items, and the deltas that its output came in.
 Keep: TypeAlias = Callable[[dict[str, Any], Sequence[Item], Sequence[Cut]], None]
@@ -160,7 +160,7 @@ class ResponseAnswer:
                 self._blank += piece.text
                 return b""
             return self._text(piece.text)
-        if isinstance(piece, CallBegin):
+        if isinstance(piece, ToolCallBegin):
             self._blank, self._logprobs = "", []
             tool = self.tools.get(piece.name, ToolName(piece.name))
             kind: _Kind = "custom_tool_call" if tool.is_custom else "function_call"

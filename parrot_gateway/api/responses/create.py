@@ -31,7 +31,7 @@ from parrot_gateway.api.responses.bodies import (
 from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
 from parrot_gateway.api.responses.input_items import check_outputs
 from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
-from parrot_gateway.api.semantic.recording import Recording
+from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.observer import GenerationObserver
@@ -65,7 +65,7 @@ async def handle_responses(
     *,
     store: ResponseStore,
     background: BackgroundTasks,
-    recording: Recording | None,
+    recorded: RecordedExchange | None,
 ) -> None:
     """Answer one call. A call that fails or is cancelled leaves its conversation as it was and,
     unless it was made in the background, no response behind.
@@ -77,7 +77,7 @@ async def handle_responses(
         server: bounds and deadlines.
         store: what earlier calls left, and where this one's response goes.
         background: takes calls that need no client.
-        recording: of the call, in the session that it names.
+        recorded: of the call, in the session that it names.
 
     Raises:
         GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
@@ -100,7 +100,7 @@ async def handle_responses(
         items,
         len(body),
         exchange.record,
-        recording,
+        recorded,
     )
     if request.background:
         background.check_room()
@@ -150,16 +150,16 @@ class _ResponseCall:
     #: Of the body.
     num_bytes: int
     record: CallRecord
-    recording: Recording | None
+    recorded: RecordedExchange | None
 
     def __post_init__(self) -> None:
-        request, recording = self.request, self.recording
+        request, recorded = self.request, self.recorded
         self._id = self.record.response_id = mint_response_id()
-        if recording is not None:
-            recording.answered_as(self._id)
+        if recorded is not None:
+            recorded.answered_as(self._id)
         self._observers: list[GenerationObserver] = [CallObserver(self.record)]
-        if recording is not None:
-            self._observers.append(recording.call)
+        if recorded is not None:
+            self._observers.append(recorded.call)
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
         self._output = response_output(request, self.placer)
 
@@ -219,8 +219,8 @@ class _ResponseCall:
         def end(whole: dict[str, Any]) -> None:
             stored.cancel = None
             log.close()
-            if self.recording is not None:
-                self.recording.call.finish()
+            if self.recorded is not None:
+                self.recorded.call.finish()
             ended = encode(whole)
             self.store.update(tenant, stored, ended, added)
             if (content := self.record.wanted_content()) is not None:
@@ -239,8 +239,8 @@ class _ResponseCall:
                     Generation(self.placer, current, deadline, observers), answer
                 )
 
-        if self.recording is not None:
-            self.recording.outlives_exchange = True
+        if self.recorded is not None:
+            self.recorded.outlives_exchange = True
         self.record.deferred = True
         answer = self._answer(generation_request, keep, writer)
         writer.queue(queued)

@@ -16,7 +16,7 @@ from parrot_gateway.api.responses.compact import handle_compact
 from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
-from parrot_gateway.api.semantic.recording import Recording, Recordings
+from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange, RecordedExchanges
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.placement import ORDINARY_CALL
@@ -52,7 +52,7 @@ class ResponseRoutes:
     store: ResponseStore
     background: BackgroundTasks
     server: ServerSettings
-    recordings: Recordings
+    recorded_exchanges: RecordedExchanges
     linking: LinkingService
     inferred: InferredMetadata
 
@@ -101,13 +101,13 @@ class ResponseRoutes:
             model = models[0]
         target = self.models.resolve(model)
         assert isinstance(target, EngineTarget)
-        recording = None
+        recorded = None
         if path == RESPONSES:
-            recording = self.recordings.begin(exchange, "responses", model, head)
-        answer = partial(self.generate, exchange, target.model, model, body, recording)
-        node = None if recording is None else recording.call.node
+            recorded = self.recorded_exchanges.begin(exchange, "responses", model, head)
+        answer = partial(self.generate, exchange, target.model, model, body, recorded)
+        node = None if recorded is None else recorded.call.node
         session, call = ("", "") if node is None else (node.session_id, node.id)
-        with recording or nullcontext():
+        with recorded or nullcontext():
             if path != RESPONSES:
                 return await answer()
             return await self.linking.follow(exchange, body, answer, session, call)
@@ -118,7 +118,7 @@ class ResponseRoutes:
         model: str,
         requested_model: str,
         body: bytes,
-        recording: Recording | None,
+        recorded: RecordedExchange | None,
     ) -> bool:
         """Answer a request for a model of our own engines.
 
@@ -127,7 +127,7 @@ class ResponseRoutes:
             model: as the engines know it.
             requested_model: as the request names it.
             body: that body.
-            recording: of the call, in the session that it names.
+            recorded: of the call, in the session that it names.
 
         Returns:
             False when the route is none of those that such models offer.
@@ -141,8 +141,8 @@ class ResponseRoutes:
             return False
         self._refuse_semantics(exchange, body)
         metadata = exchange.metadata
-        if recording is not None and metadata is ORDINARY_CALL:
-            metadata = recording.call.metadata
+        if recorded is not None and metadata is ORDINARY_CALL:
+            metadata = recorded.call.metadata
         if metadata is ORDINARY_CALL and path == RESPONSES:
             metadata = await self.inferred.of(exchange, body)
         await self.models.loaded(model)
@@ -161,7 +161,7 @@ class ResponseRoutes:
             self.server,
             store=self.store,
             background=self.background,
-            recording=recording,
+            recorded=recorded,
         )
         return True
 

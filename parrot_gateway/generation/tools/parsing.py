@@ -39,7 +39,7 @@ class ContentPiece(NamedTuple):
     text: str
 
 
-class CallBegin(NamedTuple):
+class ToolCallBegin(NamedTuple):
     """A call; its arguments follow."""
 
     call: int
@@ -55,7 +55,7 @@ class ArgumentsPiece(NamedTuple):
     text: str
 
 
-ToolPiece: TypeAlias = ContentPiece | CallBegin | ArgumentsPiece
+ToolPiece: TypeAlias = ContentPiece | ToolCallBegin | ArgumentsPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ToolCallText:
         for piece in found:
             if not isinstance(piece, ContentPiece) and piece.call and not self._parallel:
                 continue
-            if isinstance(piece, CallBegin):
+            if isinstance(piece, ToolCallBegin):
                 self.has_calls = True
                 pieces.append(piece._replace(id="call_" + secrets.token_hex(12)))
             elif not (self._calls_only and isinstance(piece, ContentPiece)):
@@ -160,7 +160,7 @@ class ToolCallReader:
         self._names = names
         #: Text not understood yet.
         self._buffer = ""
-        self._call: _CallText | None = None
+        self._call: _ToolCallObject | None = None
         #: Whether a call may begin with a brace: behind an opening, or at the start of an answer.
         self._expects_call = not self._writing.opening
         #: What was passed over since then; content, if no call follows.
@@ -246,7 +246,7 @@ class ToolCallReader:
         closing = self._writing.closing.strip()
         first = self._buffer[0]
         if first == "{":
-            self._call = _CallText(self._names, self.num_calls)
+            self._call = _ToolCallObject(self._names, self.num_calls)
             return True
         if closing and closing not in "]" and self.num_calls:
             if self._buffer.startswith(closing):
@@ -264,7 +264,7 @@ class ToolCallReader:
         self._give_back(pieces)
         return bool(self._buffer)
 
-    def _read_call(self, call: _CallText, pieces: list[ToolPiece]) -> bool:
+    def _read_call(self, call: _ToolCallObject, pieces: list[ToolPiece]) -> bool:
         used = call.push(self._buffer)
         self._buffer = self._buffer[used:]
         if call.is_broken:
@@ -298,7 +298,7 @@ class ToolCallReader:
             pieces.append(ContentPiece(text))
 
 
-class _CallText:
+class _ToolCallObject:
     """The object of one call as it arrives.
 
     Where its name comes first, the arguments are given out as they are written; any other call is
@@ -402,7 +402,7 @@ class _CallText:
 
     def _announce(self, name: str) -> None:
         self.is_shown = True
-        self._pending.append(CallBegin(self._index, name))
+        self._pending.append(ToolCallBegin(self._index, name))
 
     def _show(self) -> None:
         end = len(self.text) if self._arguments_end < 0 else self._arguments_end

@@ -63,7 +63,7 @@ _NAMES = {
 
 
 @dataclass(slots=True, eq=False)
-class CallRecord:
+class JournalEntry:
     """One call. Times are seconds since the epoch.
 
     Attributes:
@@ -94,7 +94,7 @@ class _Changes:
     """What one who watches has not been told of."""
 
     #: Tenants and calls by ids of calls.
-    calls: dict[str, tuple[str, CallRecord]] = field(default_factory=dict)
+    calls: dict[str, tuple[str, JournalEntry]] = field(default_factory=dict)
     #: Calls that have joined, and sessions that were merged, by sessions.
     joined: dict[LinkedSession, list[str]] = field(default_factory=dict)
     merged: dict[LinkedSession, list[str]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class _Changes:
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    calls: OrderedDict[str, CallRecord] = field(default_factory=OrderedDict)
+    calls: OrderedDict[str, JournalEntry] = field(default_factory=OrderedDict)
     #: Ids of calls by ids of requests and responses.
     aliases: dict[str, str] = field(default_factory=dict)
     #: By every id that was ever given out; those that were merged lead to where they went.
@@ -156,7 +156,7 @@ class LinkJournal:
         self._call = seen.call
         linked = linker.request(seen.call, conversation, seen.now, seen.session or None, seen.peer)
         session = linked.session
-        record = CallRecord(
+        record = JournalEntry(
             seen.call,
             seen.request_id,
             seen.path,
@@ -292,7 +292,7 @@ class LinkJournal:
         calls = [_describe(record) for _, record in noted.calls.values()]
         return LinksChanged([each for each in told if each is not None], calls, False, True)
 
-    def _note(self, tenant: str, record: CallRecord) -> None:
+    def _note(self, tenant: str, record: JournalEntry) -> None:
         if self._changes is not None:
             self._changes.calls[record.id] = tenant, record
 
@@ -401,7 +401,7 @@ def _unpacked(body: bytes) -> bytes:
         return b""
 
 
-def _describe(record: CallRecord) -> dict[str, Any]:
+def _describe(record: JournalEntry) -> dict[str, Any]:
     session = record.session.current
     return {
         "id": record.id,
@@ -431,7 +431,7 @@ def _describe_link(link: Link) -> dict[str, Any]:
     }
 
 
-def _records(tenant: _Tenant, session: LinkedSession) -> list[CallRecord]:
+def _records(tenant: _Tenant, session: LinkedSession) -> list[JournalEntry]:
     """The calls of a session in order, which those of merged sessions come out of."""
     records = (tenant.calls[each] for each in tenant.members.get(session, ()))
     return sorted(records, key=lambda record: record.submitted)
@@ -491,7 +491,7 @@ def _told(
     )
 
 
-def _title(session: LinkedSession, records: list[CallRecord]) -> str:
+def _title(session: LinkedSession, records: list[JournalEntry]) -> str:
     if session.is_explicit:
         return session.id
     depths = Counter(record.depth for record in records)

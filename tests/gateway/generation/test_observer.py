@@ -17,7 +17,7 @@ from parrot_gateway.exceptions import AnswerError, GatewayError, ValueTooLargeEr
 from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
 from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, TokenizedPrompt
-from parrot_gateway.generation.tools.parsing import CallBegin, ToolParsing
+from parrot_gateway.generation.tools.parsing import ToolCallBegin, ToolParsing
 from parrot_gateway.settings.model import SessionSettings
 
 #: What a value may hold is less than any answer.
@@ -103,7 +103,7 @@ async def test_tool_calls_are_told_apart_from_content(engine: ScriptedRemoteEngi
         sampling=SamplingParams(max_tokens=200),
     )
     pieces = [p for n, d in observer.told if n == "delta" for p in d.pieces or ()]
-    (begin,) = [piece for piece in pieces if isinstance(piece, CallBegin)]
+    (begin,) = [piece for piece in pieces if isinstance(piece, ToolCallBegin)]
     assert (begin.name, begin.id[:5]) == ("add", "call_")
     assert observer.texts().strip() == "Well."
     assert [d.finish_reason for n, d in observer.told if n == "delta"][-1] == "tool_calls"
@@ -157,7 +157,7 @@ def test_what_refuses_a_text_is_remembered(error: Exception, raised: str) -> Non
 
 def test_only_calls_are_no_text() -> None:
     observer = TextObserver(lambda text: None)
-    observer.delta(ChoiceDelta(0, 0, "", [], [], "tool_calls", [CallBegin(0, "f")]))
+    observer.delta(ChoiceDelta(0, 0, "", [], [], "tool_calls", [ToolCallBegin(0, "f")]))
     observer.ended(None)
     with pytest.raises(AnswerError) as caught:
         observer.finish()

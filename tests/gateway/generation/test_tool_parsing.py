@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from parrot_gateway.generation.tools.parsing import (
     MAX_HEAD,
     ArgumentsPiece,
-    CallBegin,
     ContentPiece,
+    ToolCallBegin,
     ToolCallReader,
     ToolFormat,
     ToolPiece,
@@ -35,7 +35,7 @@ def read(format: ToolFormat, *texts: str) -> tuple[str, list[tuple[str, str]], l
         if isinstance(piece, ContentPiece):
             assert piece.text
             content += piece.text
-        elif isinstance(piece, CallBegin):
+        elif isinstance(piece, ToolCallBegin):
             assert piece.call == len(names)
             names.append(piece.name)
             arguments.append("")
@@ -159,7 +159,7 @@ def test_text_without_calls_stays_as_it_is(format: ToolFormat, text: str) -> Non
 def test_arguments_come_as_they_are_written() -> None:
     reader = ToolCallReader("hermes", NAMES)
     assert reader.push('Hm <tool_call>\n{"name": "add", "arg') == [ContentPiece("Hm ")]
-    assert reader.push('uments": {"a"') == [CallBegin(0, "add"), ArgumentsPiece(0, '{"a"')]
+    assert reader.push('uments": {"a"') == [ToolCallBegin(0, "add"), ArgumentsPiece(0, '{"a"')]
     assert reader.push(": 1}") == [ArgumentsPiece(0, ": 1}")]
     assert reader.push("}\n</tool_call>") == []
     assert reader.finish() == []

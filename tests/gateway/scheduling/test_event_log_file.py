@@ -10,7 +10,7 @@ from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.events import Tick
 
-from parrot_gateway.scheduling.recorder import FileRecorder
+from parrot_gateway.scheduling.event_log_file import EventLogFile
 
 LIMIT = 5_000
 
@@ -19,11 +19,11 @@ def test_it_ends_at_its_limit_with_a_whole_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "events.jsonl"
-    recorder = FileRecorder(path, SchedulerConfig(), LIMIT)
+    event_log = EventLogFile(path, SchedulerConfig(), LIMIT)
     with caplog.at_level(logging.WARNING):
         for number in range(200):
-            recorder.record(float(number), [Tick()], [])
-    recorder.close()
+            event_log.record(float(number), [Tick()], [])
+    event_log.close()
     written = path.read_bytes()
     assert LIMIT - 200 < len(written) <= LIMIT
     steps = list(replay(written.decode().splitlines()))

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 1 << 20
 
 
-class FileRecorder:
+class EventLogFile:
     """A log of lines: the configuration, then events and decisions of each step in turn.
 
     It holds no prompt and no answer: lengths, hashes, ids and times only.

@@ -24,7 +24,7 @@ _MAX_SEARCHED = 4096
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 
 
-class Recording:
+class RecordedExchange:
     """One recorded call on its client's exchange; entered while it is answered.
 
     Args:
@@ -72,8 +72,8 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Recordings:
-    """Begins recordings."""
+class RecordedExchanges:
+    """Records calls, each with its client's exchange."""
 
     #: Finds the session of a call.
     identity: SessionIdentity
@@ -81,7 +81,7 @@ class Recordings:
 
     def begin(
         self, exchange: Exchange, name: str, model: str, body: IdentityFields
-    ) -> Recording | None:
+    ) -> RecordedExchange | None:
         """Record a call; None where it names no session, or there is no room for one.
 
         Args:
@@ -94,8 +94,8 @@ class Recordings:
         found = self.identity.find(exchange.scope["headers"], body)
         if found is None:
             return None
-        call = self.service.recorder.record(exchange.tenant, found.name, name, model)
+        call = self.service.recorded_calls.begin(exchange.tenant, found.name, name, model)
         if call is None:
             return None
         exchange.record.session, exchange.record.call_id = call.session.id, call.node.id
-        return Recording(exchange, call, self.service)
+        return RecordedExchange(exchange, call, self.service)
