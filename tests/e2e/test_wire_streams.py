@@ -51,19 +51,6 @@ def test_headers_of_a_stream(demo: GatewayProcess, path: str, body: dict[str, An
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_only_data_lines_each_closed_by_a_blank_line(
-    demo: GatewayProcess, path: str, body: dict[str, Any]
-) -> None:
-    response = ask(demo, path, body | {"n": 3, "stream_options": {"include_usage": True}})
-    assert b"\r" not in response.body
-    assert response.body.count(b"[DONE]") == 1
-    for block in response.body.split(b"\n\n")[:-1]:
-        assert block.startswith((b"data: ", b": ")), block
-        assert b"\n" not in block
-    assert response.events[-1] == "[DONE]"
-
-
-@pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_headers_and_first_event_arrive_together(
     demo: GatewayProcess, path: str, body: dict[str, Any]
 ) -> None:
@@ -93,51 +80,6 @@ def test_passed_on_events_arrive_together_too(
         assert b"\r\n\r\n" in response.segments[0]
         assert b"data: " in response.segments[0].partition(b"\r\n\r\n")[2]
         assert response.segments[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-
-
-def test_order_in_a_chat_stream(demo: GatewayProcess) -> None:
-    body = CHAT | {"n": 3, "stream_options": {"include_usage": True}}
-    chunks = ask(demo, "/v1/chat/completions", body).chunks
-    *spoken, usage = chunks
-    firsts = [chunk["choices"][0] for chunk in spoken[:3]]
-    for index, choice in enumerate(firsts):
-        assert choice["index"] == index
-        assert choice["delta"]["role"] == "assistant"
-        assert choice["delta"]["content"] == ""
-    for index in range(3):
-        mine = [part for chunk in spoken for part in chunk["choices"] if part["index"] == index]
-        assert [part["finish_reason"] for part in mine[:-1]] == [None] * (len(mine) - 1)
-        assert mine[-1]["finish_reason"] == "length"
-        assert "content" not in mine[-1]["delta"] or not mine[-1]["delta"]["content"]
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == 36
-    for chunk in chunks:
-        assert chunk["object"] == "chat.completion.chunk"
-        assert chunk["model"] == DEMO_MODEL
-        assert {"id", "created", "choices", "usage"} <= set(chunk)
-    assert all(chunk["usage"] is None for chunk in spoken)
-
-
-def test_no_usage_key_unless_asked_for(demo: GatewayProcess) -> None:
-    for path, body in ROUTES:
-        assert all("usage" not in chunk for chunk in ask(demo, path, body).chunks)
-
-
-def test_a_stream_that_generates_nothing(demo: GatewayProcess) -> None:
-    body = COMPLETION | {"max_tokens": 0, "echo": True, "logprobs": 1}
-    chunks = ask(demo, "/v1/completions", body).chunks
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == COMPLETION["prompt"]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_text_is_never_cut_inside_a_character(demo: GatewayProcess) -> None:
-    body = COMPLETION | {"prompt": "Grüße 🦜🦜 日本", "echo": True, "max_tokens": 30, "seed": 2,
-                         "temperature": 2}  # fmt: skip
-    streamed = ask(demo, "/v1/completions", body).chunks
-    whole = ask(demo, "/v1/completions", body | {"stream": False}).json
-    text = "".join(chunk["choices"][0]["text"] for chunk in streamed)
-    assert text == whole["choices"][0]["text"]
-    assert text.startswith("Grüße 🦜🦜 日本")
 
 
 def test_the_connection_serves_on_after_streams(demo: GatewayProcess) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from harness.openai_client import Driver, Kind
+from harness.openai_client import Driver, Either, Kind, RawDriver
 from harness.processes import GatewayProcess
 
 
@@ -24,18 +27,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for item in items:
         call = getattr(item, "callspec", None)
-        if (
-            call is None
-            or "kind" not in call.params
-            or Path(__file__).parent not in item.path.parents
-        ):
+        varied = call and {"kind", "connect"} & call.params.keys()
+        if not varied or Path(__file__).parent not in item.path.parents:
             continue
+        (name,) = varied
+        kind = call.params["kind"] if name == "kind" else call.params["connect"][1]
         number = tests.setdefault(getattr(item, "originalname", item.name), len(tests))
-        others = sum(call.indices[name] for name in call.indices if name != "kind")
-        if call.params["kind"] != kinds[(number + others) % 2]:
+        others = sum(index for other, index in call.indices.items() if other != name)
+        if kind != kinds[(number + others) % 2]:
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+#: Engines and clients; the sync client would block the loop in which the scripted engine runs,
+#: and the environment with openai 3.x has no gateway to run in a test's own process.
+WAYS = [("demo", "sync"), ("demo", "async")]
+if importlib.util.find_spec("parrot_engine"):
+    WAYS += [("demo", "raw"), ("scripted", "async"), ("scripted", "raw")]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -62,6 +71,41 @@ async def loose(kind: Kind, demo: GatewayProcess) -> AsyncIterator[Driver]:
     driver = Driver(kind, demo.base_url, demo.api_key, _strict_response_validation=False)
     yield driver
     await driver.close()
+
+
+@pytest_asyncio.fixture(params=WAYS, ids="-".join)
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Either]]:
+    """Connect a client, or plain HTTP, to the gateway with the demo model or a scripted engine."""
+    engine, kind = request.param
+    async with AsyncExitStack() as stack:
+        if engine == "demo":
+            demo = request.getfixturevalue("demo")
+            address = demo.base_url, demo.api_key
+        else:
+            from harness.gateway.scripted_remote import storyteller
+            from harness.gateway.serving import serving
+
+            service = await stack.enter_async_context(serving(storyteller()))
+            address = f"{service.root}/v1", None
+
+        def make(**options: Any) -> Either:
+            driver = RawDriver(*address) if kind == "raw" else Driver(kind, *address, **options)
+            stack.push_async_callback(driver.close)
+            return driver
+
+        yield make
+
+
+@pytest.fixture
+def either(connect: Callable[..., Either]) -> Either:
+    """Either engine by either way, validated as `api` is."""
+    return connect()
+
+
+@pytest.fixture
+def loosely(connect: Callable[..., Either]) -> Either:
+    """Either engine by either way, with types as `loose` has them."""
+    return connect(_strict_response_validation=False)
 
 
 @pytest_asyncio.fixture

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` of a builtin model, with the real client."""
+"""`/v1/chat/completions` of the demo model and a scripted engine, by the client and plain HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.openai_client import Driver, collect, entered, first_of, result
+from harness.openai_client import Driver, Either, collect, entered, fields_of, first_of, result
 from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
 
 ASK = [{"role": "user", "content": "Tell me a story."}]
@@ -15,8 +15,8 @@ GREEDY: dict[str, Any] = {"model": DEMO_MODEL, "temperature": 0}
 ENDLESS = {"extra_body": {"ignore_eos": True}}
 
 
-async def test_shape_of_an_answer(api: Driver) -> None:
-    answer = await api.chat(messages=ASK, max_completion_tokens=8, **GREEDY, **ENDLESS)
+async def test_shape_of_an_answer(either: Either) -> None:
+    answer = await either.chat(messages=ASK, max_completion_tokens=8, **GREEDY, **ENDLESS)
     assert answer.object == "chat.completion"
     assert answer.id.startswith("chatcmpl-")
     choice = answer.choices[0]
@@ -25,15 +25,13 @@ async def test_shape_of_an_answer(api: Driver) -> None:
     assert choice.message.refusal is None
     assert choice.finish_reason == "length"
     assert choice.logprobs is None
-    assert "logprobs" in choice.model_fields_set
+    assert {"logprobs", "refusal"} <= fields_of(choice) | fields_of(choice.message)
+    assert answer.usage.prompt_tokens_details.cached_tokens < answer.usage.prompt_tokens
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+    assert "service_tier" not in fields_of(answer)
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
     assert answer._request_id.startswith("req_")
-
-
-async def test_the_deprecated_max_tokens_still_counts(api: Driver) -> None:
-    answer = await api.chat(messages=ASK, max_tokens=3, **GREEDY, **ENDLESS)
-    assert answer.usage.completion_tokens == 3
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -51,16 +49,16 @@ async def test_roles(api: Driver, role: str) -> None:
     assert isinstance(answer.choices[0].message.content, str)
 
 
-async def test_text_parts_are_text(api: Driver) -> None:
+async def test_text_parts_are_text(either: Either) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": ASK[0]["content"]}]}]
-    plain = await api.chat(messages=ASK, max_completion_tokens=8, **GREEDY)
-    split = await api.chat(messages=parts, max_completion_tokens=8, **GREEDY)
+    plain = await either.chat(messages=ASK, max_completion_tokens=8, **GREEDY)
+    split = await either.chat(messages=parts, max_completion_tokens=8, **GREEDY)
     assert split.usage.prompt_tokens == plain.usage.prompt_tokens
     assert split.choices[0].message.content == plain.choices[0].message.content
 
 
-async def test_logprobs(api: Driver) -> None:
-    answer = await api.chat(
+async def test_logprobs(either: Either) -> None:
+    answer = await either.chat(
         messages=ASK, logprobs=True, top_logprobs=4, max_completion_tokens=10, **GREEDY, **ENDLESS
     )
     entries = answer.choices[0].logprobs.content
@@ -75,12 +73,12 @@ async def test_logprobs(api: Driver) -> None:
         values = [top.logprob for top in entry.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert entry.top_logprobs[0].token == entry.token  # greedy
-    none = await api.chat(messages=ASK, logprobs=True, max_completion_tokens=2, **GREEDY)
+    none = await either.chat(messages=ASK, logprobs=True, max_completion_tokens=2, **GREEDY)
     assert [entry.top_logprobs for entry in none.choices[0].logprobs.content] == [[], []]
 
 
-async def test_several_choices(api: Driver) -> None:
-    answer = await api.chat(
+async def test_several_choices(either: Either) -> None:
+    answer = await either.chat(
         model=DEMO_MODEL, messages=ASK, n=3, seed=5, temperature=1.5, max_completion_tokens=8,
         **ENDLESS,
     )  # fmt: skip
@@ -89,9 +87,9 @@ async def test_several_choices(api: Driver) -> None:
     assert answer.usage.completion_tokens == 24
 
 
-async def test_a_stream_says_the_same(api: Driver) -> None:
-    whole = await api.chat(messages=ASK, max_completion_tokens=24, **GREEDY, **ENDLESS)
-    chunks = await api.stream_chat(
+async def test_a_stream_says_the_same(either: Either) -> None:
+    whole = await either.chat(messages=ASK, max_completion_tokens=24, **GREEDY, **ENDLESS)
+    chunks = await either.stream_chat(
         messages=ASK, max_completion_tokens=24, stream_options={"include_usage": True},
         **GREEDY, **ENDLESS,
     )  # fmt: skip
@@ -100,30 +98,52 @@ async def test_a_stream_says_the_same(api: Driver) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
     assert first.choices[0].delta.role == "assistant"
     assert first.choices[0].delta.content == ""
-    assert all(chunk.choices[0].delta.role is None for chunk in [*middle, finish])
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in [*middle, finish])
+    assert all("role" not in fields_of(chunk.choices[0].delta) for chunk in [*middle, finish])
+    text = "".join(
+        getattr(chunk.choices[0].delta, "content", None) or "" for chunk in [*middle, finish]
+    )
     assert text == whole.choices[0].message.content
     assert all(chunk.choices[0].finish_reason is None for chunk in [first, *middle])
     assert finish.choices[0].finish_reason == "length"
     assert usage.choices == []
     assert usage.usage.completion_tokens == 24
     assert usage.usage.prompt_tokens == whole.usage.prompt_tokens
-    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
+    assert all("usage" in fields_of(chunk) and chunk.usage is None for chunk in chunks[:-1])
+    for chunk in chunks:
+        assert chunk.model == DEMO_MODEL
+        assert chunk.created > 0
 
 
-async def test_a_stream_without_usage_has_none(api: Driver) -> None:
-    chunks = await api.stream_chat(messages=ASK, max_completion_tokens=4, **GREEDY)
-    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+async def test_a_stream_of_several_choices(either: Either) -> None:
+    *spoken, usage = await either.stream_chat(
+        messages=ASK, max_completion_tokens=12, n=3, stream_options={"include_usage": True},
+        **GREEDY, **ENDLESS,
+    )  # fmt: skip
+    for index, chunk in enumerate(spoken[:3]):
+        (choice,) = chunk.choices
+        assert choice.index == index
+        assert (choice.delta.role, choice.delta.content) == ("assistant", "")
+    for index in range(3):
+        mine = [part for chunk in spoken for part in chunk.choices if part.index == index]
+        assert [part.finish_reason for part in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == "length"
+        assert "content" not in fields_of(mine[-1].delta) or not mine[-1].delta.content
+    assert usage.usage.completion_tokens == 36
+
+
+async def test_a_stream_without_usage_has_none(either: Either) -> None:
+    chunks = await either.stream_chat(messages=ASK, max_completion_tokens=4, **GREEDY)
+    assert all(chunk.choices and "usage" not in fields_of(chunk) for chunk in chunks)
     assert chunks[-1].choices[0].finish_reason is not None
 
 
-async def test_streamed_logprobs_are_those_of_the_whole(api: Driver) -> None:
+async def test_streamed_logprobs_are_those_of_the_whole(either: Either) -> None:
     body: dict[str, Any] = {
         "messages": ASK, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 10,
         **GREEDY, **ENDLESS,
     }  # fmt: skip
-    whole = await api.chat(**body)
-    chunks = await api.stream_chat(**body)
+    whole = await either.chat(**body)
+    chunks = await either.stream_chat(**body)
     streamed = [
         entry.token
         for chunk in chunks

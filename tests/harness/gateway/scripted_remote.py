@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from parrot_engine.protocol import (
     EngineInfo,
@@ -195,7 +196,7 @@ class ScriptedRemoteEngine:
         return Filled(fill.context_id, len(fill.token_ids), cached, logprobs)
 
     def _logprobs(self, token_id: int, top: int) -> TokenLogprobs:
-        others = [((token_id + k) % 256, -0.5 - k) for k in range(top)]
+        others = [((token_id + k) % 256 if k else token_id, -0.5 - k) for k in range(top)]
         return TokenLogprobs(token_id, -0.5, others)
 
     def _advance(self, run: _Run) -> Event:
@@ -243,3 +244,16 @@ def small_engine(max_batch: int = 8, *, automatic: bool = True) -> ScriptedRemot
 def fills(engine: ScriptedRemoteEngine) -> int:
     """Calls that it got."""
     return sum(isinstance(item, Fill) for item in engine.submitted)
+
+
+def storyteller() -> ScriptedRemoteEngine:
+    """An engine that writes words for ever; which ones, prompt and seed decide."""
+    engine = ScriptedRemoteEngine()
+    words = [engine.tokenizer.token_id(word.replace(" ", "Ġ")) for word in WORDS]
+
+    def script(prompt: list[int], sampling: SamplingParams) -> list[int]:
+        choose = Random(f"{prompt} {sampling.seed if sampling.temperature else 0}")
+        return [choose.choice(words) or 0 for _ in range(sampling.max_tokens)]
+
+    engine.script = script
+    return engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -25,45 +24,6 @@ async def post(service: Service, **body: Any) -> dict[str, Any]:
     assert status == 200, answer
     decoded: dict[str, Any] = json.loads(answer)
     return decoded
-
-
-async def test_answer_shape(service: Service) -> None:
-    async with service.client() as client:
-        raw = await client.chat.completions.with_raw_response.create(model="any", messages=HI)  # type: ignore[arg-type]
-    answer = raw.parse()
-    assert answer.id.startswith("chatcmpl-")
-    assert (answer.object, answer.model) == ("chat.completion", "any")
-    choice = json.loads(raw.content)["choices"][0]
-    assert choice == {
-        "index": 0,
-        "message": {"role": "assistant", "content": "Hello world", "refusal": None},
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 3
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
-    assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
-    assert answer.service_tier is None
-
-
-async def test_strict_client(service: Service) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=f"{service.root}/v1", api_key="x", _strict_response_validation=True
-    ) as client:
-        whole = await client.chat.completions.create(model="m", messages=HI, logprobs=True)  # type: ignore[arg-type]
-        assert whole.choices[0].message.content == "Hello world"
-        stream = await client.chat.completions.create(
-            model="m",
-            messages=HI,  # type: ignore[arg-type]
-            stream=True,
-            logprobs=True,
-            top_logprobs=2,
-            stream_options={"include_usage": True},
-        )
-        assert len([chunk async for chunk in stream]) == 5
 
 
 async def test_template_is_rendered_and_tokenized_whole(
@@ -217,46 +177,6 @@ async def test_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
     assert all(len(item.top_logprobs) == 3 for item in logprobs.content)
     plain = await post(service, logprobs=True)
     assert plain["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
-
-
-async def test_n(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await post(service, n=4)
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    assert answer["usage"]["completion_tokens"] == 12
-    assert answer["usage"]["prompt_tokens"] == 21
-    assert len([item for item in engine.submitted if isinstance(item, Fill)]) == 1
-
-
-@pytest.mark.parametrize("n", [1, 3])
-async def test_stream_helper(service: Service, n: int) -> None:
-    async with (
-        service.client() as client,
-        client.chat.completions.stream(
-            model="m",
-            messages=HI,  # type: ignore[arg-type]
-            n=n,
-            logprobs=True,
-            stream_options={"include_usage": True},
-        ) as stream,
-    ):
-        kinds = [event.type async for event in stream]
-        final = await stream.get_final_completion()
-    assert kinds.count("content.done") == n
-    assert [choice.message.content for choice in final.choices] == ["Hello world"] * n
-    assert [choice.finish_reason for choice in final.choices] == ["stop"] * n
-    assert final.usage is not None
-    assert final.usage.completion_tokens == 3 * n
-
-
-async def test_sync_client(service: Service) -> None:
-    def call() -> list[str]:
-        with service.sync_client() as client:
-            whole = client.chat.completions.create(model="m", messages=HI)  # type: ignore[arg-type]
-            stream = client.chat.completions.create(model="m", messages=HI, stream=True)  # type: ignore[arg-type]
-            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-            return [whole.choices[0].message.content or "", streamed]
-
-    assert await asyncio.to_thread(call) == ["Hello world"] * 2
 
 
 class Answer(pydantic.BaseModel):

@@ -29,36 +29,6 @@ def generates(engine: ScriptedRemoteEngine) -> list[Generate]:
     return [item for item in engine.submitted if isinstance(item, Generate)]
 
 
-async def test_answer_shape(service: Service) -> None:
-    async with service.client() as client:
-        raw = await client.completions.with_raw_response.create(model="any name", prompt="Hi")
-    answer = raw.parse()
-    assert answer.id.startswith("cmpl-")
-    assert (answer.object, answer.model) == ("text_completion", "any name")
-    assert answer.system_fingerprint is not None
-    assert answer.system_fingerprint.startswith("fp_")
-    choice = answer.choices[0]
-    assert (choice.index, choice.text, choice.finish_reason) == (0, "Hello world", "stop")
-    assert choice.logprobs is None
-    assert b'"logprobs":null' in raw.content
-    assert answer.usage is not None
-    # "Hello", " world" and the end-of-text token.
-    assert answer.usage.completion_tokens == 3
-    assert answer.usage.prompt_tokens == 2
-    assert answer.usage.total_tokens == 5
-    assert raw.headers["x-request-id"].startswith("req_")
-
-
-async def test_sync_client(service: Service) -> None:
-    def call() -> tuple[str, str]:
-        with service.sync_client() as client:
-            whole = client.completions.create(model="m", prompt="Hi").choices[0].text
-            stream = client.completions.create(model="m", prompt="Hi", stream=True)
-            return whole, "".join(chunk.choices[0].text for chunk in stream)
-
-    assert await asyncio.to_thread(call) == ("Hello world", "Hello world")
-
-
 @pytest.mark.parametrize(
     ("prompt", "wanted"),
     [
@@ -201,21 +171,6 @@ async def test_what_follows_a_stop_string_counts_for_nothing() -> None:
     assert alone["usage"]["completion_tokens"] == 2
 
 
-async def test_echo_with_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await post(service, prompt="the fox", echo=True, logprobs=2, max_tokens=2)
-    choice = answer["choices"][0]
-    assert choice["text"] == "the fox" + "Hello world"
-    logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == ["the", " fox", "Hello", " world"]
-    assert logprobs["token_logprobs"][0] is None
-    assert all(isinstance(value, float) for value in logprobs["token_logprobs"][1:])
-    assert logprobs["top_logprobs"][0] is None
-    for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True):
-        assert token in top
-        assert 2 <= len(top) <= 3
-    assert logprobs["text_offset"] == [0, 3, 7, 12]
-
-
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_tokens: int) -> None:
     """Evaluation harnesses expect one entry for every token of the prompt, and k more."""
@@ -245,52 +200,6 @@ async def test_no_tokens_without_echo(service: Service) -> None:
     answer = await post(service, prompt="Hi", max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
-
-
-async def test_echo_in_a_stream(service: Service) -> None:
-    async with service.client() as client:
-        stream = await client.completions.create(
-            model="m", prompt=["the", "fox"], echo=True, logprobs=0, stream=True, max_tokens=2
-        )
-        chunks = [chunk async for chunk in stream]
-    for index, prompt in enumerate(("the", "fox")):
-        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
-        assert "".join(choice.text for choice in own) == prompt + "Hello world"
-        offsets: list[int] = []
-        for choice in own:
-            assert choice.logprobs is not None
-            offsets += choice.logprobs.text_offset or []
-        assert offsets[-2:] == [len(prompt), len(prompt) + 5]
-        assert own[-1].finish_reason == "length"
-
-
-async def test_scoring_in_a_stream(service: Service) -> None:
-    async with service.client() as client:
-        stream = await client.completions.create(
-            model="m", prompt="the", echo=True, logprobs=0, stream=True, max_tokens=0
-        )
-        chunks = [chunk async for chunk in stream]
-    assert [(c.choices[0].text, c.choices[0].finish_reason) for c in chunks] == [("the", "length")]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop", ["STOP", ["zz", "STOP"]])
-async def test_stop_strings_are_not_answered(
-    service: Service, engine: ScriptedRemoteEngine, stop: Any, stream: bool
-) -> None:
-    engine.script = lambda prompt, sampling: engine.text("go on, STOP and more")
-    async with service.client() as client:
-        if stream:
-            answer = await client.completions.create(
-                model="m", prompt="x", stop=stop, max_tokens=50, stream=True
-            )
-            choices = [chunk.choices[0] async for chunk in answer]
-        else:
-            choices = (
-                await client.completions.create(model="m", prompt="x", stop=stop, max_tokens=50)
-            ).choices
-    assert "".join(choice.text for choice in choices) == "go on, "
-    assert choices[-1].finish_reason == "stop"
 
 
 async def test_a_stop_string_ends_its_candidate_only(
