@@ -1,7 +1,6 @@
-"""How well a linker rebuilds applications' graphs from calls without headers.
+"""Measures how well a linker rebuilds applications' graphs from calls without headers.
 
-`script` describes calls with the truth about them; `applications`, `recordings` and `adversarial`
-make workloads of them, `schedule` interleaves their sessions on one clock, `score` compares what a
-linker says with the truth, `naive` is a linker to compare with, `cost` measures time and memory,
-`command` shows.
+`script` describes calls with the truth about them; `applications` and `adversarial` make workloads
+of them, `schedule` interleaves their sessions on one clock, `score` compares a linker's edges with
+the truth, `calibration` its forecasts, `cost` measures time and memory, `command` shows.
 """

@@ -1,4 +1,4 @@
-"""What forecasts say of calls when they arrive, against what then happens.
+"""Forecasts of calls when they arrive, against what then happens.
 
 The calls go through all that the linking process does; what it has learned reaches the forecasts
 once a second, as in the gateway.
@@ -166,7 +166,7 @@ def _send(events: Iterable[Event]) -> dict[str, _Seen]:
 
 
 def _groups(reader: _Seen, seen: Mapping[str, _Seen]) -> Iterator[list[str]]:
-    """Of the calls whose answers one reads those that ran at the same time."""
+    """Group the calls whose answers one reads by those that ran at the same time."""
     read = [
         seen[source]
         for source, kinds in reader.call.edges.items()

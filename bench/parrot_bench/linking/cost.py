@@ -26,12 +26,12 @@ PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one linker.
+    """The cost of one linker.
 
     Args:
         indexed: outputs it knew.
         microseconds: of one request whose prompt is new but for a quoted output, by kB; medians.
-        megabytes: what the outputs take, by tracemalloc.
+        megabytes: memory that the outputs take, by tracemalloc.
     """
 
     indexed: int
@@ -76,7 +76,7 @@ def measure(
 def _fill(linker: Linker, prompts: Sequence[str], outputs: Sequence[str]) -> None:
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         now = number * PAUSE_S
-        linker.request(TENANT, f"call-{number}", _request(prompt), CHAT, now, "")
+        linker.request(TENANT, f"call-{number}", _request(prompt), CHAT, now)
         answer = msgspec.json.encode({"id": f"answer-{number}", **chat_answer(output)})
         linker.answer(TENANT, f"call-{number}", answer, now + PAUSE_S / 2)
 
@@ -89,7 +89,7 @@ def _time(linker: Linker, text: Text, size_kb: int, outputs: Sequence[str]) -> f
         prompt = f"{text.prose(max(1, size_kb * 1000 - len(quoted)))}\n{quoted}"
         body = _request(prompt)
         began = time.thread_time()
-        linker.request(TENANT, f"size-{size_kb}-{number}", body, CHAT, now + number, "")
+        linker.request(TENANT, f"size-{size_kb}-{number}", body, CHAT, now + number)
         times.append(time.thread_time() - began)
     return 1e6 * median(times)
 

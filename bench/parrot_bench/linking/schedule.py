@@ -1,7 +1,7 @@
 """Sessions on one clock: requests and answers, interleaved, in the order in which they happen.
 
-A client sends a call when it has the answers that the call waits for, and a pause later. So many
-sessions are live at once; when one ends the next starts.
+A client sends a call when it has the answers that the call waits for, and a pause later. A number
+of sessions are live at once; when one ends the next starts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_bench.linking.script import Call, Script
 
-#: When the sessions that are live first begin: spread over some minutes; those of one task in the
-#: same moment; all in the same moment.
-Start: TypeAlias = Literal["spread", "tasks", "together"]
-STARTS: tuple[Start, ...] = ("spread", "tasks", "together")
+#: When the sessions that are live first begin: spread over some minutes, or those of one task in
+#: the same moment.
+Start: TypeAlias = Literal["spread", "tasks"]
 SPREAD_S = 120.0
 
 
@@ -64,7 +63,7 @@ def schedule(
                     if not call.after:
                         send(call, script, starts + (call.pause_s[0] if number else 0.0))
 
-    begin(0.0, 0.0 if start == "together" else SPREAD_S)
+    begin(0.0, SPREAD_S)
     while heap:
         now, _, what, call, script = heapq.heappop(heap)
         yield Event(now, what, call)

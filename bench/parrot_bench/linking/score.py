@@ -10,31 +10,61 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import quantiles
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 
 from parrot_bench.linking.schedule import Event
 from parrot_bench.linking.script import KINDS, Call, Script, answer_id
+from parrot_gateway.linking.linker.conversation import answer_of, conversation_of
 from parrot_gateway.linking.linker.links import Link
-
-#: What a linker is told of connections: nothing; each session is a client with one of its own; all
-#: clients share a pool, of which a call takes the one that was given back last.
-Connections: TypeAlias = Literal["none", "own", "pool"]
-CONNECTIONS: tuple[Connections, ...] = ("none", "own", "pool")
 
 
 class Linker(Protocol):
-    """What is judged. Calls are named by whoever asks; `now` is in seconds and never goes back."""
+    """A linker to judge. The caller names calls; `now` is in seconds and never goes back."""
 
     def request(
-        self, tenant: str, call: str, body: bytes, path: str, now: float, peer: str
+        self, tenant: str, call: str, body: bytes, path: str, now: float
     ) -> Sequence[Link]: ...
 
     def answer(self, tenant: str, call: str, body: bytes, now: float) -> None: ...
 
     def session_of(self, tenant: str, call: str) -> str: ...
+
+
+class GatewayLinker:
+    """The gateway's own linker, with its default limits."""
+
+    def __init__(self) -> None:
+        # Here, so that the command line does not wait for them.
+        from parrot_gateway.linking.linker.linker import Linker as CallLinker
+        from parrot_gateway.linking.process.worker_process import limits_of
+        from parrot_gateway.settings.model import LinkingSettings
+
+        numbers = count()
+        settings = LinkingSettings()
+        self._linker = CallLinker(
+            lambda: f"session-{next(numbers)}", limits_of(settings), settings.max_tenants
+        )
+        self._paths: dict[str, str] = {}
+
+    def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> Sequence[Link]:
+        conversation = conversation_of(path, body)
+        self._paths[call] = path
+        if conversation is None:
+            return ()
+        return self._linker.tenant(tenant).request(call, conversation, now, None, "").links
+
+    def answer(self, tenant: str, call: str, body: bytes, now: float) -> None:
+        answer = answer_of(self._paths.pop(call), body)
+        if answer is not None:
+            self._linker.tenant(tenant).answer(call, answer, now)
+
+    def session_of(self, tenant: str, call: str) -> str:
+        session = self._linker.tenant(tenant).session_of(call)
+        return call if session is None else session.id
 
 
 @dataclass(slots=True)
@@ -82,7 +112,7 @@ class Score:
         return _share(self.right + self.equal, self.right + self.wrong)
 
     def microseconds(self, percent: int) -> float:
-        """Of time a call, the percentile."""
+        """The percentile of the time of a call."""
         if len(self.seconds) < 2:
             return 1e6 * sum(self.seconds)
         return 1e6 * quantiles(self.seconds, n=100, method="inclusive")[percent - 1]
@@ -106,38 +136,24 @@ class Score:
         }
 
 
-def run(
-    events: Iterable[Event],
-    scripts: Sequence[Script],
-    linker: Linker,
-    at_least: float = 0.0,
-    connections: Connections = "none",
-) -> Score:
-    """Send a linker the events; score the links of that confidence, and the sessions at the end."""
+def run(events: Iterable[Event], scripts: Sequence[Script], linker: Linker) -> Score:
+    """Send a linker the events; score its links, and the sessions at the end."""
     said: dict[str, dict[str, set[str]]] = {}
     seconds: dict[str, float] = defaultdict(float)
-    peers: dict[str, str] = {}
-    pool: list[str] = []
     for event in events:
         call = event.call
         if event.what == "request":
             body = msgspec.json.encode(call.request)
-            peer = call.session if connections == "own" else ""
-            if connections == "pool":
-                peer = peers[call.id] = pool.pop() if pool else f"connection {len(peers)}"
             began = time.thread_time()
-            links = linker.request(call.tenant, call.id, body, call.path, event.at_s, peer)
+            links = linker.request(call.tenant, call.id, body, call.path, event.at_s)
             seconds[call.id] += time.thread_time() - began
             found = said.setdefault(call.id, defaultdict(set))
             for link in links:
-                if link.confidence >= at_least:
-                    found[link.source].add(link.kind)
+                found[link.source].add(link.kind)
         else:
             body = msgspec.json.encode({"id": answer_id(call.id), **(call.answer or {})})
             began = time.thread_time()
             linker.answer(call.tenant, call.id, body, event.at_s)
-            if call.id in peers:
-                pool.append(peers[call.id])
             seconds[call.id] += time.thread_time() - began
     calls = [call for script in scripts for call in script.calls.values()]
     score = compare(calls, said)
@@ -190,7 +206,7 @@ def compare(calls: Sequence[Call], said: dict[str, dict[str, set[str]]]) -> Scor
 
 
 def pairwise_f1(labels: Sequence[tuple[str, str]]) -> float:
-    """Of pairs of calls in one session: true and said session of every call."""
+    """F1 of pairs of calls in one session, from true and said session of every call."""
     both = _pairs(Counter(labels))
     true = _pairs(Counter(label for label, _ in labels))
     said = _pairs(Counter(label for _, label in labels))

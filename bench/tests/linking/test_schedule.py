@@ -53,12 +53,6 @@ def test_sessions_of_one_task_begin_in_the_same_moment() -> None:
     assert len({times.pop() for times in by_task.values()}) == 4
 
 
-def test_all_sessions_can_begin_together() -> None:
-    scripts = applications(9, 0)
-    events = list(schedule(scripts, live=9, start="together"))
-    assert set(first_requests(events).values()) == {0.0}
-
-
 def test_a_call_without_an_answer_ends_at_once() -> None:
     script = Script("s")
     script.chat([{"role": "user", "content": "Hello?"}], None)
