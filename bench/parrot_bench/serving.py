@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from parrot_bench.apps import book
-from parrot_bench.apps.recipes import BY_WAY as RECIPES
+from parrot_bench.apps.recipes import BY_WAY, MANY
 from parrot_bench.apps.workload import SEMANTIC, Size, Way
 from parrot_bench.report import (
     ENGINE_PACKAGES,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from parrot_bench.apps.runner import GatewayClient
     from parrot_bench.load import LoadResult
 
+#: Applications by the names of the command line.
+RECIPES = {**MANY, **BY_WAY}
 #: Seconds for a server to load a model, and for one load.
 _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 600.0
@@ -235,8 +237,7 @@ async def _run_app(
     for number in range(plan.rounds + 1):
         progress(f"{app}, round {number} of {plan.rounds}")
         workload, session = recipe.build(size, salt()), f"bench-{secrets.token_hex(8)}"
-        plain = workload.clients[-1] if way != SEMANTIC else way
-        result = await run_workload(client, workload, plain, session)
+        result = await run_workload(client, workload, way, session)
         if way == SEMANTIC:
             await client.forget(session)
         if number:

@@ -5,7 +5,7 @@ A description is pure data. Lengths are tokens; what a text says is for the rend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -130,10 +130,3 @@ class Application:
     def pauses_s(self) -> float:
         """Seconds of pauses of all calls."""
         return sum(call.pause_s for call in self.calls)
-
-    def depths(self) -> Mapping[str, int]:
-        """For each call the number of calls on the longest path to and with it."""
-        found: dict[str, int] = {}
-        for call in self.calls:
-            found[call.name] = 1 + max((found[name] for name in call.reads), default=0)
-        return found

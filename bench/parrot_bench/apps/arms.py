@@ -30,7 +30,7 @@ _ENGINE_BYTES = 350 * 1024 * 1024
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What the engines of a gateway did, by their own counters."""
+    """The work of a gateway's engines, by their own counters."""
 
     #: Prompt tokens, and of these those found in a cache; tokens that were computed again after
     #: a preemption count anew.
@@ -75,7 +75,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """What clients call."""
+        """The model's name for clients."""
         return self.model if self.model == DEMO_MODEL else Path(self.model).name
 
     @property
@@ -129,9 +129,7 @@ async def run_counted(
     """
     session = f"bench-{secrets.token_hex(8)}"
     before = await _counters(client)
-    result = await run_workload(
-        client, workload, way, session, session_per_job=True, forget_jobs=True
-    )
+    result = await run_workload(client, workload, way, session, own_sessions=True)
     after = await _counters(client)
     return result, Work(**{name: after[name] - before[name] for name in after})
 

@@ -1,8 +1,9 @@
 """Compare arms: gateways with engines of their own that run the same workload in turn.
 
-Arms differ by the scheduler's policy (`policy_arms`) or by linking (`linking_arms`). The same seeds
-give all arms the same prompts, arrivals and pauses, and all have to give the same texts. Each round
-has a salt of its own. A first round of each application is not timed.
+Arms differ by the way of calling (`way_arms`), by the scheduler's policy (`policy_arms`) or by
+linking (`linking_arms`). The same seeds give all arms the same prompts, arrivals and pauses, and
+all have to give the same texts. Each round has a salt of its own. A first round of each application
+is not timed.
 """
 
 from __future__ import annotations
@@ -21,19 +22,15 @@ import msgspec
 
 from parrot_bench.applications.description import Call, Message
 from parrot_bench.apps.arms import Arm, Fleet, Work, check_memory, run_counted, start_arms
-from parrot_bench.apps.measure import (
-    MAX_DIFFERENCES,
-    Summary,
-    alternate,
-    characters_per_token,
-    samples_by_kind,
-)
+from parrot_bench.apps.measure import Summary, alternate, characters_per_token, samples_by_kind
 from parrot_bench.apps.recipes import WITH_TOOLS, Recipe
 from parrot_bench.apps.runner import GatewayClient, RunResult
-from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload, salt_first
+from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Way, Workload
 
 #: Policies that `sessions` is compared with under linking.
 SESSION_POLICIES = ("lmetric", "prefix-linear")
+#: Texts that differ are listed up to this number.
+MAX_DIFFERENCES = 5
 #: Of an engine's KV where a share of a run has to fit, and room for so many of the longest calls.
 _BLOCK_TOKENS, _LEAST_CALLS = 16, 2
 #: Divide the applications' counts and lengths for a rough answer; at least two of each.
@@ -44,21 +41,27 @@ _PIECE = 64
 NOISE = 0.10
 
 
+def way_arms(app: str) -> list[Arm]:
+    """An arm for each way of calling: ordinary clients, the best one first, semantic variables."""
+    # Each call of a chain reads the one before: there parallel is one by one.
+    clients: tuple[Way, ...] = ("one by one",) if app == "chain" else ("parallel", "one by one")
+    return [Arm(way, way) for way in (*clients, SEMANTIC)]
+
+
 def policy_arms(app: str, policies: Sequence[str]) -> list[Arm]:
     """An arm for each policy; clients use semantic variables where the application allows it."""
     way = NAMED if app in WITH_TOOLS else SEMANTIC
     return [Arm(policy, way, policy=policy) for policy in policies]
 
 
-def linking_arms(app: str, policies: Sequence[str], uses: Sequence[str] = ()) -> list[Arm]:
-    """Plain calls without linking and with it, with one use of it alone, declared; and policies."""
+def linking_arms(app: str, policies: Sequence[str]) -> list[Arm]:
+    """Plain calls without linking and with it, declared; and policies."""
     unlinked = {"linking": {"enabled": False}}
     declared: Way = NAMED if app in WITH_TOOLS else SEMANTIC
     names = policies or (SESSION_POLICIES if app == "sessions" else ())
     return [
         Arm("off", "parallel", unlinked),
         Arm("linking", "parallel", {"linking": {"enabled": True}}),
-        *(Arm(use, "parallel", {"linking": {"enabled": True, "use": [use]}}) for use in uses),
         Arm("declared", declared, unlinked),
         *(Arm(name, "parallel", unlinked, name) for name in names),
     ]
@@ -66,7 +69,7 @@ def linking_arms(app: str, policies: Sequence[str], uses: Sequence[str] = ()) ->
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """What to run.
+    """A comparison to run.
 
     Attributes:
         recipes: the applications by name.
@@ -76,6 +79,7 @@ class ComparisonPlan:
         kv_share: of the tokens of a run, each common beginning counted once, so much fits into the
             engines' KV together; None: the model's own settings.
         loads: how many times as fast as by themselves applications arrive, one after the other.
+        delays_ms: simulated round trips between client and gateway, one after the other.
         seeds: of lengths, arrivals and texts; each is run in `rounds` rounds.
         quick: fewer and shorter applications, where the plan gives no number or scale.
         time_limit_s: of an application at a load: a round that would take longer is not begun.
@@ -92,6 +96,7 @@ class ComparisonPlan:
     cold: bool = False
     kv_share: float | None = None
     loads: Sequence[float] = (1.0,)
+    delays_ms: Sequence[float] = (0.0,)
     seeds: Sequence[int] = (0,)
     quick: bool = False
     time_limit_s: float = math.inf
@@ -105,8 +110,10 @@ class ComparisonPlan:
         size = Size(self.count or count, self.scale or scale)
         return replace(size, characters_per_token=characters_per_token or size.characters_per_token)
 
-    def workload(self, app: str, size: Size, load: float, seed: int, number: int) -> Workload:
-        salt = salt_of(app, load, seed, number)
+    def workload(
+        self, app: str, size: Size, load: float, seed: int, number: int, delay_ms: float = 0.0
+    ) -> Workload:
+        salt = salt_of(app, load, delay_ms, seed, number)
         built = self.recipes[app].build(replace(size, seed=seed), salt)
         return at_load(salted(built, salt) if self.cold else built, load)
 
@@ -174,6 +181,7 @@ class Outcome(msgspec.Struct, frozen=True):
     count: int
     scale: float
     load: float
+    delay_ms: float
     #: Of each round.
     seeds: list[int]
     engines: int
@@ -227,8 +235,9 @@ async def compare(
             first = plan.workload(app, size, plan.loads[0], plan.seeds[0], 0)
             await _run_rounds(arms, clients, [first], progress, f"{app}, not timed")
             outcomes += [
-                await _compare(app, plan, arms, clients, fleet, size, load, progress)
+                await _compare(app, plan, arms, clients, fleet, size, load, delay_ms, progress)
                 for load in plan.loads
+                for delay_ms in plan.delays_ms
             ]
     return outcomes
 
@@ -252,14 +261,19 @@ async def _compare(
     fleet: Fleet,
     size: Size,
     load: float,
+    delay_ms: float,
     progress: Callable[[str], None],
 ) -> Outcome:
+    for client in clients.values():
+        client.round_trip_s = delay_ms / 1000
     ends_by = time.monotonic() + plan.time_limit_s
     seeds = [*plan.seeds] * plan.rounds
     workloads = [
-        plan.workload(app, size, load, seed, number) for number, seed in enumerate(seeds, 1)
+        plan.workload(app, size, load, seed, number, delay_ms)
+        for number, seed in enumerate(seeds, 1)
     ]
-    runs = await _run_rounds(arms, clients, workloads, progress, f"{app}, load {load:g}", ends_by)
+    title = f"{app}, load {load:g}, {delay_ms:g} ms"
+    runs = await _run_rounds(arms, clients, workloads, progress, title, ends_by)
     found = [outcome(name, workloads[0], each, plan.engines) for name, each in runs.items()]
     different = differing({name: [run for run, _ in each] for name, each in runs.items()})
     rounds = len(found[0].work)
@@ -270,6 +284,7 @@ async def _compare(
         count=size.count,
         scale=size.scale,
         load=load,
+        delay_ms=delay_ms,
         seeds=seeds[:rounds],
         engines=plan.engines,
         jobs=len(workload.jobs),
@@ -366,9 +381,9 @@ def distinct_tokens(workload: Workload, per_token: float) -> tuple[int, int]:
     return round(characters / per_token), round(longest / per_token)
 
 
-def salt_of(app: str, load: float, seed: int, number: int) -> str:
-    """The salt of a round at a load; all salts have one length."""
-    draw = random.Random(f"{app} {load:g} {seed} {number}")
+def salt_of(app: str, load: float, delay_ms: float, seed: int, number: int) -> str:
+    """The salt of a round at a load and a delay; all salts have one length."""
+    draw = random.Random(f"{app} {load:g} {delay_ms:g} {seed} {number}")
     return f"Copy {draw.randrange(10**12):012d}."
 
 
@@ -383,11 +398,10 @@ def salted(workload: Workload, salt: str) -> Workload:
 
     def with_salt(call: Call) -> Call:
         if not call.history:
-            return replace(call, prompt=salt_first(call.prompt, salt))
+            return replace(call, prompt=(f"{salt}\n", *call.prompt))
         first, *others = call.history
-        return replace(
-            call, history=(Message(first.role, salt_first(first.content, salt)), *others)
-        )
+        opening = Message(first.role, (f"{salt}\n", *first.content))
+        return replace(call, history=(opening, *others))
 
     jobs = tuple(replace(job, calls=tuple(map(with_salt, job.calls))) for job in workload.jobs)
     return replace(workload, jobs=jobs)

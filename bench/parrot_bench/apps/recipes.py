@@ -1,9 +1,7 @@
 """The applications that `bench apps` runs: the Parrot paper's (OSDI '24), and agents.
 
 Numbers, lengths and arrival times are those of `parrot_bench.applications.figures`, which the
-simulator runs too. Each run has a salt. It stands first in the prompts of `BY_WAY`, so that no run
-finds what another has filled, and behind the template's words in those of `UNDECLARED`, as programs
-write prompts.
+simulator runs too. Each run has a salt behind the template's words, as programs write prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from parrot_bench.applications.coding import coding
 from parrot_bench.applications.conversations import AgentLimits, agent
 from parrot_bench.applications.description import Application, Passage
 from parrot_bench.applications.summaries import chain, map_reduce
-from parrot_bench.apps.workload import Salted, Size, Workload, live, salt_first, words_first
+from parrot_bench.apps.workload import Size, Workload, live
 
 #: Chunks of a document: about 20 in the paper's chains, fewer where chats run at the same time.
 MIXED_CHUNKS = 16
@@ -61,14 +59,12 @@ def _summary(size: Size, name: str, document: str = "", objective: str = "") -> 
 def chain_summary(size: Size, salt: str) -> Workload:
     """Figure 11: a summary refined chunk by chunk, `size.count` steps; the last one is read."""
     job = chain("chain", _document(size, ""), size.tokens(figures.SUMMARY_TOKENS))
-    # NOTE: each call reads the one before: a client that sends in parallel is the same client.
-    return Workload("chain", live([job], size, lambda _: salt, salt_first), ("one by one",))
+    return Workload("chain", live([job], size, lambda _: salt))
 
 
 def summary(size: Size, salt: str) -> Workload:
     """Figure 13: `size.count` chunks summarised apart, then together."""
-    jobs = live([_summary(size, "summary")], size, lambda _: salt, salt_first)
-    return Workload("map-reduce", jobs, ("one by one", "parallel"))
+    return Workload("map-reduce", live([_summary(size, "summary")], size, lambda _: salt))
 
 
 def documents(size: Size, salt: str) -> Workload:
@@ -83,8 +79,7 @@ def documents(size: Size, salt: str) -> Workload:
         replace(_summary(each, f"document-{number}"), arrives_s=at)
         for number, at in enumerate(arrives_s)
     ]
-    found = live(jobs, size, lambda job: f"{salt} {job.name}.", words_first)
-    return Workload("map-reduce", found, ("parallel",))
+    return Workload("map-reduce", live(jobs, size, lambda job: f"{salt} {job.name}."))
 
 
 def _chats(size: Size) -> Iterator[Application]:
@@ -111,29 +106,24 @@ def _summaries_beside(size: Size) -> Iterator[Application]:
         yield replace(job, arrives_s=arrives_s * size.scale)
 
 
-def _mixed(name: str, size: Size, salt: str, place: Salted, *, one_document: bool) -> Workload:
+def _mixed(name: str, size: Size, salt: str, *, one_document: bool) -> Workload:
     def salt_of(job: Application) -> str:
         return salt if one_document and job.kind == "map-reduce" else f"{salt} {job.name}."
 
-    jobs = live([*_chats(size), *_summaries_beside(size)], size, salt_of, place)
-    return Workload(name, jobs, ("parallel",), per_token=("chat",))
+    jobs = live([*_chats(size), *_summaries_beside(size)], size, salt_of)
+    return Workload(name, jobs, per_token=("chat",))
 
 
 def chat(size: Size, salt: str) -> Workload:
     """Figure 18: `size.count` chats and, in proportion, summaries that share nothing."""
-    return _mixed("chat", size, salt, salt_first, one_document=False)
+    return _mixed("chat", size, salt, one_document=False)
 
 
 def mixed(size: Size, salt: str) -> Workload:
     """Figure 18 on several engines: as `chat`, but all the summaries are of one document, as the
     paper's were: what one has filled, another can find again, if its calls come to the same engine.
     """
-    return _mixed("mixed", size, salt, salt_first, one_document=True)
-
-
-def undeclared_mixed(size: Size, salt: str) -> Workload:
-    """As `mixed`, the salt behind the template's words."""
-    return _mixed("mixed", size, salt, words_first, one_document=True)
+    return _mixed("mixed", size, salt, one_document=True)
 
 
 def gpts(size: Size, salt: str) -> Workload:
@@ -153,14 +143,13 @@ def gpts(size: Size, salt: str) -> Workload:
         )
         jobs.append(replace(job, arrives_s=arrives_s))
         arrives_s += draw.expovariate(GPTS_RATE) * size.scale
-    found = live(jobs, size, lambda _: salt, salt_first)
-    return Workload("gpts", found, ("parallel",), per_token=("gpts",))
+    return Workload("gpts", live(jobs, size, lambda _: salt), per_token=("gpts",))
 
 
 def program(size: Size, salt: str) -> Workload:
     """Figure 17: one program of `size.count` files, all agents of a round in parallel."""
     job = coding("program", size.count, size.scale)
-    return Workload("multi-agent", live([job], size, lambda _: salt, salt_first), ("parallel",))
+    return Workload("multi-agent", live([job], size, lambda _: salt))
 
 
 def programs(size: Size, salt: str) -> Workload:
@@ -172,8 +161,7 @@ def programs(size: Size, salt: str) -> Workload:
         )
         for number in range(size.count)
     ]
-    found = live(jobs, size, lambda job: f"{salt} {job.name}.", words_first)
-    return Workload("multi-agent", found, ("parallel",))
+    return Workload("multi-agent", live(jobs, size, lambda job: f"{salt} {job.name}."))
 
 
 def agents(size: Size, salt: str) -> Workload:
@@ -200,8 +188,7 @@ def _agents(name: str, size: Size, salt: str, roles: tuple[str, ...], gap_s: flo
             size.scale,
         )
         jobs.append(replace(job, arrives_s=number * gap_s * size.scale))
-    found = live(jobs, size, lambda job: f"{salt} {job.name}.", words_first)
-    return Workload(name, found, ("parallel",))
+    return Workload(name, live(jobs, size, lambda job: f"{salt} {job.name}."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +207,15 @@ BY_WAY = {
     "map-reduce": Recipe(summary, 16, 0.25, "chunks"),
     "multi-agent": Recipe(program, 8, 0.125, "files"),
     "chat": Recipe(chat, 40, 0.25, "chats"),
+}
+#: Many applications at once, compared by the scheduler's policy and by linking.
+MANY = {
     "gpts": Recipe(gpts, 40, 0.2, "calls"),
     "mixed": Recipe(mixed, 40, 0.25, "chats"),
-}
-#: Applications that declare nothing, many instances at once: compared with and without linking.
-UNDECLARED = {
-    "multi-agent": Recipe(programs, 6, 0.2, "programs"),
     "agents": Recipe(agents, 64, 0.04, "agents"),
-    "mixed": Recipe(undeclared_mixed, 40, 0.25, "chats"),
-    "sessions": Recipe(sessions, 200, 0.04, "agents"),
-}
-#: Compared by the scheduler's policy: many applications at once where one of `BY_WAY` is one.
-BY_POLICY = {
-    **BY_WAY,
+    "multi-agent": Recipe(programs, 6, 0.2, "programs"),
     "map-reduce": Recipe(documents, 24, 0.25, "documents"),
-    "multi-agent": UNDECLARED["multi-agent"],
-    "agents": UNDECLARED["agents"],
-    "sessions": UNDECLARED["sessions"],
+    "sessions": Recipe(sessions, 200, 0.04, "agents"),
 }
 #: Tools run between the calls of these: their graph cannot be declared ahead.
 WITH_TOOLS = ("agents", "sessions")

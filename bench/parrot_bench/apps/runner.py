@@ -160,13 +160,7 @@ class GatewayClient:
 
 
 async def run_workload(
-    client: GatewayClient,
-    workload: Workload,
-    way: Way,
-    session: str,
-    *,
-    session_per_job: bool = False,
-    forget_jobs: bool = False,
+    client: GatewayClient, workload: Workload, way: Way, session: str, *, own_sessions: bool = False
 ) -> RunResult:
     """Run all jobs, each from its arrival on.
 
@@ -175,8 +169,8 @@ async def run_workload(
         workload: its jobs run at the same time.
         way: the same for all jobs.
         session: name of an unused session, for semantic variables.
-        session_per_job: each job has its own session: see `session_of`.
-        forget_jobs: each job's session is deleted when its client has what it reads.
+        own_sessions: each job has its own session, which is deleted when its client has what it
+            reads.
 
     Raises:
         BenchmarkError: any call failed; the others are cancelled.
@@ -187,17 +181,12 @@ async def run_workload(
         async with asyncio.TaskGroup() as group:
             tasks = []
             for job in workload.jobs:
-                name = session_of(session, job) if session_per_job else session
-                running = _run_job(client, job, way, name, start, forget=forget_jobs)
+                name = f"{session}-{job.name}" if own_sessions else session
+                running = _run_job(client, job, way, name, start, forget=own_sessions)
                 tasks.append(group.create_task(running))
     except* BenchmarkError as failures:
         raise _first(failures) from None
     return RunResult(tuple(task.result() for task in tasks), client.requests - before)
-
-
-def session_of(session: str, job: Application) -> str:
-    """The session of one job, where each has its own."""
-    return f"{session}-{job.name}"
 
 
 async def _run_job(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal
 from zlib import crc32
 
-from parrot_bench.applications.description import Application, Call, Message, Output, Part, Passage
+from parrot_bench.applications.description import (
+    Application,
+    Call,
+    Message,
+    Output,
+    Part,
+    Passage,
+    Prompt,
+)
 from parrot_bench.apps import book
 
 #: Ways to run an application. "one by one": a client sends the next call when it has the answer to
@@ -21,34 +29,13 @@ NAMED: Way = "named session"
 #: More than an application has calls: the same call of two applications differs in its seed.
 SEEDS = 1000
 
-#: Puts a salt into a prompt, given as its parts.
-Salted: TypeAlias = Callable[[tuple[Part, ...], str], tuple[Part, ...]]
-
-
-def salt_first(parts: tuple[Part, ...], salt: str) -> tuple[Part, ...]:
-    """Nothing of the prompt is found in a prefix cache."""
-    return (f"{salt}\n", *parts)
-
-
-def words_first(parts: tuple[Part, ...], salt: str) -> tuple[Part, ...]:
-    """The template's words, and nothing behind the salt, may be found in a prefix cache."""
-    return (parts[0], f"{salt}\n", *parts[1:])
-
-
-def round_trips(application: Application, way: Way) -> int:
-    """Return the round trips that a client makes one after another."""
-    if way == "one by one":
-        return len(application.calls)
-    return 1 if way == SEMANTIC else max(application.depths().values())
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Applications, and the ways in which ordinary clients would run them."""
+    """Applications that run at the same time."""
 
     name: str
     jobs: tuple[Application, ...]
-    clients: tuple[Way, ...]
     #: Kinds of applications whose time is counted per token of the answer.
     per_token: Collection[str] = ()
 
@@ -84,26 +71,22 @@ class Size:
 
 
 def live(
-    applications: Iterable[Application],
-    size: Size,
-    salts: Callable[[Application], str],
-    place: Salted,
+    applications: Iterable[Application], size: Size, salts: Callable[[Application], str]
 ) -> tuple[Application, ...]:
     """The applications with texts and a salt in each call, ready to be sent together.
 
-    Calls of several applications get their application's name in front of their own, and seeds of
-    their own.
+    A salt stands behind the template's words; nothing behind it is found in a prefix cache. Calls
+    of several applications get their application's name in front of their own, and seeds of their
+    own.
     """
     found = tuple(applications)
     return tuple(
-        _live(job, size, salts(job), place, number if len(found) > 1 else None)
+        _live(job, size, salts(job), number if len(found) > 1 else None)
         for number, job in enumerate(found)
     )
 
 
-def _live(
-    job: Application, size: Size, salt: str, place: Salted, number: int | None
-) -> Application:
+def _live(job: Application, size: Size, salt: str, number: int | None) -> Application:
     prefix = "" if number is None else job.name.replace("-", "_") + "_"
 
     def written(part: Part) -> Part:
@@ -111,13 +94,16 @@ def _live(
             return size.text(part)
         return Output(prefix + part.call) if isinstance(part, Output) else part
 
+    def place(parts: Prompt) -> Prompt:
+        return (parts[0], f"{salt}\n", *parts[1:])
+
     def salted(call: Call) -> Call:
         for index, (role, parts) in enumerate(call.history):
             if role == "user":
                 history = list(call.history)
-                history[index] = Message(role, place(parts, salt))
+                history[index] = Message(role, place(parts))
                 return replace(call, history=tuple(history))
-        return replace(call, prompt=place(call.prompt, salt))
+        return replace(call, prompt=place(call.prompt))
 
     calls = tuple(
         replace(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
@@ -11,23 +11,21 @@ from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 from parrot_bench.applications.description import Application, Call, Output
 from parrot_bench.apps import arms, command, comparison
 from parrot_bench.apps.measure import in_round
-from parrot_bench.apps.recipes import BY_POLICY
+from parrot_bench.apps.recipes import BY_WAY, MANY
 from parrot_bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_bench.apps.workload import NAMED, SEMANTIC, Size, Workload
 from parrot_bench.servers import BenchmarkError
-
-from parrot_gateway.settings.model import LinkUse
 
 SALT = "Copy 000000000001."
 
 
 def build(app: str, count: int, scale: float = 0.1) -> Workload:
-    return BY_POLICY[app].build(Size(count, scale), SALT)
+    return MANY[app].build(Size(count, scale), SALT)
 
 
-def test_the_command_knows_the_uses_of_linking() -> None:
-    assert get_args(LinkUse) == command.USES
-    assert set(command.MATRIX) <= set(BY_POLICY)
+def test_applications_that_run_by_themselves_have_recipes() -> None:
+    for compared, names in command.DEFAULTS.items():
+        assert set(names) <= set(BY_WAY if compared is command.Compared.WAYS else MANY)
 
 
 def test_each_arm_takes_each_place_equally_often() -> None:
@@ -38,8 +36,8 @@ def test_each_arm_takes_each_place_equally_often() -> None:
 
 
 def test_no_two_rounds_have_the_same_salt() -> None:
-    """Whatever their load: caches still hold what the load before has filled."""
-    of = [(load, seed, number) for load in (1, 2.5) for seed in (0, 1) for number in (0, 1)]
+    """Whatever their load and delay: caches still hold what the load before has filled."""
+    of = list(product((1, 2.5), (0.0, 250.0), (0, 1), (0, 1)))
     salts = [comparison.salt_of("agents", *each) for each in of]
     assert len(set(salts)) == len(of)
     assert {len(salt) for salt in salts} == {len(SALT)}
@@ -51,7 +49,7 @@ def test_a_common_beginning_counts_once() -> None:
         Call("b", ("x" * 640,), 20, seed=1),
         Call("c", ("y" * 640, Output("a")), 10, seed=2),
     )
-    workload = Workload("w", (Application("w", "w", calls, ("b", "c")),), ("parallel",))
+    workload = Workload("w", (Application("w", "w", calls, ("b", "c")),))
     distinct, longest = comparison.distinct_tokens(workload, 1.0)
     assert distinct == 640 + 10 + 20 + 640 + 10 + 10
     assert longest == 640 + 10 + 10
@@ -65,8 +63,6 @@ def test_arms_differ_by_linking_alone() -> None:
     assert not declared.settings["linking"]["enabled"]
     names = [arm.name for arm in comparison.linking_arms("sessions", ())]
     assert names == ["off", "linking", "declared", "lmetric", "prefix-linear"]
-    _, _, alone, _ = comparison.linking_arms("mixed", (), ("groups",))
-    assert (alone.name, alone.settings["linking"]["use"]) == ("groups", ["groups"])
     *_, last = comparison.linking_arms("sessions", ("round-robin",))
     assert (last.policy, last.settings) == ("round-robin", off.settings)
 
@@ -136,13 +132,31 @@ async def test_agents_run_with_a_session_and_without(demo: GatewayProcess) -> No
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
         workload = build("agents", 2, 0.005)
         plain = await run_workload(client, workload, "parallel", "")
-        named = await run_workload(
-            client, workload, NAMED, "bench-agents", session_per_job=True, forget_jobs=True
-        )
+        named = await run_workload(client, workload, NAMED, "bench-agents", own_sessions=True)
     assert [job.texts for job in plain.jobs] == [job.texts for job in named.jobs]
     assert plain.requests == named.requests == len(workload.calls)
     for done, job in zip(plain.jobs, workload.jobs, strict=True):
         assert done.seconds > job.pauses_s > 0
+
+
+def test_the_command_compares_ways(tmp_path: Path) -> None:
+    path = tmp_path / "ways.json"
+    run = run_cli(
+        *("bench", "apps", "--app", "chain", "--count", "3", "--scale", "0.04"),
+        *("--network-delay", "0", "--network-delay", "50", "--rounds", "1", "--json", str(path)),
+        environment={"COLUMNS": "80"},
+    )
+    assert run.returncode == 0, run.stderr
+    for word in ("one by one", "semantic variables", "network 50 ms", "the same in all arms"):
+        assert word in run.stdout
+    near, far = msgspec.json.decode(path.read_bytes())["apps"]
+    assert (near["delay_ms"], far["delay_ms"]) == (0, 50)
+    (ratio, _) = far["ratios"]
+    first, semantic = (arm["times"][0]["mean"] for arm in far["arms"])
+    assert ratio["of_all"] == pytest.approx(first / semantic)
+    # Three round trips one after the other, and one.
+    assert first > 0.15
+    assert semantic > 0.05
 
 
 def test_the_command_compares_linking(tmp_path: Path) -> None:
@@ -175,7 +189,20 @@ def test_the_command_compares_linking(tmp_path: Path) -> None:
 def test_the_command_compares_policies(tmp_path: Path) -> None:
     path = tmp_path / "policies.json"
     run = run_cli(
-        *("bench", "apps", "--app", "gpts", "--engines", "2", "--count", "4", "--scale", "0.02"),
+        *(
+            "bench",
+            "apps",
+            "--compare",
+            "policies",
+            "--app",
+            "gpts",
+            "--engines",
+            "2",
+            "--count",
+            "4",
+            "--scale",
+            "0.02",
+        ),
         *("--policy", "parrot", "--policy", "round-robin", "--rounds", "1", "--json", str(path)),
         *("--load", "8", "--load", "9", "--seed", "1", "--seed", "2", "--set", "num_blocks=512"),
         environment={"COLUMNS": "80"},
@@ -198,12 +225,9 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--app", "gpts"), "sessions"),
+        (("--app", "chain"), "sessions"),
         (("--policy", "best"), "best"),
-        (("--network-delay", "5"), "network"),
-        (("--base-url", "http://127.0.0.1:1/v1"), "--base-url"),
         (("--kv-share", "0"), "--kv-share"),
-        (("--use", "magic"), "magic"),
     ],
 )
 def test_what_a_comparison_of_linking_refuses(arguments: tuple[str, ...], why: str) -> None:
@@ -216,16 +240,14 @@ def test_what_a_comparison_of_linking_refuses(arguments: tuple[str, ...], why: s
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--app", "gpts", "--policy", "best"), "best"),
-        (("--app", "gpts", "--app", "chain"), "--engines"),
-        (("--app", "gpts", "--network-delay", "5"), "network"),
-        (("--app", "mixed", "--base-url", "http://127.0.0.1:1/v1"), "--base-url"),
+        (("--policy", "best"), "best"),
+        (("--app", "chains"), "map-reduce"),
         (("--compare", "policies", "--app", "poker"), "poker"),
         (("--compare", "policies", "--load", "0"), "--load"),
         (("--compare", "policies", "--set", "device"), "NAME=VALUE"),
     ],
 )
-def test_what_a_comparison_of_policies_refuses(arguments: tuple[str, ...], why: str) -> None:
+def test_mistakes_are_named(arguments: tuple[str, ...], why: str) -> None:
     run = run_cli("bench", "apps", *arguments)
     assert run.returncode == 2
     assert why in run.stderr

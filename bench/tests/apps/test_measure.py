@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import msgspec
 import pytest
 from harness.fake_upstream import FakeUpstream
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
 from parrot_bench.applications.description import Application, Call, Output
-from parrot_bench.apps import book, measure
+from parrot_bench.apps import book
+from parrot_bench.apps.measure import characters_per_token
 from parrot_bench.apps.recipes import BY_WAY as RECIPES
-from parrot_bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
+from parrot_bench.apps.runner import GatewayClient, run_workload
 from parrot_bench.apps.workload import SEMANTIC, Size, Workload
 from parrot_bench.servers import BenchmarkError
 
@@ -47,18 +46,6 @@ def test_behind_its_end_the_book_begins_again() -> None:
     assert len(book.passage(3 * len(whole))) > 2.99 * len(whole)
 
 
-# -- aims ---------------------------------------------------------------------------------
-
-
-def test_aims() -> None:
-    assert measure.aim("chain", "one by one", 250, 20) == 3.0
-    assert measure.aim("chain", "one by one", 50, 20) is None
-    assert measure.aim("chain", "one by one", 250, 10) is None
-    assert measure.aim("map-reduce", "one by one", 250, 16) == 2.0
-    assert measure.aim("map-reduce", "parallel", 250, 16) is None
-    assert measure.aim("chat", "parallel", 0, 3) == 0.98
-
-
 @asynccontextmanager
 async def fake_upstream() -> AsyncIterator[str]:
     """The base URL of a server that answers anything with the same few bytes."""
@@ -76,6 +63,7 @@ async def fake_upstream() -> AsyncIterator[str]:
 @pytest.mark.parametrize(("app", "count"), [("chain", 4), ("map-reduce", 3), ("multi-agent", 2)])
 async def test_all_ways_give_the_same_texts(demo: GatewayProcess, app: str, count: int) -> None:
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
+        assert 3 < await characters_per_token(client) < 5
         workload = build(app, count, 0.02)
         results = [
             await run_workload(client, workload, way, f"bench-{app}-{way}")
@@ -99,42 +87,6 @@ async def test_the_network_is_simulated_alike(demo: GatewayProcess) -> None:
     assert semantic.jobs[0].seconds >= 0.1
 
 
-async def test_a_comparison(demo: GatewayProcess) -> None:
-    seen: list[str] = []
-    async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
-        density = await measure.characters_per_token(client)
-        assert 3 < density < 5
-        outcome = await measure.measure(
-            client, "chat", Size(3, 0.04, density), [0, 20], 1, seen.append
-        )
-    assert outcome.same_texts, outcome.differences
-    assert outcome.requests == {"parallel": 3 + 17, SEMANTIC: 3 + 17}
-    told = {(each.kind, each.delay_ms): each for each in outcome.comparisons}
-    assert set(told) == {(kind, ms) for kind in ("chat", "map-reduce") for ms in (0, 20)}
-    for each in outcome.comparisons:
-        # One round: its ratio is that of the medians.
-        assert each.speedup == pytest.approx(each.client_p50 / each.semantic_p50)
-        assert each.client_p50 <= each.client_p99
-    assert told["map-reduce", 20].client_round_trips == 2
-    assert told["map-reduce", 20].semantic_round_trips == 1
-    assert told["map-reduce", 0].at_least == 0.98
-    plain = measure.to_dict(outcome)
-    assert plain["comparisons"][0]["met"] in (True, False)
-    assert len(seen) == 2 + 2 * 2
-
-
-async def test_different_texts_are_told() -> None:
-    """The check can fail."""
-    (job,) = build("chain", 2).jobs
-    results = {
-        way: RunResult((JobResult(job, 1.0, (text,)),), 2)
-        for way, text in (("one by one", "a"), (SEMANTIC, "b"))
-    }
-    (difference,) = measure.differences(results)
-    assert "step_1" in difference
-    assert "'b'" in difference
-
-
 async def test_a_failed_call_is_named(demo: GatewayProcess) -> None:
     """It ends the run, whatever waits for its text."""
     calls = (
@@ -142,11 +94,9 @@ async def test_a_failed_call_is_named(demo: GatewayProcess) -> None:
         Call("long", ("word " * 3000,), 2, seed=0),
         Call("last", ("After ", Output("good"), Output("long")), 2, seed=0),
     )
-    workload = Workload(
-        "broken", (Application("broken", "broken", calls, ("last",)),), ("parallel",)
-    )
+    workload = Workload("broken", (Application("broken", "broken", calls, ("last",)),))
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
-        for way in (*workload.clients, SEMANTIC):
+        for way in ("one by one", "parallel", SEMANTIC):
             with pytest.raises(BenchmarkError, match=r"context_length|tokens"):
                 await run_workload(client, workload, way, "bench-broken")
 
@@ -161,37 +111,3 @@ async def test_a_server_without_semantic_variables_is_found_out() -> None:
     async with fake_upstream() as url, GatewayClient(url, "fake:size=8") as client:
         with pytest.raises(BenchmarkError, match="does not know semantic variables"):
             await run_workload(client, build("chain", 1), SEMANTIC, "bench-none")
-
-
-def test_the_command(demo: GatewayProcess, tmp_path: Path) -> None:
-    path = tmp_path / "apps.json"
-    run = run_cli(
-        *("bench", "apps", "--app", "chain", "--count", "3", "--scale", "0.04"),
-        *("--network-delay", "0", "--rounds", "1", "--json", str(path)),
-        *("--base-url", demo.base_url, "--api-key", "env:DEMO_KEY"),
-        environment={"DEMO_KEY": API_KEY, "COLUMNS": "80"},
-    )
-    assert run.returncode == 0, run.stderr
-    assert "chain" in run.stdout
-    assert "3→1" in run.stdout
-    assert "…" not in run.stdout, "a table that is cut"
-    assert "the same" in run.stdout
-    written = path.read_bytes()
-    assert API_KEY.encode() not in written
-    content = msgspec.json.decode(written)
-    assert content["machine"]["cores"] >= 1
-    assert content["apps"][0]["comparisons"][0]["client_round_trips"] == 3
-
-
-def test_what_the_command_refuses(demo: GatewayProcess) -> None:
-    unknown = run_cli("bench", "apps", "--app", "chains")
-    assert unknown.returncode == 2
-    assert "map-reduce" in unknown.stderr
-    nowhere = run_cli("bench", "apps", "--base-url", "http://127.0.0.1:1/v1")
-    assert nowhere.returncode == 1
-    assert "http://127.0.0.1:1" in nowhere.stderr
-    literal = run_cli("bench", "apps", "--api-key", "sk-secret", "--base-url", demo.base_url)
-    assert literal.returncode == 1
-    assert "sk-secret" not in literal.stderr
-    for run in (unknown, nowhere, literal):
-        assert "Traceback" not in run.stderr

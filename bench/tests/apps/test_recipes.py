@@ -7,15 +7,14 @@ from itertools import pairwise
 
 import pytest
 from parrot_bench.apps.comparison import at_load, distinct_tokens, salted
-from parrot_bench.apps.recipes import BY_POLICY, BY_WAY, UNDECLARED, Recipe
-from parrot_bench.apps.workload import SEMANTIC, Size, Workload, round_trips
+from parrot_bench.apps.recipes import BY_WAY, MANY, Recipe
+from parrot_bench.apps.workload import Size, Workload
 
 SALT = "Copy 000000000001."
 OTHER = "Copy 000000000002."
 RECIPES = {
     **{f"by way: {name}": recipe for name, recipe in BY_WAY.items()},
-    **{f"undeclared: {name}": recipe for name, recipe in UNDECLARED.items()},
-    "by policy: map-reduce": BY_POLICY["map-reduce"],
+    **{f"many: {name}": recipe for name, recipe in MANY.items()},
 }
 
 
@@ -27,7 +26,7 @@ def made(
 
 def build(app: str, count: int = 0, scale: float = 1.0, seed: int = 0) -> Workload:
     """An application of the paper at its own lengths."""
-    return made(BY_POLICY[app] if app in ("agents",) else BY_WAY[app], SALT, count, scale, seed)
+    return made((MANY | BY_WAY)[app], SALT, count, scale, seed)
 
 
 def sent(workload: Workload) -> list[str]:
@@ -57,15 +56,10 @@ def test_workloads_are_sound(name: str) -> None:
     assert workload == made(RECIPES[name]), "the same every time"
 
 
-@pytest.mark.parametrize("name", BY_WAY)
-def test_a_salt_begins_every_prompt(name: str) -> None:
-    assert all(text.startswith(SALT) for text in sent(made(BY_WAY[name])))
-
-
-@pytest.mark.parametrize("app", UNDECLARED)
-def test_prompts_begin_with_their_templates_words(app: str) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_prompts_begin_with_their_templates_words(name: str) -> None:
     """Copies agree up to the salt and nowhere behind it; arrivals and pauses are the same."""
-    one, other = made(UNDECLARED[app]), made(UNDECLARED[app], OTHER)
+    one, other = made(RECIPES[name]), made(RECIPES[name], OTHER)
     for first, second in zip(sent(one), sent(other), strict=True):
         head, _, tail = first.partition(SALT)
         assert head.strip()
@@ -95,7 +89,6 @@ def test_chain() -> None:
     assert job.finals == (job.calls[-1].name,)
     for call in job.calls:
         assert 1024 * 3.6 * 0.98 < len(call.text(lambda _: "")) < 1024 * 3.6 + 500
-    assert [round_trips(job, way) for way in ("one by one", "parallel", SEMANTIC)] == [20, 20, 1]
 
 
 def test_map_reduce() -> None:
@@ -105,13 +98,11 @@ def test_map_reduce() -> None:
     assert all(call.reads == () for call in maps)
     assert reduce.reads == tuple(call.name for call in maps)
     assert {call.tokens for call in job.calls} == {50}
-    assert [round_trips(job, way) for way in ("one by one", "parallel", SEMANTIC)] == [17, 2, 1]
 
 
 def test_multi_agent() -> None:
     (job,) = build("multi-agent").jobs
     # Architect and coders, then four times review and revise.
-    assert max(job.depths().values()) == 10
     assert len(job.calls) == 1 + 8 + 4 * 16
     calls = {call.name: call for call in job.calls}
     assert calls["design"].tokens == 706
@@ -179,12 +170,12 @@ def test_a_seed_draws_lengths_or_arrivals(app: str) -> None:
     def shape(workload: Workload) -> list[object]:
         return [(job.arrives_s, [call.tokens for call in job.calls]) for job in workload.jobs]
 
-    assert shape(made(BY_POLICY[app], SALT, 8, 1.0)) == shape(made(BY_POLICY[app], SALT, 8, 1.0, 0))
-    assert shape(made(BY_POLICY[app], SALT, 8, 1.0)) != shape(made(BY_POLICY[app], SALT, 8, 1.0, 1))
+    assert shape(made(MANY[app], SALT, 8, 1.0)) == shape(made(MANY[app], SALT, 8, 1.0, 0))
+    assert shape(made(MANY[app], SALT, 8, 1.0)) != shape(made(MANY[app], SALT, 8, 1.0, 1))
 
 
 def test_documents_are_summaries_one_after_the_other() -> None:
-    workload = made(BY_POLICY["map-reduce"], SALT, 0, 1.0)
+    workload = made(MANY["map-reduce"], SALT, 0, 1.0)
     assert len(workload.jobs) == 24
     names = [call.name for call in workload.calls]
     assert len(set(names)) == len(names) == 24 * 17
@@ -208,7 +199,7 @@ def test_summaries_beside_chats_are_of_one_document() -> None:
 
 def test_agents_hold_all_that_was_said_before_and_wait_for_their_tools() -> None:
     for app, systems in (("agents", 3), ("sessions", 1)):
-        workload = made(UNDECLARED[app])
+        workload = made(MANY[app])
         chats = [[call.messages("<{}>".format) for call in job.calls] for job in workload.jobs]
         assert len({turns[0][0]["content"] for turns in chats}) == systems
         for job, turns in zip(workload.jobs, chats, strict=True):
@@ -225,15 +216,15 @@ def test_agents_hold_all_that_was_said_before_and_wait_for_their_tools() -> None
 
 
 def test_contexts_fit_the_demo_model() -> None:
-    for app, recipe in UNDECLARED.items():
+    for app, recipe in MANY.items():
         _, longest = distinct_tokens(made(recipe), Size(0, 0).characters_per_token)
         assert longest < 1900, (app, recipe.scale)
 
 
-@pytest.mark.parametrize("app", BY_POLICY)
+@pytest.mark.parametrize("app", MANY)
 def test_a_salt_comes_before_all_else(app: str) -> None:
     """And is the same for all calls: what they share within a round stays shared."""
-    plain = made(BY_POLICY[app], SALT, 4, 0.1)
+    plain = made(MANY[app], SALT, 4, 0.1)
     changed = salted(plain, "Salt")
     for call, before in zip(changed.calls, plain.calls, strict=True):
         (first, *others), (was, *rest) = (c.messages("<{}>".format) for c in (call, before))
