@@ -314,7 +314,7 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
 
 
 def telemetry_rows(measured: dict[str, Measured]) -> list[Row]:
-    """What metrics cost, and all of it (metrics, a line of JSON in the log, traces), beside the
+    """The cost of metrics, and of all telemetry (metrics, a line of JSON, traces), beside the
     gateway without; none where that was not measured."""
     without = measured.get("unobserved")
     rows: list[Row] = []
@@ -341,7 +341,7 @@ def telemetry_rows(measured: dict[str, Measured]) -> list[Row]:
 
 
 def has_tracing() -> bool:
-    """Whether traces can be made: OpenTelemetry is an optional extra."""
+    """True if traces can be made: OpenTelemetry is an optional extra."""
     try:
         return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
     except ModuleNotFoundError:
@@ -351,7 +351,7 @@ def has_tracing() -> bool:
 def _linking_rows(
     measured: dict[str, Measured], before: dict[str, Any], after: dict[str, Any]
 ) -> list[Row]:
-    """What linking adds to a call, and what its process takes."""
+    """The time that linking adds to a call, and the cost of its process."""
     gateway = measured["gateway"]
     rows: list[Row] = []
     if "unlinked" in measured:

@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is met; None without one."""
+        """True if the aim is met; None without one."""
         value = self.added if self.aims_at_added else self.gateway
         if value is None:
             return None
@@ -155,7 +155,7 @@ def run_with_progress(run: Callable[[Callable[[str], None]], T]) -> T:
 
 
 def load_average() -> str:
-    """Of this machine, or `unknown`."""
+    """The load average of this machine, or `unknown`."""
     try:
         return ", ".join(f"{value:.1f}" for value in os.getloadavg())
     except OSError:

@@ -120,8 +120,10 @@ class Server:
         return cpu_s(self._process.pid)
 
     def linking(self) -> dict[str, Any]:
-        """What a gateway's `/health` says of its linking process, once that has worked off all that
-        it was sent: it answers questions in their turn."""
+        """The linking process in a gateway's `/health`, once it has worked off all messages.
+
+        It answers questions in their turn.
+        """
         while True:
             asked = time.monotonic()
             with suppress(HTTPError), urlopen(f"{self.url}/calls/none", timeout=60):

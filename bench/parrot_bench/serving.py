@@ -69,7 +69,7 @@ _MORE_IS_BETTER = ("tok/s",)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The loads and applications to measure."""
 
     model: str
     streams: Sequence[int]
@@ -101,7 +101,7 @@ class Figure:
         return median(self.runs)
 
     def lead(self, peer: float) -> float:
-        """How many times better this is than a peer's figure; below 1 it is worse."""
+        """The factor by which this is better than a peer's figure; below 1 it is worse."""
         ours, theirs = self.median, peer
         if self.unit in _MORE_IS_BETTER:
             ours, theirs = theirs, ours
@@ -109,7 +109,7 @@ class Figure:
 
 
 class Figures(dict[tuple[str, str], Figure]):
-    """Of one server, by case and name, in the order in which they were measured."""
+    """Figures of one server, by case and name, in the order in which they were measured."""
 
     def add(self, case: str, unit: str, **values: float) -> None:
         for name, value in values.items():

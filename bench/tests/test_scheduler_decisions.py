@@ -15,7 +15,7 @@ WAITING = ("parrot", "paper")
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_measured(preset: str) -> None:
-    """Those that make no task wait have none waiting."""
+    """Policies that make no task wait have none waiting."""
     ticks = itertools.count()
     config = replace(PRESETS[preset], max_wait_s=1e9, max_hold_s=1e9, starvation_s=1e8)
     (row,) = measure(

@@ -216,7 +216,7 @@ def debate(
 
 
 def _turn(call: Call) -> tuple[Message, Message]:
-    """What a call adds to the history: its prompt and its answer."""
+    """The messages that a call adds to the history: its prompt and its answer."""
     return Message(call.last, call.prompt), Message("assistant", (Output(call.name),))
 
 

@@ -80,7 +80,7 @@ class Fleet:
 
     @property
     def kv_tokens(self) -> int:
-        """Of all engines together, where that is given; else 0."""
+        """Tokens of KV of all engines together, where that is given; else 0."""
         blocks, size = self.settings.get("num_blocks"), self.settings.get("block_size")
         return self.engines * int(blocks or 0) * int(size or 0)
 

@@ -27,7 +27,7 @@ KV_SHARE = 0.5
 
 
 class Compared(StrEnum):
-    """What a run compares."""
+    """The subjects of a comparison."""
 
     WAYS = "ways"
     POLICIES = "policies"

@@ -388,7 +388,7 @@ def salt_of(app: str, load: float, delay_ms: float, seed: int, number: int) -> s
 
 
 def at_load(workload: Workload, load: float) -> Workload:
-    """The workload with applications that arrive so many times as fast."""
+    """The workload with applications that arrive `load` times as fast."""
     jobs = tuple(replace(job, arrives_s=job.arrives_s / load) for job in workload.jobs)
     return replace(workload, jobs=jobs)
 

@@ -85,7 +85,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def tokenizer_config(context: int) -> dict[str, object]:
-    """What goes into ``tokenizer_config.json``."""
+    """The content of ``tokenizer_config.json``."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,

@@ -83,7 +83,7 @@ def _eager_s(work: Callable[[], Any], calls: int = 20) -> float:
 
 
 class Segment(NamedTuple):
-    """Tokens of prompts that are computed once: so many, behind so many others."""
+    """A run of prompt tokens that are computed once, behind `start` others."""
 
     start: int
     length: int
@@ -109,7 +109,7 @@ class Bounds(NamedTuple):
         return config.hidden_size * columns
 
     def expert_weights(self, experts_met: float) -> float:
-        """Weights of so many experts of each mixture."""
+        """Weights of `experts_met` experts of each mixture."""
         experts = self.config.experts
         if experts is None:
             return 0
@@ -179,7 +179,7 @@ def bounds_of(
     *,
     kv_cache_dtype: str = "auto",
 ) -> Bounds | None:
-    """Bounds of a model on so many devices that share all work and need no time to talk.
+    """Bounds of a model on a number of devices that share all work and need no time to talk.
 
     None without limits, and for models with sliding windows.
     """

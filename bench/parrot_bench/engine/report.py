@@ -46,12 +46,12 @@ class Figure:
         return (max(self.runs) - min(self.runs)) / self.median if self.median else 0.0
 
     def lead(self, peer: float) -> float:
-        """How many times better this is than a peer's figure; below 1 it is worse."""
+        """The factor by which this is better than a peer's figure; below 1 it is worse."""
         return peer / self.median if self.unit == "ms" else self.median / peer
 
     @property
     def share(self) -> float | None:
-        """Of the bound that is reached: 1 is all that the device allows."""
+        """The share of the bound that is reached: 1 is all that the device allows."""
         if self.bound is None:
             return None
         return self.bound / self.median if self.unit == "ms" else self.median / self.bound
@@ -142,7 +142,7 @@ def memory(device: torch.device) -> dict[str, int]:
 
 
 def summary(report: Mapping[str, Any], packages: Sequence[str] = ()) -> str:
-    """What was measured on what, and the versions of these packages too, in a few lines."""
+    """The model, the machine and the versions of these packages, in a few lines."""
     where, model, engine = report["machine"], report["model"], report["engine"]
     versions = where["packages"]
     weights = "random weights" if model["dummy_weights"] else "the checkpoint's weights"

@@ -68,7 +68,7 @@ class ParrotSubject:
 
     @property
     def shares(self) -> bool:
-        """Whether attention reads shared keys once, and that can be switched off."""
+        """True where attention reads shared keys once, and that can be switched off."""
         return self.llm.share_prefixes(True)
 
     @contextmanager

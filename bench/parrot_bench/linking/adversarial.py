@@ -40,7 +40,7 @@ def equal_trials(script: Script, number: int) -> None:
 
 
 def equal_trials_without_ids(script: Script, number: int) -> None:
-    """As before, in plain text: which of five equal first calls a trial continues, nothing tells.
+    """The same in plain text: nothing tells which of five equal first calls a trial continues.
 
     The column "or equal" counts those as right.
     """
@@ -107,7 +107,7 @@ def short_answers(script: Script, number: int) -> None:
 
 
 def paraphrase(script: Script, number: int) -> None:
-    """What one session answers another asks in other words: no edge."""
+    """One session's answer is another's question in other words: no edge."""
     said = Text(f"paraphrase {number // 2}").prose(500)
     text = Text(f"paraphrase of {number}")
     if number % 2:
@@ -134,7 +134,7 @@ def _chat(script: Script, text: Text, turns: int = 4) -> Chain:
 
 
 def windows(script: Script, number: int) -> None:
-    """Of the history only the system prompt and the last few messages are sent.
+    """Only the system prompt and the last few messages of the history are sent.
 
     The call before is the source; those before that are carried.
     """

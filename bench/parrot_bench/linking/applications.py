@@ -70,7 +70,7 @@ RECIPES: dict[str, Callable[[str, Text], Application]] = {
 
 
 def applications(instances: int, seed: int, only: str | None = None) -> list[Script]:
-    """That many sessions, the recipes in turn."""
+    """Make `instances` sessions, the recipes in turn."""
     names = list(RECIPES) if only is None else [only]
     scripts = []
     for number in range(instances):

@@ -74,7 +74,7 @@ class Text:
         return found.strip()
 
     def answer(self, characters: int | None = None) -> str:
-        """What a model says: prose, sometimes a list, with boilerplate around it."""
+        """A model's answer: prose, sometimes a list, with boilerplate around it."""
         text = self.prose(characters)
         if self.draw.random() < 0.25:
             text = "\n".join(f"- {line}" for line in text.replace("\n\n", " ").split(". "))

@@ -44,7 +44,7 @@ class PolicyFigure:
 
     @property
     def ratio(self) -> float:
-        """How many times better the first policy is than the best other: above 1 it is ahead."""
+        """The best other policy's figure over the first one's: above 1 the first is ahead."""
         return self.values[self.best_other] / next(iter(self.values.values()))
 
 

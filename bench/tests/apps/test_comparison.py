@@ -36,7 +36,7 @@ def test_each_arm_takes_each_place_equally_often() -> None:
 
 
 def test_no_two_rounds_have_the_same_salt() -> None:
-    """Whatever their load and delay: caches still hold what the load before has filled."""
+    """Caches still hold what the load and the delay before have filled."""
     of = list(product((1, 2.5), (0.0, 250.0), (0, 1), (0, 1)))
     salts = [comparison.salt_of("agents", *each) for each in of]
     assert len(set(salts)) == len(of)
@@ -76,7 +76,7 @@ def a_round(prefilled: int) -> arms.Work:
 
 
 def outcomes_of(app: str, *rounds: tuple[float, float]) -> list[comparison.ArmOutcome]:
-    """Of two arms, each with the same time for all applications of a round."""
+    """Outcomes of two arms, each with the same time for all applications of a round."""
     workload = build(app, 4)
     return [
         comparison.outcome(

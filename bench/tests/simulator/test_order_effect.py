@@ -1,4 +1,4 @@
-"""What the order is for: simulated backlogs that another order serves worse."""
+"""The order pays: simulated backlogs that another order serves worse."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _EPS = 1e-5
 
 
 class Job(NamedTuple):
-    """One product in one format, of so many tokens."""
+    """One product in one format, of some tokens."""
 
     form: str
     case: Case

@@ -30,7 +30,7 @@ def fastest(
 
     Args:
         tunings: to time.
-        time_one: gives the seconds of one, by so many repeats.
+        time_one: gives the seconds of a tuning, by a number of repeats.
         again: how many are timed again, and with how many repeats.
     """
 

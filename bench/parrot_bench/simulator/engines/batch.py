@@ -146,7 +146,7 @@ class StepBudget:
 
     @property
     def is_shared(self) -> bool:
-        """Whether some get less than others."""
+        """True if some get less than others."""
         return self._urgent is not None
 
     def _can_wait(self, sequence: EngineSequence) -> bool:
@@ -182,7 +182,7 @@ class MacroStep:
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
 
     def steps_until(self, elapsed: float) -> int:
-        """Steps that have begun before so many seconds have passed: one at least."""
+        """Steps that have begun before `elapsed` seconds have passed: one at least."""
         first, growth = self.first_s, self.growth_s
         guess = elapsed / first
         if growth > 0.0:

@@ -96,7 +96,7 @@ class Cache:
         return CacheMatch(nodes, blocks)
 
     def take_private(self, tokens: int) -> None:
-        """Running sequences have so many more tokens that cannot be found; negative: fewer."""
+        """Give running sequences more tokens that cannot be found; negative: take some."""
         self.private_tokens += tokens
 
     def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
@@ -177,7 +177,7 @@ class Cache:
         return tokens
 
     def make_room(self, tokens: int) -> bool:
-        """Evict until so many tokens are free; False when that cannot be."""
+        """Evict until that number of tokens is free; False when that cannot be."""
         excess = self.found_tokens + self.private_tokens + tokens - self.capacity_tokens
         size = self.block_tokens
         while excess > 0:

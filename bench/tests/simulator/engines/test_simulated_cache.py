@@ -1,4 +1,4 @@
-"""What simulated engines find again: prefixes and outputs."""
+"""Simulated engines find prefixes and outputs again."""
 
 from __future__ import annotations
 
