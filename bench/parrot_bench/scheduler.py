@@ -1,4 +1,4 @@
-"""`parrot-gateway bench scheduler`: how fast the scheduler decides, a table and JSON."""
+"""`parrot-gateway bench scheduler`: what a call pays for its place, a table and JSON."""
 
 from __future__ import annotations
 
@@ -14,68 +14,65 @@ from parrot_bench.report import JsonFile, print_table, write_json
 def scheduler_command(
     engines: Annotated[
         str, typer.Option(metavar="N,N,…", help="Numbers of engines.")
-    ] = "10,100,1000",
-    queued: Annotated[int, typer.Option(min=1, help="Tasks that wait.")] = 10_000,
-    decisions: Annotated[int, typer.Option(min=1, help="Placements of each row.")] = 20_000,
+    ] = "4,64,1000",
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each row.")] = 3000,
     policy: Annotated[str, typer.Option(help="A preset: parrot, paper, lmetric, …")] = "parrot",
-    cpu_time: Annotated[
-        bool, typer.Option("--cpu-time", help="Count CPU time: for machines with other work.")
-    ] = False,
+    explain: Annotated[
+        bool, typer.Option(help="Compare with other engines, as `explain_calls` does.")
+    ] = True,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure the scheduler's decisions: one core, full engines, a long queue."""
+    """Measure the scheduler's decisions: CPU time of each call, on engines with room."""
     from parrot_scheduler.config import PRESETS
 
-    from parrot_bench.scheduler_decisions import REFERENCE_ROUNDS_PER_S, measure
+    from parrot_bench.scheduler_decisions import REFERENCE_PAIRS_PER_S, measure
 
     try:
         counts = [int(count) for count in engines.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise typer.BadParameter("expected numbers like 10,100,1000", param_hint="--engines")
+        raise typer.BadParameter("expected numbers like 4,64,1000", param_hint="--engines")
     if policy not in PRESETS:
         known = ", ".join(sorted(PRESETS))
         raise typer.BadParameter(f"there are {known}", param_hint="--policy")
-    config = replace(
-        PRESETS[policy], max_wait_s=1e9, max_hold_s=1e9, starvation_s=1e8, max_queued=2 * queued
-    )
-    clock = time.process_time if cpu_time else time.perf_counter
-    rows = measure(clock, engines=counts, queued=queued, decisions=decisions, config=config)
-    waiting = f"{queued:,} tasks waiting" if rows[0].queued else "each task placed at once"
+    config = replace(PRESETS[policy], explain=explain)
+    rows = measure(time.process_time, engines=counts, calls=calls, config=config)
     head = (
-        *("engines", "decisions/s", "p50", "p99", "longest step", "memory", "heap rounds/s"),
-        *("reference: decisions/s", "p99"),
+        *("engines", "decision", "p99", "prompt computed", "end", "heap pairs/s"),
+        *("reference: decision", "call"),
     )
     lines = [
         (
             f"{row.engines:,}",
-            f"{row.decisions_per_s:,.0f}",
-            *(f"{value:.3f} ms" for value in (row.p50_ms, row.p99_ms, row.longest_step_ms)),
-            f"{row.memory_mb:,.0f} MB",
-            f"{row.heap_rounds_per_s:,.0f}",
-            f"{row.reference_decisions_per_s:,.0f}",
-            f"{row.reference_p99_ms:.3f} ms",
+            *(
+                f"{value:.0f} us"
+                for value in (row.decision_us, row.decision_p99_us, row.progress_us, row.end_us)
+            ),
+            f"{row.heap_pairs_per_s:,.0f}",
+            f"{row.reference_decision_us:.0f} us",
+            f"{row.reference_call_us:.0f} us",
         )
         for row in rows
     ]
     note = (
-        "Heap rounds: pushpop, push and pop of Python's heap. Reference: scaled to a core that "
-        f"does {REFERENCE_ROUNDS_PER_S:,.0f} of them a second."
+        "CPU time, medians. Heap pairs: push and pop of Python's heap, in between. Reference: "
+        f"scaled to a core that does {REFERENCE_PAIRS_PER_S:,.0f} of them a second; a call is all "
+        "three steps."
     )
-    title = f"Decisions of the scheduler ({policy}), {waiting}"
+    title = f"What a call pays for its place ({policy})"
     print_table(head, lines, texts=0, title=title, notes=[note])
     if json_file is not None:
+        references = [
+            {
+                "reference_decision_us": row.reference_decision_us,
+                "reference_call_us": row.reference_call_us,
+            }
+            for row in rows
+        ]
         content = {
             "policy": policy,
-            "clock": "cpu" if cpu_time else "wall",
-            "rows": [
-                {
-                    **asdict(row),
-                    "reference_decisions_per_s": row.reference_decisions_per_s,
-                    "reference_p99_ms": row.reference_p99_ms,
-                }
-                for row in rows
-            ],
+            "explain": explain,
+            "rows": [asdict(row) | scaled for row, scaled in zip(rows, references, strict=True)],
         }
         write_json(json_file, "scheduler", content)

@@ -284,8 +284,7 @@ class WorkingSet(AdmissionPolicy):
         if not prefix:
             return 0.0
         entering = len(prefix) - self._distinct.new_blocks(prefix)
-        claimed = pool.prefixes.claimed_holders(prefix)
-        placed = claimed[-1][1] if claimed else 0
+        placed = pool.prefixes.most_claimed(prefix)
         return float(max(entering, placed) * self._block_tokens)
 
     def _prefix(self, state: TaskState) -> tuple[Hashable, ...]:

@@ -28,6 +28,7 @@ from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import TaskUpdated
 from parrot_scheduler.lengths import LengthPredictor
+from parrot_scheduler.placement.common import cached_on
 from parrot_scheduler.policy import EngineChoice, Policies
 from parrot_scheduler.queue.admission_queue import AdmissionQueue, HeldApplication
 from parrot_scheduler.queue.application_registry import ApplicationRegistry
@@ -406,8 +407,9 @@ class ModelScheduler:
 
     def next_due(self, now: float) -> float | None:
         """When a bound is due although no event comes; None: never."""
-        config = self.config
-        due = math.inf
+        if not (len(self.waiting) or self.applications.num_retained):
+            return None
+        config, due = self.config, math.inf
         oldest = self.waiting.oldest()
         if oldest is not None:
             submitted_at, without_engine = oldest.submitted_at, self._no_engine_since
@@ -484,7 +486,7 @@ class ModelScheduler:
                 self._try(self.reserved[0], now)
         # Those without room have been passed over already.
         misses, allowed = self._num_blocked, self.config.max_passed_over
-        while self._may_place(now):
+        while len(order) and self._may_place(now):
             first = order.first(now)
             if first is None:
                 return
@@ -543,7 +545,8 @@ class ModelScheduler:
 
     def _only(self, state: TaskState, row: int, decided_by: str) -> EngineChoice:
         """A choice without the placement policy."""
-        return EngineChoice(row, decided_by, self.pool.cached_on(state, row), 1, 0.0)
+        cached = cached_on(state, self._application_of(state), self.pool, row)
+        return EngineChoice(row, decided_by, cached, 1, 0.0)
 
     def _place_groups_of(self, leader: TaskState, now: float) -> None:
         """Place the rest of a task's groups, the largest first, as far as there is room."""
@@ -572,7 +575,7 @@ class ModelScheduler:
         application.num_placed += 1
         self._has_placed = True
         explains = self.config.explain and not is_fill
-        compared = alternatives(state, pool, choice.row) if explains else ()
+        compared = alternatives(state, application, pool, choice) if explains else ()
         pool.place(state, choice.row, choice.expected_cached_tokens, now)
         if not is_fill:
             self.admission.placed(state, application, pool)

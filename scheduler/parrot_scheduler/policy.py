@@ -180,6 +180,9 @@ class EngineChoice:
     candidates: int
     cost: float
     details: dict[str, float | int | str] = field(default_factory=dict)
+    #: Rows of engines that it was compared with, and prompt tokens that these cache; the best ones
+    #: first. For explanations.
+    compared: Sequence[tuple[int, float]] = ()
 
 
 class PlacementPolicy(ABC):

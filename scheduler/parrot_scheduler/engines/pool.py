@@ -7,9 +7,8 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from parrot_scheduler.engines.table import EngineTable
+from parrot_scheduler.engines.table import EngineTable, set_of
 from parrot_scheduler.events import EngineReport
-from parrot_scheduler.prefix_index.holders import pack
 from parrot_scheduler.prefix_index.index import PrefixIndex, chain_of
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel, Task
 from parrot_scheduler.task_state import EngineLoad, TaskState
@@ -29,6 +28,8 @@ class EnginePool:
     def __init__(self, model: str, max_blocks: int = 2_000_000) -> None:
         self.model = model
         self.table = EngineTable()
+        #: The row of an engine that is here; -1 otherwise.
+        self.row_of = self.table.row_of
         self._scalars = self.table.scalars
         #: Which engine holds which blocks, by row.
         self.prefixes = PrefixIndex(max_blocks)
@@ -76,10 +77,6 @@ class EnginePool:
         self._reserved = -1
         # By row, the promised seconds per token, and for how many tasks each.
         self._step_limits: dict[int, dict[float, int]] = {}
-
-    def row_of(self, engine_id: EngineId | None) -> int:
-        """The row of an engine that is here; -1 otherwise."""
-        return self.table.row_of(engine_id)
 
     def takes_work(self, row: int) -> bool:
         """Whether an engine is here and not draining; it may be reserved for a task."""
@@ -161,7 +158,7 @@ class EnginePool:
         if self._reserved >= 0:
             here[self._reserved] = False
         table.accepts[:] = here
-        self.accepting = pack(here)
+        self.accepting = set_of(here)
         self.largest_accepting = float(table.capacity[here].max(initial=0.0))
         self.smallest_accepting = float(table.capacity[here].min(initial=math.inf))
         blocks = table.block_tokens[here]
@@ -194,17 +191,16 @@ class EnginePool:
     def has_room(self, state: TaskState, row: int) -> bool:
         """Whether an engine has room for a task now, or nothing to do at all."""
         scalars = self.table.scalars
-        if scalars.batch[row] == 0:
+        batch, most = scalars.batch[row], scalars.max_batch[row]
+        if not batch:
             return True
-        sequences = min(state.task.num_sequences, scalars.max_batch[row])
+        if batch + min(state.task.num_sequences, most) > most:
+            return False
+        missing = scalars.working_set[row] + state.working_set - scalars.capacity[row]
         block = int(scalars.block_tokens[row])
-        need = state.working_set
-        if block:
-            need -= block * self.prefixes.claimed_on(row, block_keys(state.task, block))
-        return (
-            scalars.batch[row] + sequences <= scalars.max_batch[row]
-            and scalars.working_set[row] + need <= scalars.capacity[row]
-        )
+        if missing > 0 and block:
+            missing -= block * self.prefixes.claimed_on(row, block_keys(state.task, block))
+        return missing <= 0
 
     @property
     def has_open_row(self) -> bool:
@@ -226,14 +222,6 @@ class EnginePool:
         could = table.accepts & (table.capacity >= state.working_set)
         row = int(np.where(could, table.working_set, np.inf).argmin())
         return row if could[row] else -1
-
-    def cached_on(self, state: TaskState, row: int) -> int:
-        """Prompt tokens expected in an engine's cache; at least one stays to be computed."""
-        block = int(self.table.scalars.block_tokens[row])
-        if not block:
-            return 0
-        blocks = self.prefixes.blocks_on(row, block_keys(state.task, block))
-        return max(0, min(blocks * block, state.task.prompt_tokens - 1))
 
     def place(self, state: TaskState, row: int, expected_cached: int, now: float) -> None:
         table, task, scalars = self.table, state.task, self._scalars

@@ -7,6 +7,7 @@ columns; only `EnginePool` writes them.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -148,3 +149,16 @@ class EngineTable:
     def _set_column(self, name: str, scalars: array[float]) -> None:
         setattr(self.scalars, name, scalars)
         setattr(self, name, np.frombuffer(scalars))
+
+
+def rows_of(bits: int) -> Iterator[int]:
+    """The rows of a set, the first row first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def set_of(rows: npt.NDArray[np.bool_]) -> int:
+    """A set of rows from one truth value for each row."""
+    return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")

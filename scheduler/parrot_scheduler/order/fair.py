@@ -350,6 +350,7 @@ class Fair(RankedOrder):
 
     def finished(self, state: TaskState, application: Application, now: float) -> None:
         """A placed task has ended: correct its charge by what it really took."""
+        self._rank_alone()
         self._demand.observe(state, now)
         charged = self._charged.pop(state, 0.0)
         real = charge_of(state, state.cached_tokens, state.generated_tokens)

@@ -89,6 +89,9 @@ class RankedOrder(OrderPolicy):
         self._aging = aging or Aging(math.inf)
         self._application_of: dict[TaskState, Application] = {}
         self._blocked: dict[TaskState, None] = {}
+        # A task that came while no other was queued: ranked once that matters, as most are placed
+        # at once.
+        self._alone: TaskState | None = None
 
     @abstractmethod
     def _insert(self, state: TaskState, application: Application) -> None:
@@ -103,8 +106,19 @@ class RankedOrder(OrderPolicy):
         """The task of the lowest rank."""
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
-        self._application_of[state] = application
+        queued = self._application_of
+        queued[state] = application
+        if len(queued) == 1:
+            self._alone = state
+            return
+        self._rank_alone()
         self._offer(state, application)
+
+    def _rank_alone(self) -> None:
+        """Rank the task that came alone, before anything changes that its rank depends on."""
+        state, self._alone = self._alone, None
+        if state is not None:
+            self._offer(state, self._application_of[state])
 
     def _offer(self, state: TaskState, application: Application) -> None:
         self._insert(state, application)
@@ -118,7 +132,9 @@ class RankedOrder(OrderPolicy):
         application = self._application_of.pop(state, None)
         if application is None:
             return None
-        if state in self._blocked:
+        if state is self._alone:
+            self._alone = None
+        elif state in self._blocked:
             del self._blocked[state]
         else:
             self._take_out(state, application)
@@ -126,13 +142,15 @@ class RankedOrder(OrderPolicy):
         return application
 
     def update(self, state: TaskState, application: Application, now: float) -> None:
+        self._rank_alone()
         if state in self._application_of and state not in self._blocked:
             self._offer(state, application)
 
     def first(self, now: float) -> TaskState | None:
-        return self._aging.due(now) or self._lowest()
+        return self._alone or self._aging.due(now) or self._lowest()
 
     def block(self, state: TaskState) -> None:
+        self._rank_alone()
         self._take_out(state, self._application_of[state])
         self._aging.remove(state)
         self._blocked[state] = None

@@ -1,262 +1,172 @@
-"""The engine where a product of load and work is smallest, for any placement policy.
+"""The few engines where a product of load and work may be smallest, looked at one by one.
 
-Two ways to the same figures: with few engines to look at, a loop in plain floats; with many, numpy
-columns. Few can take another sequence where all are busy; and of engines with one step model that
-hold nothing of the prompt, the first one with the fewest sequences and nothing queued is cheaper
-than all but those with fewer sequences still.
+These are the engines that hold most of the prompt, and the least loaded ones. Engines often differ
+by load and cache alone. Then, of those with as many sequences and nothing queued, the one that
+holds most of the prompt is the cheapest. And the search ends at a load for which even the largest
+cached part of the prompt cannot make up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.engines.table import Column
-from parrot_scheduler.placement.common import Mask, any_of, argmin, cached_tokens, eligible_rows
-from parrot_scheduler.prefix_index.holders import as_column, depth_of, rows_of
+from parrot_scheduler.engines.table import rows_of
+from parrot_scheduler.placement.common import cached_on, tokens_of
+from parrot_scheduler.prefix_index.index import chain_of
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
-FEW_ROWS = 16
-#: Of a prompt: less is not what its application computed before, but what its calls begin with.
-LEAST_OWN_SHARE = 1 / 3
+#: Engines looked at in all, and of those that hold most of the prompt.
+MOST_ENGINES = 64
+MOST_HOLDERS = 8
 
 
-class CandidateColumns(NamedTuple):
-    """One value for each row of the pool's table."""
+class Candidate(NamedTuple):
+    """An engine that was looked at: the smallest of these tuples is the best engine."""
 
-    #: Whether it takes work, could hold the task, and has a batch with room for it.
-    mask: Mask
-    #: Prompt tokens that it caches or is about to cache.
-    cached: Column
-    #: Queued tokens, those of the task's own prefix left out, and new ones.
-    prefill: Column
-    #: The same, and as many as the tokens that it generates are worth (`EnginePool.decode_work`).
-    work: Column
-
-
-class CheapestRow(NamedTuple):
-    """The row of the smallest `work x (sequences + 1)`; see `CandidateColumns`."""
-
-    row: int
-    cached: float
-    prefill: float
+    #: The promises that it would break; 0: none. See `candidates`.
+    breaks: int
+    #: The work there times its sequences and this one.
     cost: float
-    #: Rows that it was chosen from.
-    candidates: int
+    #: Its sequences.
+    batch: float
+    row: int
+    #: Prompt tokens that it caches or is about to cache.
+    cached: float
+    #: Prompt tokens to compute there before the task decodes: queued ones, those of the task's own
+    #: prefix left out, and new ones.
+    prefill: float
+
+
+class Candidates(NamedTuple):
+    """The engines that a task may be placed on."""
+
+    #: Those that were looked at: at least one.
+    looked_at: list[Candidate]
+    #: Number of all of them.
+    number: int
     #: Most prompt tokens that any engine caches which takes work.
     best_cached: float
 
-    @classmethod
-    def of(cls, columns: CandidateColumns, pool: EnginePool, row: int = -1) -> CheapestRow:
-        """The cheapest of some columns, at least one of them a candidate; or the row that is
-        given, whose cost is inf where it is none.
-        """
-        mask, cached, prefill, work = columns
-        batch = pool.table.batch
-        cost = batch + 1.0
-        cost *= work
-        np.putmask(cost, ~mask, np.inf)
-        if row < 0:
-            row = int(cost.argmin())
-            # The first of equal costs; ties go to the fewest sequences, and none has fewer than 0.
-            if batch.item(row):
-                row = argmin(cost, batch)
-        return cls(
-            row,
-            cached.item(row),
-            prefill.item(row),
-            cost.item(row),
-            int(np.count_nonzero(mask)),
-            cached.item(cached.argmax()),
-        )
 
-    def or_home(
-        self, columns: CandidateColumns, state: TaskState, last: int, pool: EnginePool, slack: float
-    ) -> CheapestRow:
-        """The engine that has what is the task's own, in place of this one; see `cheapest_row`.
+def candidates(
+    state: TaskState,
+    application: Application,
+    pool: EnginePool,
+    also: int = 0,
+    breaks: Callable[[int, float], int] | None = None,
+) -> Candidates | None:
+    """Look at engines that could hold the task and have room for its sequences.
 
-        Args:
-            last: row of the engine where its application ran last; -1: there is none.
-        """
-        common = state.task.common_tokens
-        if common is not None:
-            here = np.where(columns.mask, columns.cached, -1.0)
-            most = here.item(here.argmax())
-            if most <= common:
-                return self
-            cost = (pool.table.batch + 1.0) * columns.work
-            last = argmin(np.where(here == most, cost, np.inf), cost)
-        if last in (-1, self.row):
-            return self
-        if common is None and columns.cached[last] < state.task.prompt_tokens * LEAST_OWN_SHARE:
-            return self
-        there = CheapestRow.of(columns, pool, last)
-        is_taken = there.cached > self.cached and there.cost <= self.cost * slack
-        return there if is_taken else self
-
-
-def cheapest_row(
-    state: TaskState, application: Application, pool: EnginePool, slack: float = 1.0
-) -> CheapestRow | None:
-    """Among all candidates, ties to the fewest sequences, then to the first row.
-
-    An idle engine has room for any task.
+    An idle engine has room for any task. If no engine could hold it, every engine counts as if it
+    could.
 
     Args:
         state: of the task.
         application: whose task it is.
         pool: the engines.
-        slack: the engine that caches most of the prompt is taken at up to so many times the least
-            cost, if that is more than what any applications share (`Task.common_tokens`). Where
-            that is not known: the engine where its application ran last, if it caches more than
-            the cheapest, and `LEAST_OWN_SHARE` of the prompt.
+        also: a set of rows to look at in any case.
+        breaks: tells which promises a row breaks with so many tokens to compute; the larger the
+            number, the worse. None: nothing is promised.
 
     Returns:
-        None: there is no candidate.
+        None: there is no such engine.
     """
     there = pool.accepting & ~(pool.batch_full & pool.busy)
     if not there:
         return None
-    last = pool.row_of(application.last_engine) if slack > 1.0 else -1
-    if pool.common_block > 0:
-        few = there if there.bit_count() <= FEW_ROWS else _cheapest_few(state, pool, there)
-        if few:
-            others = (there ^ few).bit_count()
-            return _of_few(state, pool, rows_of(few), others, last, slack)
-    columns = candidate_columns(state, application, pool)
-    if columns is None:
-        return None
-    found = CheapestRow.of(columns, pool)
-    return found if slack <= 1.0 else found.or_home(columns, state, last, pool, slack)
-
-
-def _cheapest_few(state: TaskState, pool: EnginePool, there: int) -> int:
-    """A small set of rows: the cheapest of `there`, and those that hold anything of the prompt.
-
-    0: it would not be small.
-    """
-    task = state.task
-    if (
-        task.num_sequences > 1
-        or pool.smallest_accepting < task.prompt_tokens + state.expected_output
-    ):
-        return 0
-    few = there & pool.prefixes.rows_with(task.prefix)
-    rest = there ^ few
-    by_load = pool.rows_by_load
-    for load in sorted(by_load):
-        rows = by_load[load] & rest
-        if rows and load.is_integer():
-            # Nothing is queued: whatever is behind has more sequences, or more to do.
-            few |= rows & -rows
-            return few if few.bit_count() <= FEW_ROWS else 0
-        few |= rows
-    return few if few.bit_count() <= FEW_ROWS else 0
-
-
-def candidate_columns(
-    state: TaskState, application: Application, pool: EnginePool
-) -> CandidateColumns | None:
-    """The columns that `cheapest_row` goes by; None: there is no candidate."""
-    task, table = state.task, pool.table
-    mask = table.batch + task.num_sequences <= table.max_batch
-    if task.num_sequences > 1:
-        mask |= table.batch == 0
-    if pool.smallest_accepting >= task.prompt_tokens + state.expected_output:
-        mask &= table.accepts
-    else:
-        mask &= eligible_rows(state, pool)
-    if not any_of(mask):
-        return None
-    queued = table.pending_prefill
-    claimed = pool.prefixes.claimed_holders(task.prefix)
-    if pool.common_block > 0:
-        cached = as_column(pool.prefixes.holders(task.prefix, claimed), len(mask))
-        if cached is None:
-            cached = np.zeros(len(mask))
-        else:
-            cached *= pool.common_block
-            np.minimum(cached, max(task.prompt_tokens - 1, 0), out=cached)
-            cached *= table.accepts
-    else:
-        cached = cached_tokens(state, application, pool)
-    if claimed:
-        awaited = pool.prefixes.awaited(task.prefix, claimed, len(mask))
-        awaited *= table.block_tokens
-        queued = queued - np.minimum(awaited, queued)
-    prefill = queued + task.prompt_tokens
-    prefill -= cached
-    work = prefill + pool.decode_work * float(state.expected_output)
-    return CandidateColumns(mask, cached, prefill, work)
-
-
-def _of_few(
-    state: TaskState, pool: EnginePool, rows: list[int], others: int, last: int, slack: float
-) -> CheapestRow | None:
-    """Of some rows; `others` are candidates as well, but not the cheapest."""
-    task, scalars, prefixes = state.task, pool.table.scalars, pool.prefixes
-    block = pool.common_block
-    prompt, sequences = task.prompt_tokens, task.num_sequences
-    output = float(state.expected_output)
+    task, scalars, prefixes, block = (
+        state.task,
+        pool.table.scalars,
+        pool.prefixes,
+        pool.common_block,
+    )
+    prompt, sequences, output = task.prompt_tokens, task.num_sequences, float(state.expected_output)
     need = prompt + output
-    # Where no engine could hold it, all that take work are candidates.
-    least = need if pool.largest_accepting >= need else 0.0
-    most_cached = max(prompt - 1, 0)
-    prefix = task.prefix
-    # What engines need of the prompt for placed tasks is asked row by row; what they have computed,
-    # where there is anything, for all of them at once.
-    stored = prefixes.stored_holders(prefix)
-    holders = prefixes.holders(prefix) if stored else stored
-    best, best_batch, best_cost = -1, 0.0, math.inf
-    best_hit = best_prefill = 0.0
-    # The engine that has what is the task's own.
-    home, home_cost, home_hit, home_prefill = -1, math.inf, 0.0, 0.0
-    common = task.common_tokens
-    least_own = prompt * LEAST_OWN_SHARE
-    decode_work = pool.decode_work * output
-    count = others
-    for row in rows:
-        batch = scalars.batch[row]
-        if (batch and batch + sequences > scalars.max_batch[row]) or scalars.capacity[row] < least:
+    least = need if pool.smallest_accepting < need <= pool.largest_accepting else 0.0
+    keys, decode_work = chain_of(task, block), pool.decode_work * output
+    holders = pool.accepting & prefixes.rows_with(keys)
+    most, best_cached = holders, 0.0
+    # Rows that are known to cache so much, of those that are looked at next.
+    known, known_hit = 0, 0.0
+    if block < 0:
+        # Engines have blocks of several sizes: the depth alone does not say what they cache.
+        most = holders = holders | pool.accepting & prefixes.rows_with(task.prefix)
+        cached = (cached_on(state, application, pool, row) for row in rows_of(holders))
+        best_cached = float(max(cached, default=0))
+    elif holders:
+        depth, most = prefixes.deepest(holders, keys)
+        best_cached = known_hit = float(tokens_of(depth, block, state, application))
+        if not most & there:
+            depth, most = prefixes.deepest(holders & there, keys)
+            known_hit = float(tokens_of(depth, block, state, application))
+        known = most
+    first = also & there
+    for row in islice(rows_of(most & there), MOST_HOLDERS):
+        first |= 1 << row
+    # Engines differ by load and cache alone.
+    alike = sequences == 1 and not least and breaks is None and block >= 0
+    least_work, best_cost = decode_work + prompt - best_cached, math.inf
+    looked_at: list[Candidate] = []
+    by_load, rest, num_seen, is_bare_seen = pool.rows_by_load, there ^ first, 0, False
+    for load in (-1.0, *sorted(by_load)):
+        rows = first if load < 0.0 else by_load[load] & rest
+        if not rows:
             continue
-        count += 1
-        queued = scalars.pending_prefill[row]
-        claimed = prefixes.claimed_on(row, prefix)
-        depth = claimed
-        if stored:
-            depth = depth_of(holders, row)
-        elif len(prefixes):
-            depth = prefixes.blocks_on(row, prefix)
-        hit = float(min(depth * block, most_cached))
-        if queued and claimed:
-            awaited = claimed - depth_of(stored, row)
-            if awaited > 0:
-                queued -= min(float(awaited * block), queued)
-        prefill = queued + prompt - hit
-        cost = (decode_work + prefill) * (batch + 1.0)
-        if (
-            row == last and hit >= least_own
-            if common is None
-            else hit > common and (hit > home_hit or (hit == home_hit and cost < home_cost))
-        ):
-            home, home_cost, home_hit, home_prefill = row, cost, hit, prefill
-        if cost < best_cost or (cost == best_cost and batch < best_batch):
-            best, best_batch, best_cost, best_hit, best_prefill = row, batch, cost, hit, prefill
-    if best < 0:
-        return None
-    if home_hit > best_hit and home_cost <= best_cost * slack:
-        best, best_cost, best_hit, best_prefill = home, home_cost, home_hit, home_prefill
-    most = 0
-    if stored:
-        for bits, depth in reversed(holders):
-            if bits & pool.accepting:
-                most = depth
+        held = rows & holders
+        if alike and load >= 0.0:
+            if least_work * (load // 1 + 1.0) > best_cost:
                 break
-    else:
-        most = prefixes.most_claimed(pool.accepting, prefix)
-    best_cached = float(min(most * block, most_cached))
-    return CheapestRow(best, best_hit, best_prefill, best_cost, count, best_cached)
+            if is_bare_seen:
+                rows = held
+            known = 0
+            if rows and load.is_integer():
+                # Nothing is queued there.
+                if held:
+                    depth, known = prefixes.deepest(held, keys)
+                    known_hit = float(tokens_of(depth, block, state, application))
+                    rows = known
+                is_bare_seen = is_bare_seen or not held
+                rows &= -rows
+        while rows and num_seen < MOST_ENGINES:
+            bit = (rows & held or rows) & -(rows & held or rows)
+            rows ^= bit
+            row = bit.bit_length() - 1
+            batch, queued, hit = scalars.batch[row], scalars.pending_prefill[row], 0.0
+            if (batch and batch + sequences > scalars.max_batch[row]) or scalars.capacity[
+                row
+            ] < least:
+                continue
+            num_seen += 1
+            least_cost = (least_work + max(queued - best_cached, 0.0)) * (batch + 1.0)
+            if alike and load >= 0.0 and least_cost > best_cost:
+                continue
+            if bit & holders:
+                is_known = bit & known
+                hit = known_hit if is_known else float(cached_on(state, application, pool, row))
+                if queued:
+                    queued -= min(_awaited(state, pool, row), queued)
+            prefill = queued + prompt - hit
+            cost = (decode_work + prefill) * (batch + 1.0)
+            broken = 0 if breaks is None else breaks(row, prefill)
+            looked_at.append(Candidate(broken, cost, batch, row, hit, prefill))
+            best_cost = min(best_cost, cost)
+    if not looked_at:
+        return None
+    count = there.bit_count()
+    if not alike:
+        least_broken = min(looked_at).breaks
+        count = sum(each.breaks == least_broken for each in looked_at)
+    return Candidates(looked_at, count, best_cached)
+
+
+def _awaited(state: TaskState, pool: EnginePool, row: int) -> float:
+    """Prompt tokens that tasks placed on a row need as well, and that it has not computed."""
+    prefix, block = state.task.prefix, pool.table.scalars.block_tokens[row]
+    claimed = pool.prefixes.claimed_on(row, prefix)
+    if not claimed:
+        return 0.0
+    return max(claimed - pool.prefixes.stored_on(row, prefix), 0) * block

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.engines.table import Column
+from parrot_scheduler.engines.table import Column, rows_of
 from parrot_scheduler.prefix_index.index import chain_of
 from parrot_scheduler.task import EngineId
 from parrot_scheduler.task_state import Application, TaskState
@@ -39,47 +39,36 @@ def eligible_rows(state: TaskState, pool: EnginePool) -> Mask:
 
 
 def cached_tokens(state: TaskState, application: Application, pool: EnginePool) -> Column:
-    """Prompt tokens that each engine caches or is about to cache.
-
-    At least one token of the prompt stays to be computed; 0 for engines that take no work.
-    """
-    task, table, num_rows = state.task, pool.table, len(pool.table.accepts)
-    tokens: Column | None = None
-    blocks = pool.prefixes.depths(task.prefix, num_rows)
-    if blocks is not None:
-        tokens = blocks * table.block_tokens
-    hidden = pool.prefixes.depths(chain_of(task, 0), num_rows)
-    if hidden is not None:
-        whole, beginning = _hidden_tokens(state, application)
-        seen = np.where(hidden == _hidden_blocks(state), whole, beginning) * (hidden > 0)
-        tokens = seen if tokens is None else np.maximum(tokens, seen)
-    if tokens is None:
-        return np.zeros(num_rows)
-    capped: Column = np.minimum(tokens, max(task.prompt_tokens - 1, 0)) * table.accepts
-    return capped
+    """Prompt tokens that each engine caches or is about to cache; 0 for those that take no work."""
+    task, prefixes = state.task, pool.prefixes
+    tokens = np.zeros(len(pool.table.accepts))
+    holders = prefixes.rows_with(task.prefix) | prefixes.rows_with(chain_of(task, 0))
+    for row in rows_of(holders & pool.accepting):
+        tokens[row] = cached_on(state, application, pool, row)
+    return tokens
 
 
 def cached_on(state: TaskState, application: Application, pool: EnginePool, row: int) -> int:
     """`cached_tokens` for one engine."""
+    block = int(pool.table.scalars.block_tokens[row])
+    depth = pool.prefixes.blocks_on(row, chain_of(state.task, block))
+    return tokens_of(depth, block, state, application)
+
+
+def tokens_of(depth: int, block: int, state: TaskState, application: Application) -> int:
+    """Prompt tokens in so many leading keys, for an engine with blocks of so many tokens.
+
+    At least one token of the prompt stays to be computed. Without visible blocks (0) the first key
+    stands for the template, and all of them for the application's context as well.
+    """
     task = state.task
-    block_tokens = int(pool.table.block_tokens[row])
-    blocks = pool.prefixes.blocks_on(row, chain_of(task, block_tokens))
-    if block_tokens:
-        tokens = blocks * block_tokens
+    if block:
+        tokens = depth * block
     else:
-        whole, beginning = _hidden_tokens(state, application)
-        tokens = (whole if blocks == _hidden_blocks(state) else beginning) if blocks else 0
+        tokens = task.template_tokens if depth else 0
+        if depth == (2 if task.template else 1):
+            tokens = max(application.context_tokens, tokens)
     return min(tokens, max(task.prompt_tokens - 1, 0))
-
-
-def _hidden_blocks(state: TaskState) -> int:
-    return 2 if state.task.template else 1
-
-
-def _hidden_tokens(state: TaskState, application: Application) -> tuple[int, int]:
-    """Tokens that the two keys of an engine without visible blocks stand for: both, the first."""
-    beginning = state.task.template_tokens
-    return max(application.context_tokens, beginning), beginning
 
 
 class GroupPlacements:

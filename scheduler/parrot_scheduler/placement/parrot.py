@@ -37,18 +37,13 @@ Rules, each with what it gives in `simulate policies` and on recorded programs (
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.placement.candidates import (
-    CandidateColumns,
-    CheapestRow,
-    candidate_columns,
-    cheapest_row,
-)
-from parrot_scheduler.placement.common import any_of
-from parrot_scheduler.placement.prediction import predict_all, predict_row
+from parrot_scheduler.placement.candidates import Candidate, candidates
+from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task_state import Application, TaskState
 
@@ -59,6 +54,14 @@ _PREFERRED_SLACK = 1.25
 _HOME_SLACK = 2.0
 #: An engine with less of the prompt than this share of what another one has replicates it.
 _REPLICATE_SHARE = 0.5
+
+
+#: Engines that a choice tells it was compared with.
+_COMPARED = 4
+#: Of a prompt: less is not what its application computed before, but what its calls begin with.
+_LEAST_OWN_SHARE = 1 / 3
+#: `Candidate.breaks`: a promise to others there, and the task's own. The first one weighs more.
+_BREAKS_OTHERS, _BREAKS_OWN = 2, 1
 
 
 class _Limit(NamedTuple):
@@ -87,68 +90,80 @@ class Parrot(PlacementPolicy):
         if not pool.has_open_row:
             return None
         limit = _limit_of(state, now)
-        preferred = pool.row_of(state.task.prefers)
-        decided_by = ""
-        home_slack = 1.0 + _HOME_SLACK / max(1.0, pool.decode_work)
-        if pool.num_step_limits or limit is not None or preferred >= 0:
-            columns = candidate_columns(state, application, pool)
-            kept = None
-            if columns is not None:
-                kept = self._within_limits(state, columns, limit, pool, now)
-            if kept is None:
-                return None
-            found = CheapestRow.of(kept, pool)
-            last = pool.row_of(application.last_engine)
-            found = found.or_home(kept, state, last, pool, home_slack)
-            if preferred not in (-1, found.row):
-                there = CheapestRow.of(kept, pool, preferred)
-                if there.cost <= found.cost * _PREFERRED_SLACK:
-                    found, decided_by = there, "preferred"
-        else:
-            cheapest = cheapest_row(state, application, pool, home_slack)
-            if cheapest is None:
-                return None
-            found = cheapest
-        row, cached, prefill, cost, candidates, best_cached = found
-        if not decided_by:
-            decided_by = "prefix" if cached else "load"
-            if cached < best_cached * _REPLICATE_SHARE:
-                decided_by = "replicate"
-        scalars = pool.table.scalars
-        predicted = predict_row(state, prefill, scalars, row)
+        breaks = None
+        if limit is not None or pool.num_step_limits:
+            breaks = partial(_broken, state, pool, limit)
+        last, preferred = pool.row_of(application.last_engine), pool.row_of(state.task.prefers)
+        also = (1 << last if last >= 0 else 0) | (1 << preferred if preferred >= 0 else 0)
+        found = candidates(state, application, pool, also, breaks)
+        if found is None:
+            return None
+        best = min(found.looked_at)
+        waited_s = now - state.submitted_at
+        if (
+            best.breaks >= _BREAKS_OTHERS
+            and not state.objective.is_latency
+            and waited_s < self._starvation_s
+        ):
+            return None
+        others = found.looked_at
+        if breaks is not None:
+            others = [each for each in others if each.breaks == best.breaks]
+        home = _home(state, others, last)
+        slack = 1.0 + _HOME_SLACK / max(1.0, pool.decode_work)
+        if home is not None and home.cached > best.cached and home.cost <= best.cost * slack:
+            best = home
+        decided_by = "prefix" if best.cached else "load"
+        if best.cached < found.best_cached * _REPLICATE_SHARE:
+            decided_by = "replicate"
+        if preferred not in (-1, best.row):
+            for each in others:
+                if each.row == preferred and each.cost <= best.cost * _PREFERRED_SLACK:
+                    best, decided_by = each, "preferred"
+        predicted = predict_row(state, best.prefill, pool.table.scalars, best.row)
         details: dict[str, float | int | str] = {
-            "prefill_tokens": prefill,
-            "batch": scalars.batch[row],
+            "prefill_tokens": best.prefill,
+            "batch": best.batch,
             "ttft_s": predicted.ttft_s,
             "finish_s": predicted.finish_s,
-            "best_cached_tokens": best_cached,
+            "best_cached_tokens": found.best_cached,
         }
-        return EngineChoice(row, decided_by, int(cached), candidates, cost, details)
+        compared = [(each.row, each.cached) for each in sorted(found.looked_at)[:_COMPARED]]
+        return EngineChoice(
+            best.row, decided_by, int(best.cached), found.number, best.cost, details, compared
+        )
 
-    def _within_limits(
-        self,
-        state: TaskState,
-        columns: CandidateColumns,
-        limit: _Limit | None,
-        pool: EnginePool,
-        now: float,
-    ) -> CandidateColumns | None:
-        """The candidates that keep promised times; None: it has to wait for some."""
-        table, mask = pool.table, columns.mask
-        predictions = predict_all(state, columns.prefill, table)
-        if pool.num_step_limits:
-            # A limit that even an idle engine would break is void.
-            void = table.weights_s + table.overhead_s > table.step_limit_s
-            keeping = mask & ((predictions.step_s <= table.step_limit_s) | void)
-            if any_of(keeping):
-                mask = keeping
-            elif not state.objective.is_latency and now - state.submitted_at < self._starvation_s:
-                return None
-        if limit is not None:
-            meeting = mask & (getattr(predictions, limit.field) <= limit.seconds)
-            if any_of(meeting):
-                mask = meeting
-        return columns._replace(mask=mask)
+
+def _home(state: TaskState, looked_at: list[Candidate], last: int) -> Candidate | None:
+    """The engine that has what is the task's own.
+
+    That is the one that caches most of the prompt, if that is more than what any applications
+    share. Where that is not known, it is the one where the application ran last (`last`), if it
+    caches `_LEAST_OWN_SHARE` of the prompt.
+    """
+    task = state.task
+    if task.common_tokens is None:
+        if last < 0:
+            return None
+        least = task.prompt_tokens * _LEAST_OWN_SHARE
+        return next((e for e in looked_at if e.row == last and e.cached >= least), None)
+    most = max(looked_at, key=lambda each: (each.cached, -each.cost))
+    return most if most.cached > task.common_tokens else None
+
+
+def _broken(
+    state: TaskState, pool: EnginePool, limit: _Limit | None, row: int, prefill: float
+) -> int:
+    """The promises that would be broken on a row, with so many tokens to compute."""
+    scalars = pool.table.scalars
+    predicted = predict_row(state, prefill, scalars, row)
+    broken, limit_s = 0, scalars.step_limit_s[row]
+    # A limit that even an idle engine would break is void.
+    if limit_s < predicted.step_s and scalars.weights_s[row] + scalars.overhead_s[row] <= limit_s:
+        broken += _BREAKS_OTHERS
+    if limit is not None and getattr(predicted, limit.field) > limit.seconds:
+        broken += _BREAKS_OWN
+    return broken
 
 
 def _limit_of(state: TaskState, now: float) -> _Limit | None:

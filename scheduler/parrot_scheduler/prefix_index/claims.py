@@ -11,8 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 
-from parrot_scheduler.prefix_index.holders import PrefixHolders
-
 # Shared by all paths that have none of their own.
 _NO_LEVELS: dict[int, int] = {}
 _NOTHING_LESSER: dict[int, list[int]] = {}
@@ -168,28 +166,6 @@ class ClaimTree:
         self._paths: list[ClaimPath] = []
         self._agreed: list[int] = []
 
-    def holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
-        """Rows that need a prompt's leading blocks, and how many of them."""
-        self._walk(prefix)
-        by_depth: dict[int, int] = {}
-        deeper = 0
-        for path, agreed in zip(reversed(self._paths), reversed(self._agreed), strict=True):
-            here = 0
-            for level, rows in path.rows_by_depth().items():
-                rows &= ~deeper
-                if rows:
-                    depth = level if level < agreed else agreed
-                    by_depth[depth] = by_depth.get(depth, 0) | rows
-                    here |= rows
-            deeper |= here
-        found: PrefixHolders = []
-        there = 0
-        for depth in sorted(by_depth, reverse=True):
-            there |= by_depth[depth]
-            found.append((there, depth))
-        found.reverse()
-        return found
-
     def rows_with(self, prefix: Sequence[Hashable]) -> int:
         """The set of rows that need any leading block of a prompt."""
         self._walk(prefix)
@@ -208,21 +184,22 @@ class ClaimTree:
                 return min(depth, self._agreed[at])
         return 0
 
-    def most_on(self, rows: int, prefix: Sequence[Hashable]) -> int:
-        """Leading blocks of a prompt that some row of a set needs at most."""
+    def deepest(self, rows: int, prefix: Sequence[Hashable]) -> tuple[int, int]:
+        """Leading blocks of a prompt that rows of a set need at most, and which rows need them."""
         self._walk(prefix)
         for at in range(len(self._paths) - 1, -1, -1):
-            path = self._paths[at]
-            if path.needs is None:
-                depth = path.depth if rows >> path.row & 1 else 0
-            else:
-                depth = max(path.levels)
-                if not path.levels[depth] & rows:
-                    there = [level for level, here in path.levels.items() if here & rows]
-                    depth = max(there, default=0)
-            if depth:
-                return min(depth, self._agreed[at])
-        return 0
+            agreed, depth, found = self._agreed[at], 0, 0
+            for level, here in self._paths[at].rows_by_depth().items():
+                here &= rows
+                if here:
+                    level = min(level, agreed)
+                    if level > depth:
+                        depth, found = level, here
+                    elif level == depth:
+                        found |= here
+            if found:
+                return depth, found
+        return 0, 0
 
     def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[ClaimPath, int]:
         """Add a claim: the path where it ends, and how many of its blocks the row needed."""

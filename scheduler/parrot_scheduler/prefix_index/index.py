@@ -1,8 +1,10 @@
 """Which engine holds which prefix blocks, as far as the scheduler knows.
 
 A block's key stands for all tokens up to its end. So a prompt is a chain of keys, none twice, that
-agrees with another chain up to where they part, and who holds how much of it follows from and-ing
-the sets of rows along the chain: some operations a block, however many engines.
+agrees with another chain up to where they part. An engine that holds a block holds those before it,
+as engines evict the ends of chains first; so bisection finds how much it holds, in a few look-ups
+however long the prompt is. Where an engine has lost a block from the middle all the same, what is
+behind the gap may count or not.
 
 Three sources feed the index:
 
@@ -16,20 +18,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import islice, repeat
-from operator import or_
+from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from parrot_scheduler.prefix_index.claims import ClaimPath, ClaimTree
-from parrot_scheduler.prefix_index.holders import (
-    Depths,
-    PrefixHolders,
-    as_column,
-    holders_of,
-    rows_by_block,
-)
 from parrot_scheduler.task import Task
 
 
@@ -86,76 +78,52 @@ class PrefixIndex:
 
     # Questions
 
-    def depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
-        """`holders` as a depth for each of the first `num_rows` rows; None: no row holds any."""
-        return as_column(self.holders(prefix), num_rows)
-
-    def claimed_holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
-        """Rows where placed tasks need leading blocks of a prompt, and how many of them.
-
-        Does not look at each block.
-        """
-        return self._claims.holders(prefix)
-
     def rows_with(self, prefix: Sequence[Hashable]) -> int:
         """The set of rows that hold, or are about to hold, any leading block of a prompt."""
         if not prefix:
             return 0
         return self._held.get(prefix[0], 0) | self._claims.rows_with(prefix)
 
-    def holders(
-        self, prefix: Sequence[Hashable], claimed: PrefixHolders | None = None
-    ) -> PrefixHolders:
-        """Who holds, or is about to hold, how many leading blocks of a prompt.
-
-        Costs a look-up for each block. `claimed`: the prompt's `claimed_holders`, if known.
+    def deepest(self, rows: int, prefix: Sequence[Hashable]) -> tuple[int, int]:
+        """Leading blocks of a prompt that rows of a set hold, or are about to hold, at most; and
+        the set of the rows that do.
         """
-        if claimed is None:
-            claimed = self._claims.holders(prefix)
-        if not self._held or not prefix or (not claimed and prefix[0] not in self._held):
-            return claimed
-        rows = map(self._held.get, prefix, repeat(0))
-        return holders_of(map(or_, rows, rows_by_block(claimed)) if claimed else rows)
-
-    def stored_holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
-        """Rows that have computed leading blocks of a prompt, as far as is known, and how many."""
-        if not prefix or prefix[0] not in self._held:
-            return []
-        return holders_of(map(self._held.get, prefix, repeat(0)))
-
-    def awaited(self, prefix: Sequence[Hashable], claimed: PrefixHolders, num_rows: int) -> Depths:
-        """Leading blocks of a prompt that placed tasks need and no one has computed yet, for each
-        of the first `num_rows` rows.
-
-        Args:
-            prefix: the prompt's block keys.
-            claimed: its `claimed_holders`.
-            num_rows: length of the result.
-        """
-        awaited = as_column(claimed, num_rows)
-        if awaited is None:
-            return np.zeros(num_rows)
-        stored = as_column(self.stored_holders(prefix), num_rows)
-        if stored is not None:
-            awaited -= stored
-            np.maximum(awaited, 0.0, out=awaited)
-        return awaited
+        depth, found = self._claims.deepest(rows, prefix)
+        stored = self._stored(rows, prefix)
+        if stored < depth or not stored:
+            return depth, found
+        holders = self._held[prefix[stored - 1]] & rows
+        return stored, (found | holders if stored == depth else holders)
 
     def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that tasks placed on one engine need."""
         return self._claims.depth_on(row, prefix)
 
-    def most_claimed(self, rows: int, prefix: Sequence[Hashable]) -> int:
-        """The same on that engine of a set where they are most."""
-        return self._claims.most_on(rows, prefix)
+    def most_claimed(self, prefix: Sequence[Hashable]) -> int:
+        """The same on that engine where they are most."""
+        return self._claims.deepest(-1, prefix)[0]
+
+    def stored_on(self, row: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that one engine has computed, as far as is known."""
+        return self._stored(1 << row, prefix)
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
-        bit, held = 1 << row, self._held
-        depth, length = self.claimed_on(row, prefix), len(prefix)
-        while depth < length and held.get(prefix[depth], 0) & bit:
-            depth += 1
-        return depth
+        return max(self._claims.depth_on(row, prefix), self._stored(1 << row, prefix))
+
+    def _stored(self, rows: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that any row of a set has computed, by bisection."""
+        held = self._held
+        if not prefix or not held.get(prefix[0], 0) & rows:
+            return 0
+        low, high = 1, len(prefix)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if held.get(prefix[middle - 1], 0) & rows:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     # What engines report
 

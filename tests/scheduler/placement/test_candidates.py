@@ -1,18 +1,21 @@
-"""A handful of engines looked at one by one, or all of them by columns: the same answers."""
+"""The answers are the same if few engines are looked at or all of them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from harness.engine_pools import Engines, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import EngineReport
-from parrot_scheduler.placement import candidates
+from parrot_scheduler.placement import parrot
+from parrot_scheduler.placement.candidates import Candidates, candidates
 from parrot_scheduler.task import GroupRef, Objective, StepModel
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 OBJECTIVES = st.sampled_from(
     [
@@ -50,9 +53,19 @@ STEPS = st.lists(
 )
 
 
-def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the policy's choice for each new task, and after each the columns."""
-    patch.setattr(candidates, "FEW_ROWS", few_rows)
+def every_candidate(
+    state: TaskState,
+    application: Application,
+    pool: EnginePool,
+    _also: int,
+    breaks: Callable[[int, float], int] | None,
+) -> Candidates | None:
+    """The engines that a task may be placed on, with all of them looked at."""
+    return candidates(state, application, pool, pool.accepting, breaks)
+
+
+def outcomes(num: int, steps: list[Any]) -> list[Any]:
+    """Return the policy's choice for each new task."""
     engines = Engines("parrot", num, capacity=3_000, max_batch=4)
     placed: list[TaskState] = []
     said: list[Any] = []
@@ -91,14 +104,14 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
             choice = engines.choose(state, now + 1000.0)
         else:
             placed.append(state)
-        said.append(None if choice is None else asdict(choice))
+        said.append(None if choice is None else asdict(replace(choice, compared=())))
     return said
 
 
 @settings(max_examples=300, deadline=None)
-@given(num=st.integers(1, 6), steps=STEPS)
-def test_one_by_one_or_by_columns_the_answer_is_the_same(num: int, steps: list[Any]) -> None:
+@given(num=st.integers(1, 8), steps=STEPS)
+def test_few_engines_or_all_of_them_the_answer_is_the_same(num: int, steps: list[Any]) -> None:
+    few = outcomes(num, steps)
     with pytest.MonkeyPatch.context() as patch:
-        by_columns = outcomes(-1, num, steps, patch)
-        assert outcomes(16, num, steps, patch) == by_columns
-        assert outcomes(3, num, steps, patch) == by_columns
+        patch.setattr(parrot, "candidates", every_candidate)
+        assert outcomes(num, steps) == few

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from parrot_scheduler.prefix_index.holders import PrefixHolders, levels_of, rows_of
+from parrot_scheduler.engines.table import rows_of
 from parrot_scheduler.prefix_index.index import PrefixClaim, PrefixIndex, chain_of
 from parrot_scheduler.task import Task
 
@@ -19,16 +20,24 @@ PATH = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 CHAIN = PATH.map(lambda path: [hash(tuple(path[: i + 1])) for i in range(len(path))])
 
 
-def as_dict(holders: PrefixHolders) -> dict[int, int]:
-    pairs = [(row, depth) for rows, depth in levels_of(holders) for row in rows_of(rows)]
-    assert len(dict(pairs)) == len(pairs)
-    return dict(pairs)
+def holders(index: PrefixIndex, chain: Sequence[Any]) -> dict[int, int]:
+    """By row, how many leading blocks it holds or is about to hold."""
+    rows = rows_of(index.rows_with(chain))
+    return {row: depth for row in rows if (depth := index.blocks_on(row, chain))}
 
 
-def needed_blocks(index: PrefixIndex, chain: list[Any]) -> dict[int, int]:
+def needed_blocks(index: PrefixIndex, chain: Sequence[Any]) -> dict[int, int]:
     """By row, how many leading blocks its placed tasks need."""
-    # Sets grow smaller with depth: the last one that a row is in says how far.
-    return {row: depth for rows, depth in index.claimed_holders(chain) for row in rows_of(rows)}
+    rows = rows_of(index.rows_with(chain))
+    return {row: depth for row in rows if (depth := index.claimed_on(row, chain))}
+
+
+def check_deepest(index: PrefixIndex, chain: Sequence[Any], rows: int) -> None:
+    """The index tells which rows of a set hold most of a chain, and how much."""
+    here = {row: n for row, n in holders(index, chain).items() if rows >> row & 1}
+    most = max(here.values(), default=0)
+    depth, found = index.deepest(rows, chain)
+    assert (depth, list(rows_of(found))) == (most, [row for row in here if here[row] == most])
 
 
 def leading(chain: list[int], held: set[int]) -> int:
@@ -45,6 +54,8 @@ class AgainstSets(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex()
         self.held: dict[int, set[int]] = {row: set() for row in range(ROWS)}
+        #: By key, itself and all that were stored behind it.
+        self.behind: dict[int, set[int]] = {}
         self.claims: list[tuple[PrefixClaim, list[int], int]] = []
         self.generation = dict.fromkeys(range(ROWS), 0)
         #: By row, the blocks that claims took, as the index says, without those that it gave back.
@@ -58,20 +69,27 @@ class AgainstSets(RuleBasedStateMachine):
             for key in chain
         }
 
-    @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
-    def stored(self, row: int, chain: list[int], start: int) -> None:
+    @rule(row=ROW, chain=CHAIN)
+    def stored(self, row: int, chain: list[int]) -> None:
+        """Only what is new of a chain is told."""
+        start = leading(chain, self.held[row])
+        for depth, key in enumerate(chain):
+            self.behind.setdefault(key, set()).update(chain[depth:])
         self.index.stored(row, chain[start:])
         self.held[row] |= set(chain[start:])
 
     @rule(rows=st.sets(ROW, min_size=9), chain=CHAIN)
     def stored_by_many(self, rows: set[int], chain: list[int]) -> None:
         for row in rows:
-            self.stored(row, chain, 0)
+            self.stored(row, chain)
 
     @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
     def evicted(self, row: int, chain: list[int], start: int) -> None:
-        self.index.evicted(row, chain[start:])
-        self.held[row] -= set(chain[start:])
+        """A block goes once those that continue it have gone."""
+        for key in chain[start : start + 1]:
+            gone = self.behind.get(key, {key})
+            self.index.evicted(row, gone)
+            self.held[row] -= gone
 
     @rule(row=ROW)
     def all_evicted(self, row: int) -> None:
@@ -105,14 +123,15 @@ class AgainstSets(RuleBasedStateMachine):
         assert freed == len(before - self.claimed(claim.row))
         self.needed[claim.row] -= freed
 
-    @rule(chain=CHAIN)
-    def match(self, chain: list[int]) -> None:
+    @rule(chain=CHAIN, rows=st.integers(0, 2**ROWS - 1))
+    def match(self, chain: list[int], rows: int) -> None:
         there = {row: leading(chain, self.held[row] | self.claimed(row)) for row in range(ROWS)}
-        assert as_dict(self.index.holders(chain)) == {r: n for r, n in there.items() if n}
+        assert holders(self.index, chain) == {r: n for r, n in there.items() if n}
         needed = {row: leading(chain, self.claimed(row)) for row in range(ROWS)}
         assert needed_blocks(self.index, chain) == {r: n for r, n in needed.items() if n}
-        for row, blocks in there.items():
-            assert self.index.blocks_on(row, chain) == blocks
+        check_deepest(self.index, chain, rows)
+        for row in range(ROWS):
+            assert self.index.stored_on(row, chain) == leading(chain, self.held[row])
 
     @invariant()
     def nothing_is_left_over(self) -> None:
@@ -127,28 +146,26 @@ TestAgainstSets.settings = settings(max_examples=150, stateful_step_count=30, de
 
 @settings(max_examples=200, deadline=None)
 @given(
-    held=st.lists(st.sets(st.integers(0, 7)), max_size=40),
+    held=st.lists(st.integers(0, 8), max_size=40),
     claimed=st.dictionaries(ROW, st.integers(1, 8), max_size=4),
+    rows=st.integers(-1, 2**40),
 )
 def test_a_match_is_the_leading_run_of_every_row(
-    held: list[set[int]], claimed: dict[int, int]
+    held: list[int], claimed: dict[int, int], rows: int
 ) -> None:
-    """Rows may have lost blocks from the middle, and need some of those for placed tasks."""
     index = PrefixIndex()
     prompt = list(range(8))
-    for row, keys in enumerate(held):
-        index.stored(row, sorted(keys))
+    for row, blocks in enumerate(held):
+        index.stored(row, prompt[:blocks])
     for row, blocks in claimed.items():
         index.claim(row, prompt[:blocks])
     there = dict(enumerate(held))
     for row, blocks in claimed.items():
-        there[row] = there.get(row, set()) | set(range(blocks))
-    expected = {row: n for row, keys in there.items() if (n := leading(prompt, keys))}
-    assert as_dict(index.holders(prompt)) == expected
+        there[row] = max(there.get(row, 0), blocks)
+    assert holders(index, prompt) == {row: blocks for row, blocks in there.items() if blocks}
     assert needed_blocks(index, prompt) == claimed
-    column = index.depths(prompt, 64)
-    found = {} if column is None else {int(row): int(column[row]) for row in column.nonzero()[0]}
-    assert found == expected
+    assert index.most_claimed(prompt) == max(claimed.values(), default=0)
+    check_deepest(index, prompt, rows)
 
 
 @settings(max_examples=200, deadline=None)
@@ -182,7 +199,7 @@ def test_keys_that_are_no_chain_do_no_harm() -> None:
     index = PrefixIndex()
     index.stored(0, [1, 2, 1, 2])
     claims = [index.claim(0, keys) for keys in ([1, 2, 1], [3, 2], [2, 2], [])]
-    index.holders([2, 3, 1, 2])
+    index.deepest(-1, [2, 3, 1, 2])
     taken = sum(len(claim.keys) - claim.shared_blocks for claim in claims)
     assert sum(map(index.release, claims)) == taken
     index.evicted(0, [2, 2, 1])
@@ -205,7 +222,7 @@ def test_a_release_after_the_engine_left_does_not_touch_its_successor() -> None:
     index.drop_row(3)
     index.claim(3, [1, 2])
     assert index.release(old) == 0
-    assert as_dict(index.holders([1, 2, 3])) == {3: 2}
+    assert holders(index, [1, 2, 3]) == {3: 2}
 
 
 def test_the_bound_forgets_ends_of_old_chains_first() -> None:
@@ -213,12 +230,12 @@ def test_the_bound_forgets_ends_of_old_chains_first() -> None:
     index.stored(0, [1, 2, 3])
     index.stored(1, [11, 12, 13])
     assert len(index) == 5
-    assert as_dict(index.holders([1, 2, 3])) == {0: 2}
+    assert holders(index, [1, 2, 3]) == {0: 2}
     index.release(index.claim(0, [1, 2]))  # used again: younger than row 1's
     index.stored(2, [21, 22])
     assert len(index) == 5
-    assert as_dict(index.holders([1, 2])) == {0: 2}
-    assert as_dict(index.holders([11, 12, 13])) == {1: 1}
+    assert holders(index, [1, 2]) == {0: 2}
+    assert holders(index, [11, 12, 13]) == {1: 1}
 
 
 def test_a_claimed_chain_is_young_again_and_forgotten_from_its_end_too() -> None:
@@ -238,8 +255,8 @@ def test_a_silent_engine_is_assumed_to_hold_what_was_placed_last() -> None:
     index = PrefixIndex()
     index.assume(0, [1, 2, 3], capacity=4)
     index.assume(0, [1, 12, 13], capacity=4)
-    assert as_dict(index.holders([1, 12, 13])) == {0: 3}
-    assert as_dict(index.holders([1, 2, 3])) == {0: 2}
+    assert holders(index, [1, 12, 13]) == {0: 3}
+    assert holders(index, [1, 2, 3]) == {0: 2}
     assert len(index) == 4
     index.drop_row(0)
     assert len(index) == 0
@@ -251,7 +268,7 @@ def test_assumptions_have_a_bound_over_all_engines() -> None:
         index.assume(row, [100 * row + i for i in range(4)], capacity=100)
         index.assume(row, [1, 2], capacity=100)
     keys = {1, 2} | {100 * row + i for row in range(8) for i in range(4)}
-    assert sum(len(as_dict(index.holders([key]))) for key in keys) <= 10
+    assert sum(len(holders(index, [key])) for key in keys) <= 10
     assert len(index) <= 10
 
 
@@ -266,8 +283,8 @@ def test_what_cannot_be_seen_is_followed_by_template_and_application() -> None:
     assert chain_of(task, 16) == (5, 6)
     index = PrefixIndex()
     index.assume(0, chain_of(task, 0), capacity=10)
-    assert as_dict(index.holders(chain_of(task, 0))) == {0: 2}
-    assert as_dict(index.holders(chain_of(other, 0))) == {0: 1}
+    assert holders(index, chain_of(task, 0)) == {0: 2}
+    assert holders(index, chain_of(other, 0)) == {0: 1}
 
 
 class Counting(int):
@@ -281,16 +298,16 @@ class Counting(int):
 
 
 @pytest.mark.parametrize("engines", [1, 100, 1000])
-def test_a_look_up_looks_twice_at_each_block_however_many_engines_hold_it(engines: int) -> None:
+def test_a_look_up_looks_at_few_blocks_however_many_engines_hold_them(engines: int) -> None:
     index = PrefixIndex()
     for row in range(engines):
-        index.stored(row, list(range(50)))
+        index.stored(row, list(range(500)))
         index.stored(row, [1000 + row])
-    chain = [Counting(i) for i in range(50)]
+    chain = [Counting(i) for i in range(500)]
     Counting.looks = 0
-    holders = index.holders(chain)
-    assert Counting.looks <= 2 * len(chain) + 2
-    assert as_dict(holders) == dict.fromkeys(range(engines), 50)
+    assert index.deepest(-1, chain) == (500, 2**engines - 1)
+    assert index.blocks_on(0, chain) == 500
+    assert Counting.looks <= 30
 
 
 def test_a_claim_does_not_look_at_every_block() -> None:
@@ -303,7 +320,7 @@ def test_a_claim_does_not_look_at_every_block() -> None:
         )
         for row in range(1, 11)
     ]
-    index.claimed_holders([Counting(block) for block in range(900)])
+    index.most_claimed([Counting(block) for block in range(900)])
     assert needed_blocks(index, list(range(900))) == dict.fromkeys(range(1, 11), 500)
     for claim in claims:
         index.release(claim)
@@ -311,21 +328,11 @@ def test_a_claim_does_not_look_at_every_block() -> None:
     assert needed_blocks(index, list(range(900))) == {}
 
 
-def test_depths_of_many_engines_are_one_column() -> None:
-    index = PrefixIndex()
-    for row in range(30):
-        index.stored(row, list(range(1 + row % 3)))
-    column = index.depths([0, 1, 2, 3], 32)
-    assert column is not None
-    assert column.tolist() == [1.0 + row % 3 for row in range(30)] + [0.0, 0.0]
-    assert index.depths([9], 32) is None
-
-
 def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None:
     index = PrefixIndex()
     index.stored(0, list(range(1, 50)))
     Counting.looks = 0
-    assert as_dict(index.holders([Counting(i) for i in range(50)])) == {}
+    assert index.deepest(-1, [Counting(i) for i in range(50)]) == (0, 0)
     assert Counting.looks <= 2
 
 
