@@ -2,7 +2,7 @@
 
     python -m parrot_bench.demo_model --data stories.jsonl.gz --out runs/demo
 
-Needs torch, tokenizers, safetensors and numpy. Minutes on a GPU; hours on a CPU.
+Needs torch and transformers. Minutes on a GPU; hours on a CPU.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from parrot_bench.demo_model.corpus import Corpus
-from parrot_bench.demo_model.data import Book, read_books, split
+from parrot_bench.demo_model.data import read_books, split
 from parrot_bench.demo_model.export import Sample, export, write_card
-from parrot_bench.demo_model.model import ModelShape, StoryModel, sample
+from parrot_bench.demo_model.model import ModelShape, sample
 from parrot_bench.demo_model.tokenizer import END_OF_TEXT, END_OF_TURN, render_turn, train_tokenizer
 from parrot_bench.demo_model.train import Score, Trainer, TrainSettings
 
@@ -33,7 +35,7 @@ _PROMPTS = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line and does the whole run."""
+    """Parse the command line and do the whole run."""
     args = _parser().parse_args(argv)
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda":
@@ -43,57 +45,37 @@ def main(argv: list[str] | None = None) -> None:
     began = time.monotonic()
     books = read_books(args.data)
     parts = split(books, fraction=args.validation, seed=0)
-    tokenizer = _tokenizer(args, parts.train)
-    shape = ModelShape(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=args.hidden,
-        intermediate_size=args.intermediate,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.heads,
-        num_key_value_heads=args.kv_heads,
-        head_dim=args.head_dim,
-        max_position_embeddings=args.context,
-    )
+    tokenizer = train_tokenizer(("\n\n".join(b.paragraphs) for b in parts.train), args.vocab_size)
+    given = {**vars(args), "vocab_size": tokenizer.get_vocab_size()}
+    shape = ModelShape(**{each.name: given[each.name] for each in fields(ModelShape)})
+    settings = TrainSettings(**{each.name: given[each.name] for each in fields(TrainSettings)})
     corpus = Corpus(
         parts,
         tokenizer,
-        context=args.context,
-        rows=args.rows,
+        context=shape.max_position_embeddings,
+        rows=settings.rows,
         chat_share=args.chat_share,
         chat_passes=args.chat_passes,
-        seed=args.seed,
+        seed=settings.seed,
         device=device,
     )
-    settings = TrainSettings(
-        epochs=args.epochs,
-        steps=args.steps,
-        rows=args.rows,
-        lr=args.lr,
-        weight_decay=args.weight_decay,
-        dropout=args.dropout,
-        ema=args.ema,
-        seed=args.seed,
-        eval_every=args.eval_every,
-        max_seconds=args.max_seconds,
-    )
-    trainer = Trainer(corpus, shape, settings, args.out, compile_model=args.compile)
-    if args.resume:
-        trainer.resume()
+    trainer = Trainer(corpus, shape, settings, compile_model=args.compile)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(
         f"{len(books)} books, {corpus.prose_tokens:,} training tokens, {parameters:,} parameters, "
-        f"{trainer.total_steps} steps of {args.rows} x {args.context} on {device}; "
+        f"{trainer.total_steps} steps of {settings.rows} x {corpus.context} on {device}; "
         f"prepared in {time.monotonic() - began:.0f}s",
         flush=True,
     )
-    trainer.run(stop_after=args.stop_after)
+    trainer.run()
 
-    model = _rounded(trainer.best_model())
+    # What is scored is what is shipped: the weights as the bfloat16 file will hold them.
+    model = trainer.average.bfloat16().float()
     score = trainer.evaluate(model)
-    samples = [_sample(model, tokenizer, kind, request) for kind, request in _PROMPTS]
+    samples = [_sample(model, tokenizer, shape, kind, request) for kind, request in _PROMPTS]
     report = _report(trainer, score, parameters, device)
     folder = args.out / "checkpoint"
-    size = export(model, tokenizer, folder)
+    size = export(model, shape, tokenizer, folder)
     command = "python -m parrot_bench.demo_model " + shlex.join(
         _told(sys.argv[1:] if argv is None else argv)
     )
@@ -118,29 +100,14 @@ def main(argv: list[str] | None = None) -> None:
     )
 
 
-def _tokenizer(args: argparse.Namespace, books: list[Book]) -> Tokenizer:
-    path = args.tokenizer or (args.out / "tokenizer.json" if args.resume else None)
-    if path is not None:
-        return Tokenizer.from_file(str(path))
-    texts = ("\n\n".join(book.paragraphs) for book in books)
-    tokenizer = train_tokenizer(texts, args.vocab)
-    tokenizer.save(str(args.out / "tokenizer.json"))
-    return tokenizer
-
-
-def _rounded(model: StoryModel) -> StoryModel:
-    """The weights as the bfloat16 file will hold them: what is scored is what is shipped."""
-    for parameter in model.parameters():
-        parameter.data.copy_(parameter.data.bfloat16())
-    return model
-
-
-def _sample(model: StoryModel, tokenizer: Tokenizer, kind: str, request: str) -> Sample:
+def _sample(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, shape: ModelShape, kind: str, request: str
+) -> Sample:
     prompt = request if kind == "text" else render_turn("user", request) + "<|assistant|>\n"
     ids = tokenizer.encode(prompt).ids
-    stop = {tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(END_OF_TURN)}
-    room = min(160, model.shape.max_position_embeddings)
-    made = sample(model, ids, new_tokens=room, stop=stop, temperature=0.8, top_p=0.95, seed=1)
+    stop = [tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(END_OF_TURN)]
+    room = min(160, shape.max_position_embeddings)
+    made = sample(model, ids, room, stop)
     answer = tokenizer.decode(ids + made if kind == "text" else made)
     return Sample(kind, request, answer + (" ..." if len(made) == room else ""))
 
@@ -173,40 +140,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    shape, settings = ModelShape(), TrainSettings()
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of .txt, a text file or JSON lines (.gz)")
-    add("--out", type=Path, required=True, help="folder for state, metrics and checkpoint/")
+    add("--out", type=Path, required=True, help="folder for metrics and checkpoint/")
     add("--device", default="", help="cpu, cuda, cuda:1; default: cuda where there is one")
-    add("--resume", action="store_true", help="go on from the state in --out")
-    add("--stop-after", type=int, default=0, help="pause after this many steps")
-    add("--max-seconds", type=float, default=0.0, help="end training early after this time")
-    add(
-        "--compile", action="store_true", help="torch.compile the loss: a minute first, then faster"
-    )
+    add("--compile", action="store_true", help="compile the loss: a minute first, then faster")
     add("--validation", type=float, default=0.03, help="fraction of the passages held back")
-    add("--tokenizer", type=Path, help="a tokenizer.json to use instead of training one")
-    add("--epochs", type=float, default=settings.epochs)
-    add("--steps", type=int, default=0, help="instead of --epochs")
-    add("--rows", type=int, default=settings.rows, help="windows per step")
-    add(
-        "--chat-share", type=float, default=0.25, help="fraction of the rows that are conversations"
-    )
+    add("--chat-share", type=float, default=0.25, help="fraction of the rows for conversations")
     add("--chat-passes", type=int, default=6, help="conversations made from each passage")
-    add("--lr", type=float, default=settings.lr)
-    add("--weight-decay", type=float, default=settings.weight_decay)
-    add("--dropout", type=float, default=settings.dropout)
-    add("--ema", type=float, default=settings.ema, help="decay of the average; 0: none")
-    add("--seed", type=int, default=settings.seed)
-    add("--eval-every", type=int, default=settings.eval_every, help="steps between validations")
-    add("--vocab", type=int, default=shape.vocab_size)
-    add("--context", type=int, default=shape.max_position_embeddings)
-    add("--hidden", type=int, default=shape.hidden_size)
-    add("--intermediate", type=int, default=shape.intermediate_size)
-    add("--layers", type=int, default=shape.num_hidden_layers)
-    add("--heads", type=int, default=shape.num_attention_heads)
-    add("--kv-heads", type=int, default=shape.num_key_value_heads)
-    add("--head-dim", type=int, default=shape.head_dim)
+    for kind in (TrainSettings, ModelShape):
+        for each in fields(kind):
+            option = "--" + each.name.replace("_", "-")
+            add(option, type=type(each.default), default=each.default, help="(%(default)s)")
     return parser
 
 

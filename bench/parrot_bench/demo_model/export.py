@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from parrot_bench.demo_model.data import Book
-from parrot_bench.demo_model.model import ModelShape, StoryModel
+from parrot_bench.demo_model.model import ModelShape
 from parrot_bench.demo_model.tokenizer import CHAT_TEMPLATE, tokenizer_config
 
 GENERATION = {
@@ -55,23 +56,24 @@ class Sample(NamedTuple):
     answer: str
 
 
-def export(model: StoryModel, tokenizer: Tokenizer, folder: Path) -> int:
-    """Writes the checkpoint into `folder` (made if missing) and returns its size in bytes."""
+def export(model: LlamaForCausalLM, shape: ModelShape, tokenizer: Tokenizer, folder: Path) -> int:
+    """Write the checkpoint into `folder` (made if missing) and return its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
+        # Tied to the embeddings.
+        if name != "lm_head.weight"
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    context = model.shape.max_position_embeddings
-    _write_json(folder / "config.json", model.shape.to_config())
+    _write_json(folder / "config.json", shape.to_config())
     _write_json(folder / "generation_config.json", GENERATION)
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(context))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(shape.max_position_embeddings))
     for name, value in VECTORS.items():
         _write_json(folder / name, value)
     (folder / "1_Pooling").mkdir(exist_ok=True)
     pooling = {
-        "word_embedding_dimension": model.shape.hidden_size,
+        "word_embedding_dimension": shape.hidden_size,
         "pooling_mode_cls_token": False,
         "pooling_mode_mean_tokens": True,
     }
