@@ -1,21 +1,19 @@
-"""Plans of described applications, with the objectives that a gateway deduces from their graph.
-
-The deduction of objectives, task groups and successors follows the rules that the docstring of
-`parrot_gateway.semantic.graph.deduction` states (Parrot, OSDI '24, section 5.2), for one wait with
-the objective `latency` on each of some calls. The gateway's own code is not used, since this
-package imports nothing of it; a test compares the two.
-"""
+"""Plans of described applications, with the objectives that the gateway deduces for them."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef
 
 from parrot_bench.applications.description import Application, Call, Output, Part, Passage
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
+from parrot_gateway.semantic.graph.deduction import deduce
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.variable import Variable
 
 #: Characters of instructions that make a token.
 CHARACTERS_PER_TOKEN = 4
@@ -87,77 +85,38 @@ def _after(call: Call, calls: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sorted({calls[name] for name in reads}))
 
 
-def deduced(calls: Sequence[CallPlan], *waited: int) -> tuple[CallPlan, ...]:
-    """The calls with `objective`, `groups` and `successors` set.
+def deduced(calls: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
+    """The calls with `objective`, `groups` and `successors`, as the gateway deduces them.
 
-    `calls` are in order of `index`, which is a topological order. `waited` are the indices of the
-    calls whose outputs somebody waits for; without any, those that no other call reads.
+    Somebody waits, with `latency`, for the calls that no other call reads. `calls` are in order of
+    `index`, which is a topological order.
     """
-    readers: list[list[int]] = [[] for _ in calls]
-    for call in calls:
-        for producer in call.after:
-            readers[producer].append(call.index)
+    outputs = [f"output-{call.index}" for call in calls]
+    variables = {name: Variable(name, name, "simulated", max_value_bytes=1) for name in outputs}
+    graph = Graph("simulated", variables, max_unfinished=len(calls), max_finished=1)
     successors = [0] * len(calls)
+    for call in calls:
+        inputs = tuple(outputs[producer] for producer in call.after)
+        node = CallNode(
+            id=str(call.index), session_id="simulated", inputs=inputs, output=outputs[call.index]
+        )
+        graph.add(node)
     for call in reversed(calls):
-        successors[call.index] = max((successors[r] + 1 for r in readers[call.index]), default=0)
-
-    critical: set[int] = set()
-    groups: dict[frozenset[int], None] = {}
-    # One walk for each wait: a call that is alone on its height in one of them is critical.
-    for root in waited or tuple(c.index for c in calls if not readers[c.index]):
-        heights = _heights(calls, root)
-        sharing = Counter(heights.values())
-        critical |= {index for index, height in heights.items() if sharing[height] == 1}
-        shared = {height for height, number in sharing.items() if number > 1}
-        groups.update(_groups(calls, heights, shared))
-    refs: defaultdict[int, list[GroupRef]] = defaultdict(list)
-    for number, members in enumerate(groups):
-        ref = GroupRef(f"group-{number}", len(members), LATENCY)
+        for producer in call.after:
+            successors[producer] = max(successors[producer], successors[call.index] + 1)
+    found = deduce(
+        graph, {outputs[i]: LATENCY for i, number in enumerate(successors) if not number}
+    )
+    refs: list[list[GroupRef]] = [[] for _ in calls]
+    for number, (members, objective) in enumerate(found.groups.items()):
         for member in members:
-            refs[member].append(ref)
-    # By position, which takes a third of the time of `dataclasses.replace`.
+            refs[int(member)].append(GroupRef(f"group-{number}", len(members), objective))
     return tuple(
-        CallPlan(
-            call.index,
-            call.prompt,
-            call.output_tokens,
-            call.max_tokens,
-            call.after,
-            call.pause_s,
-            call.template,
-            LATENCY if call.index in critical else THROUGHPUT,
-            tuple(refs[call.index]),
-            successors[call.index],
+        replace(
+            call,
+            objective=found.objective_of(str(call.index)),
+            groups=tuple(refs[call.index]),
+            successors=successors[call.index],
         )
         for call in calls
     )
-
-
-def _heights(calls: Sequence[CallPlan], root: int) -> dict[int, int]:
-    """Longest way down from each needed call to the wait."""
-    heights = {root: 0}
-    for call in reversed(calls):
-        height = heights.get(call.index)
-        if height is not None:
-            for producer in call.after:
-                heights[producer] = max(heights.get(producer, 0), height + 1)
-    return heights
-
-
-def _groups(
-    calls: Sequence[CallPlan], heights: dict[int, int], shared: set[int]
-) -> dict[frozenset[int], None]:
-    """Group calls of one height that feed one consumer right below; the others by height."""
-    found: dict[frozenset[int], None] = {}
-    for index, height in heights.items():
-        if height + 1 in shared:
-            members = frozenset(p for p in calls[index].after if heights[p] == height + 1)
-            if len(members) > 1:
-                found[members] = None
-    placed = {member for members in found for member in members}
-    rest: defaultdict[int, set[int]] = defaultdict(set)
-    for index, height in heights.items():
-        if height in shared and index not in placed:
-            rest[height].add(index)
-    found.update(dict.fromkeys(map(frozenset, rest.values())))
-    return found

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from random import Random
 from statistics import mean, median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from parrot_bench.applications.figures import PAPER_BYTES, gap_s, paper_chunks
 from parrot_bench.simulator.graph import deduced
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_bench.simulator.workloads import agents, gpts, map_reduces, mixed, multi_agent
-from parrot_scheduler.task import LATENCY, THROUGHPUT
-
-from parrot_gateway.semantic.graph.deduction import deduce
-from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.variable import Variable
+from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef
 
 WORKLOADS: dict[str, Callable[..., Iterator[ApplicationPlan]]] = {
     "gpts": partial(gpts, 8.0, 40),
@@ -165,52 +158,15 @@ def test_mixed_has_40_chats_and_9_summaries_at_the_recorded_times() -> None:
         assert prompt + output <= 2048
 
 
-# What is deduced for a graph is what the gateway's own code deduces.
-
-
-def by_the_gateway(
-    calls: Sequence[CallPlan], waited: Sequence[int]
-) -> tuple[list[str], set[frozenset[int]]]:
-    names = [f"v{call.index}" for call in calls]
-    variables = {name: Variable(name, name, "s", max_value_bytes=100) for name in names}
-    graph = Graph("demo", variables, max_unfinished=1000, max_finished=1000)
-    for call in calls:
-        inputs = tuple(f"v{producer}" for producer in call.after)
-        graph.add(
-            CallNode(id=f"c{call.index}", session_id="s", inputs=inputs, output=f"v{call.index}")
-        )
-    found = deduce(graph, {f"v{index}": LATENCY for index in waited})
-    objectives = [found.objective_of(f"c{call.index}").kind for call in calls]
-    return objectives, {frozenset(int(name[1:]) for name in group) for group in found.groups}
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> list[CallPlan]:
-    calls = []
-    for index in range(draw(st.integers(1, 12))):
-        after = draw(st.sets(st.integers(0, index - 1), max_size=4)) if index else set()
-        calls.append(
-            CallPlan(
-                index=index,
-                prompt=(Segment("p", 1),),
-                output_tokens=1,
-                max_tokens=1,
-                after=tuple(sorted(after)),
-            )
-        )
-    return calls
-
-
-@given(graphs(), st.data())
-def test_waits_are_deduced_as_the_gateway_does(calls: list[CallPlan], data: st.DataObject) -> None:
-    indices = st.integers(0, len(calls) - 1)
-    waited = sorted(data.draw(st.sets(indices, min_size=1, max_size=3)))
-    plan = deduced(calls, *waited)
-    objectives, groups = by_the_gateway(calls, waited)
-    assert [call.objective.kind for call in plan] == objectives
-    members: dict[str, set[int]] = {}
-    for call in plan:
-        for ref in call.groups:
-            members.setdefault(ref.id, set()).add(call.index)
-            assert ref.objective == LATENCY
-    assert {frozenset(m) for m in members.values()} == groups
+def test_a_diamond_is_deduced_as_the_gateway_does() -> None:
+    """One call feeds two, which one reads; nothing else is waited for."""
+    after = [(), (0,), (0,), (1, 2)]
+    calls = [
+        CallPlan(index, (Segment("p", 1),), 1, 1, after=producers)
+        for index, producers in enumerate(after)
+    ]
+    first, left, right, last = deduced(calls)
+    assert (first.objective, last.objective) == (LATENCY, LATENCY)
+    assert left.objective == right.objective == THROUGHPUT
+    assert left.groups == right.groups == (GroupRef("group-0", 2, LATENCY),)
+    assert [call.successors for call in (first, left, right, last)] == [2, 1, 1, 0]
