@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import typer
 
+from parrot_bench.machine import describe
 from parrot_bench.servers import BenchmarkError
 from parrot_bench.tables import number, text_table, yes_or_no
 from parrot_gateway import __version__
@@ -75,29 +74,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def machine() -> dict[str, Any]:
     """The machine and the software, as far as they can be found out."""
-    versions = versions_of((*PACKAGES, *ENGINE_PACKAGES))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": _cpu_model(),
-        "cores": usable,
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "parrot_gateway": __version__,
-        "git": _git_revision(),
-        "packages": versions,
-    }
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """By package its version, or `not installed`."""
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    described = describe((*PACKAGES, *ENGINE_PACKAGES))
+    return described | {"parrot_gateway": __version__, "git": _git_revision()}
 
 
 def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
@@ -168,15 +146,6 @@ def _aim(row: Row) -> str:
     if row.at_least is not None:
         return f"≥ {number(row.at_least)}"
     return ""
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "unknown"
 
 
 def _git_revision() -> str | None:

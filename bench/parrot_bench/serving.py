@@ -13,9 +13,8 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,14 +22,9 @@ import typer
 from parrot_bench.apps import book
 from parrot_bench.apps.recipes import BY_WAY, MANY
 from parrot_bench.apps.workload import SEMANTIC, Size, Way
-from parrot_bench.report import (
-    ENGINE_PACKAGES,
-    JsonFile,
-    print_table,
-    run_with_progress,
-    versions_of,
-    write_json,
-)
+from parrot_bench.engine.report import CaseResult, Figure, Unit, table
+from parrot_bench.machine import versions_of
+from parrot_bench.report import ENGINE_PACKAGES, JsonFile, run_with_progress, write_json
 from parrot_bench.servers import BenchmarkError, Server, start_gateway, start_vllm
 from parrot_gateway.settings import DEMO_MODEL
 
@@ -63,8 +57,6 @@ SCHEMA = {
     "required": ["title", "tags", "score", "kind", "text"],
     "additionalProperties": False,
 }
-#: Units of which more is better.
-_MORE_IS_BETTER = ("tok/s",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +75,22 @@ class Plan:
     apps: Sequence[str] = ()
     scale: float | None = None
     count: int | None = None
-    delay_ms: float = 0.0
     #: Requests of each stream of a load.
     per_stream: int = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    case: str
-    name: str
-    unit: str
-    #: One for each round.
-    runs: list[float] = field(default_factory=list)
+class Runs(dict[tuple[str, str, Unit], list[float]]):
+    """The runs of one server, by case, figure and unit, in the order of their measurement."""
 
-    @property
-    def median(self) -> float:
-        return median(self.runs)
-
-    def lead(self, peer: float) -> float:
-        """The factor by which this is better than a peer's figure; below 1 it is worse."""
-        ours, theirs = self.median, peer
-        if self.unit in _MORE_IS_BETTER:
-            ours, theirs = theirs, ours
-        return theirs / ours if ours else 1.0
-
-
-class Figures(dict[tuple[str, str], Figure]):
-    """Figures of one server, by case and name, in the order in which they were measured."""
-
-    def add(self, case: str, unit: str, **values: float) -> None:
+    def add(self, case: str, unit: Unit, **values: float) -> None:
         for name, value in values.items():
-            self.setdefault((case, name), Figure(case, name, unit)).runs.append(value)
+            self.setdefault((case, name, unit), []).append(value)
+
+    def results(self, server: str) -> list[CaseResult]:
+        return [
+            CaseResult(case, server, figures=(Figure(name, unit, tuple(runs)),))
+            for (case, name, unit), runs in self.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +136,8 @@ def _loads(plan: Plan, model: str, number: int, characters_per_token: float) -> 
 
 async def measure(
     url: str, plan: Plan, way: Way, progress: Callable[[str], None], server: Server | None = None
-) -> Figures:
-    """Everything on one server that is ready.
+) -> Runs:
+    """Measure everything on one server that is ready.
 
     Args:
         url: ending in `/v1`.
@@ -176,7 +153,7 @@ async def measure(
     from parrot_bench.apps.runner import GatewayClient
     from parrot_bench.load import LoadPlan, run_load
 
-    figures = Figures()
+    runs = Runs()
     model = await asyncio.to_thread(_model_of, url)
     async with GatewayClient(url, model) as client:
         density = await characters_per_token(client)
@@ -198,29 +175,29 @@ async def measure(
                 if result.errors:
                     raise BenchmarkError(f"{load.case}: {result.first_error}")
                 if number:
-                    _add(figures, load.case, result)
+                    _add(runs, load.case, result)
                     if server is not None and load.case == f"chats-{load.streams}":
                         core = (server.cpu_s() - before) / result.seconds
-                        figures.add(load.case, "cores", front_process=core)
+                        runs.add(load.case, "cores", front_process=core)
         for app in plan.apps:
-            await _run_app(figures, client, plan, app, way, density, progress)
+            await _run_app(runs, client, plan, app, way, density, progress)
     if server is not None:
-        figures.add("front process", "MB", memory=server.rss_mb())
-        figures.add("front process", "s", ready_after=server.start_s)
-    return figures
+        runs.add("front process", "MB", memory=server.rss_mb())
+        runs.add("front process", "s", ready_after=server.start_s)
+    return runs
 
 
-def _add(figures: Figures, case: str, result: LoadResult) -> None:
+def _add(runs: Runs, case: str, result: LoadResult) -> None:
     first, between = result.ttft_ms, result.gap_ms
-    figures.add(case, "ms", first_token_p50=first.p50, first_token_p99=first.p99)
-    figures.add(case, "ms", between_p50=between.p50, between_p99=between.p99)
-    figures.add(case, "ms", token_p50=result.token_ms.p50)
+    runs.add(case, "ms", first_token_p50=first.p50, first_token_p99=first.p99)
+    runs.add(case, "ms", between_p50=between.p50, between_p99=between.p99)
+    runs.add(case, "ms", token_p50=result.token_ms.p50)
     if case != "long":
-        figures.add(case, "tok/s", output=result.tokens / result.seconds)
+        runs.add(case, "tok/s", output=result.tokens / result.seconds)
 
 
 async def _run_app(
-    figures: Figures,
+    runs: Runs,
     client: GatewayClient,
     plan: Plan,
     app: str,
@@ -228,12 +205,11 @@ async def _run_app(
     density: float,
     progress: Callable[[str], None],
 ) -> None:
-    from parrot_bench.apps.measure import salt, samples_by_kind
+    from parrot_bench.apps.measure import Summary, salt, samples_by_kind
     from parrot_bench.apps.runner import run_workload
 
     recipe = RECIPES[app]
     size = Size(plan.count or recipe.count, plan.scale or recipe.scale, density)
-    client.round_trip_s = plan.delay_ms / 1000
     for number in range(plan.rounds + 1):
         progress(f"{app}, round {number} of {plan.rounds}")
         workload, session = recipe.build(size, salt()), f"bench-{secrets.token_hex(8)}"
@@ -242,13 +218,12 @@ async def _run_app(
             await client.forget(session)
         if number:
             for kind, rounds in samples_by_kind(workload, [result]).items():
-                per_token = kind in workload.per_token
+                found = Summary.of(workload, kind, rounds)
+                unit: Unit = "ms/token" if kind in workload.per_token else "s"
                 name = kind if kind == app else f"{app}, {kind}"
-                times = sorted(seconds * (1000 if per_token else 1) for seconds in rounds[0])
-                unit = "ms/token" if per_token else "s"
-                figures.add(name, unit, p50=median(times))
-                if len(times) > 1:
-                    figures.add(name, unit, p99=times[min(len(times) - 1, int(0.99 * len(times)))])
+                runs.add(name, unit, p50=found.p50)
+                if len(rounds[0]) > 1:
+                    runs.add(name, unit, p99=found.p99)
 
 
 def _model_of(url: str) -> str:
@@ -278,8 +253,8 @@ async def compare(
     urls: dict[str, str],
     arguments: Sequence[str],
     progress: Callable[[str], None],
-) -> dict[str, Figures | str]:
-    """By server its figures, or why there are none; the gateway comes first.
+) -> list[CaseResult]:
+    """The figures of all servers, or why there are none; those of the gateway come first.
 
     Args:
         plan: what to measure.
@@ -294,56 +269,36 @@ async def compare(
     """
     source = ["--model", plan.model] if config is None else ["--config", str(config)]
     progress("starting the gateway")
-    results: dict[str, Figures | str] = {}
     gateway = await start_gateway(*source, timeout_s=_START_TIMEOUT_S)
     async with _started(gateway):
-        results["gateway"] = await measure(gateway.url, plan, SEMANTIC, progress, gateway)
+        found = (await measure(gateway.url, plan, SEMANTIC, progress, gateway)).results("gateway")
     for name in (*urls, *peers):
         progress(f"starting {name}")
         try:
             if name in urls:
-                results[name] = await measure(urls[name], plan, "parallel", progress)
-                continue
-            peer = await start_vllm(plan.model, arguments, _START_TIMEOUT_S)
-            async with _started(peer):
-                results[name] = await measure(peer.url, plan, "parallel", progress, peer)
+                runs = await measure(urls[name], plan, "parallel", progress)
+            else:
+                async with _started(
+                    await start_vllm(plan.model, arguments, _START_TIMEOUT_S)
+                ) as peer:
+                    runs = await measure(peer.url, plan, "parallel", progress, peer)
+            found += runs.results(name)
         except BenchmarkError as error:
-            results[name] = str(error)
-    return results
+            found.append(CaseResult("all", name, skipped=str(error)))
+    return found
 
 
-def rows(results: dict[str, Figures | str]) -> Iterator[list[str]]:
-    """Lines of the table: case, figure, unit, the gateway's, spread, and of each peer two cells."""
-    ours = results["gateway"]
-    assert isinstance(ours, Figures)
-    peers = [figures for name, figures in results.items() if name != "gateway"]
-    for key, figure in ours.items():
-        spread = (max(figure.runs) - min(figure.runs)) / figure.median if figure.median else 0
-        cells = [figure.case, figure.name, figure.unit, f"{figure.median:,.4g}", f"{spread:.0%}"]
-        for theirs in peers:
-            beside = theirs.get(key) if isinstance(theirs, Figures) else None
-            if beside is None or not beside.median or not figure.median:
-                cells += ["-", "-"]
-                continue
-            lead = figure.lead(beside.median)
-            cells += [f"{beside.median:,.4g}", f"{'ahead' if lead >= 1 else 'behind'} {lead:.2f}x"]
-        yield cells
-
-
-def show(plan: Plan, results: dict[str, Figures | str]) -> None:
-    peers = [name for name in results if name != "gateway"]
-    beside = (cell for peer in peers for cell in (peer, "ours is"))
-    head = ("case", "figure", "unit", "gateway", "spread", *beside)
+def show(plan: Plan, results: Sequence[CaseResult]) -> None:
     versions = versions_of(ENGINE_PACKAGES)
-    notes = [
+    for line in (
+        f"{plan.model}: chats of {plan.prompt_tokens} tokens, {plan.tokens} out",
+        table(results),
         ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Medians of the rounds; between: gaps between events of a stream, token: a request's time "
         "behind its first token by each other one. Applications: on the gateway with semantic "
         "variables, elsewhere by a client that sends each call as soon as it has what that reads.",
-    ]
-    notes += [f"{name}: {why}" for name, why in results.items() if isinstance(why, str)]
-    title = f"{plan.model}: chats of {plan.prompt_tokens} tokens, {plan.tokens} out"
-    print_table(head, list(rows(results)), texts=3, title=title, notes=notes)
+    ):
+        typer.echo(line)
 
 
 def serving_command(
@@ -366,9 +321,6 @@ def serving_command(
     ] = None,
     scale: Annotated[float | None, typer.Option(help="Multiplies the paper's lengths.")] = None,
     count: Annotated[int | None, typer.Option(help="Steps, chunks, branches or chats.")] = None,
-    network_delay: Annotated[
-        float, typer.Option(min=0, metavar="MS", help="Round trip of the applications' clients.")
-    ] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Small loads, to try it out.")] = False,
     peers: Annotated[
@@ -398,13 +350,13 @@ def serving_command(
     except ValueError:
         raise typer.BadParameter("numbers with commas", param_hint="--streams") from None
     plan = Plan(
-        model, at_once, prompt_tokens, tokens, rounds, schema, long, tuple(app or ()), scale,
-        count, network_delay,
-    )  # fmt: skip
+        model, at_once, prompt_tokens, tokens, rounds, schema, long, tuple(app or ()), scale, count
+    )
     if quick:
-        plan = Plan(
-            model, [1, 4], 64, 16, 1, min(schema, 4), min(long, 512), plan.apps, scale or 0.05,
-            count or 3, network_delay, per_stream=2,
+        plan = replace(
+            plan, streams=[1, 4], prompt_tokens=64, tokens=16, rounds=1, per_stream=2,
+            schema_streams=min(schema, 4), long_tokens=min(long, 512), scale=scale or 0.05,
+            count=count or 3,
         )  # fmt: skip
     results = run_with_progress(
         lambda progress: asyncio.run(
@@ -413,10 +365,5 @@ def serving_command(
     )
     show(plan, results)
     if json_file is not None:
-        plain = {
-            name: figures
-            if isinstance(figures, str)
-            else {f"{each.case} {each.name}": [each.unit, each.runs] for each in figures.values()}
-            for name, figures in results.items()
-        }
-        write_json(json_file, "serving", {"model": model, "servers": plain})
+        plain = [result.to_dict() for result in results]
+        write_json(json_file, "serving", {"model": model, "cases": plain})

@@ -9,7 +9,6 @@ import pytest
 from harness.fake_upstream import FakeUpstream
 from harness.processes import GatewayProcess, run_cli
 from parrot_bench.load import LoadPlan, LoadResult, drive
-from parrot_bench.serving import Figures, rows
 
 
 async def load(*models: str, first_text: str = "", usage: bool = True) -> LoadResult:
@@ -51,21 +50,6 @@ async def test_a_stream_without_usage_is_an_error() -> None:
     assert (result.errors, result.first_error) == (1, "no usage")
 
 
-def test_ahead_or_behind() -> None:
-    ours, theirs = Figures(), Figures()
-    ours.add("chats-1", "ms", first=10.0, second=10.0)
-    ours.add("chats-1", "ms", first=12.0, second=10.0)
-    ours.add("chats-1", "tok/s", output=300.0)
-    ours.add("chats-1", "tok/s", alone=1.0)
-    theirs.add("chats-1", "ms", first=22.0, second=5.0)
-    theirs.add("chats-1", "tok/s", output=200.0)
-    table = {line[1]: line[3:] for line in rows({"gateway": ours, "peer": theirs, "none": "why"})}
-    assert table["first"] == ["11", "18%", "22", "ahead 2.00x", "-", "-"]
-    assert table["second"][2:4] == ["5", "behind 0.50x"]
-    assert table["output"][2:4] == ["200", "ahead 1.50x"]
-    assert table["alone"][2:] == ["-", "-", "-", "-"]
-
-
 def test_the_command(tmp_path: Path) -> None:
     """Beside another gateway, which stands for any other server."""
     path = tmp_path / "serving.json"
@@ -78,16 +62,26 @@ def test_the_command(tmp_path: Path) -> None:
         )
     assert run.returncode == 0, run.stderr
     assert "torch " in run.stdout
-    assert "vllm: vLLM " in run.stdout.replace("\n", " ")
-    servers = msgspec.json.decode(path.read_bytes())["servers"]
-    assert isinstance(servers["vllm"], str)
-    figures = servers["gateway"]
-    cases = {name.split()[0] for name in figures}
-    assert cases == {"chats-1", "chats-4", "drawn-4", "schema-4", "long", "map-reduce", "front"}
-    assert figures["chats-4 first_token_p99"][0] == "ms"
+    assert "vllm all: skipped: vLLM " in run.stdout.replace("\n", " ")
+    cases = msgspec.json.decode(path.read_bytes())["cases"]
+    found = {
+        server: {
+            (case["case"], name)
+            for case in cases
+            if case["engine"] == server and "figures" in case
+            for name in case["figures"]
+        }
+        for server in ("gateway", "other", "vllm")
+    }
+    assert found["vllm"] == set()
+    figures = found["gateway"]
+    assert {case for case, _ in figures} == {
+        "chats-1", "chats-4", "drawn-4", "schema-4", "long", "map-reduce", "front process",
+    }  # fmt: skip
+    assert ("chats-4", "first_token_p99") in figures
     # The processes' own figures are known of those only that were started here.
-    own = {name for name in figures if name.startswith("front") or "front_process" in name}
-    assert servers["other"].keys() == figures.keys() - own
+    own = {name for name in figures if "front process" in name or "front_process" in name}
+    assert found["other"] == figures - own
     for line in run.stdout.splitlines():
         if line.startswith(("chats", "drawn", "schema", "long", "map")) and "front" not in line:
             assert "ahead" in line or "behind" in line

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from parrot_bench import serving
+from parrot_bench.engine.report import CaseResult
 from parrot_bench.report import Row, show
 from parrot_bench.tables import markdown, number, percent, text_table, yes_or_no
 
@@ -60,11 +61,11 @@ def test_figures_stand_beside_those_of_peers(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_server_that_did_not_start_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    ours, theirs = serving.Figures(), serving.Figures()
-    for figures in (ours, theirs):
-        figures.add("64 streams", "tok/s", throughput=12345.6)
-    plan = serving.Plan("parrot-demo", [64], 512, 128, 1, 0, 0, (), None, None, 0.0)
-    serving.show(plan, {"gateway": ours, "vllm": theirs, "other": "did not start"})
+    runs = serving.Runs()
+    runs.add("64 streams", "tok/s", throughput=12345.6)
+    results = [*runs.results("gateway"), *runs.results("vllm")]
+    results.append(CaseResult("all", "other", skipped="did not start"))
+    serving.show(serving.Plan("parrot-demo", [64], 512, 128, 1, 0, 0), results)
     shown = capsys.readouterr().out
-    assert "other: did not start" in shown
+    assert "other all: skipped: did not start" in shown
     assert "ahead 1.00x" in shown

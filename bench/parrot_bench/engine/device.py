@@ -10,12 +10,18 @@ the bounds are low.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from parrot_engine.attention.storage import is_quantized, token_bytes
 from parrot_engine.models.config import ModelConfig
+
+from parrot_bench.machine import describe
+
+#: Packages whose versions move the figures.
+_PACKAGES = ("torch", "triton", "numpy", "transformers", "vllm", "parrot-gateway")
 
 
 class Limits(NamedTuple):
@@ -188,3 +194,28 @@ def bounds_of(
     together = Limits(*(devices * limit for limit in limits))
     quantized = is_quantized(kv_cache_dtype, config.head_dim)
     return Bounds(config, getattr(torch, dtype), together, quantized)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The machine, its GPU, and the software."""
+    described: dict[str, Any] = {"device": "cpu", **describe(_PACKAGES)}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        described |= {
+            "device": properties.name,
+            "device_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return described
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Memory in use now, in bytes: of the GPU by all processes, or the peak of this process."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "device_bytes": total - free,
+            "torch_peak_bytes": torch.cuda.max_memory_reserved(device),
+        }
+    return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}

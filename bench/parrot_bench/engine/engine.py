@@ -31,18 +31,10 @@ from parrot_engine.progress import print_line
 from parrot_engine.protocol import EngineInfo
 
 from parrot_bench.engine.cases import GROUPS, Bench, run_cases
-from parrot_bench.engine.device import Limits, bounds_of, measure_limits
+from parrot_bench.engine.device import Limits, bounds_of, machine, measure_limits, memory
 from parrot_bench.engine.formats import FORMATS, write_configuration
 from parrot_bench.engine.prompts import QUICK, PromptSource, Sizes
-from parrot_bench.engine.report import (
-    BenchError,
-    CaseResult,
-    line_of,
-    machine,
-    memory,
-    summary,
-    table,
-)
+from parrot_bench.engine.report import BenchError, CaseResult, line_of, summary, table
 from parrot_bench.engine.subjects import PEERS, ParrotSubject, VllmSubject, is_installed
 
 #: A peer may take so long in all.

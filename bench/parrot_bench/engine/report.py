@@ -1,26 +1,17 @@
-"""Results of `parrot-gateway bench engine`: figures with their bounds, the machine, a table."""
+"""Results of `bench engine` and `bench serving`: figures with their bounds, beside peers."""
 
 from __future__ import annotations
 
-import os
-import platform
-import resource
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-import torch
 
 from parrot_bench.tables import number, text_table
 
-#: Packages whose versions move the figures.
-_PACKAGES = ("torch", "triton", "numpy", "transformers", "vllm", "parrot-gateway")
-
-
-Unit: TypeAlias = Literal["ms", "tok/s", "req/s", "x"]
+Unit: TypeAlias = Literal["ms", "s", "ms/token", "tok/s", "req/s", "x", "MB", "cores"]
+#: Units of which more is better.
+_MORE_IS_BETTER = ("tok/s", "req/s", "x")
 
 
 class BenchError(RuntimeError):
@@ -47,14 +38,14 @@ class Figure:
 
     def lead(self, peer: float) -> float:
         """The factor by which this is better than a peer's figure; below 1 it is worse."""
-        return peer / self.median if self.unit == "ms" else self.median / peer
+        return self.median / peer if self.unit in _MORE_IS_BETTER else peer / self.median
 
     @property
     def share(self) -> float | None:
         """The share of the bound that is reached: 1 is all that the device allows."""
         if self.bound is None:
             return None
-        return self.bound / self.median if self.unit == "ms" else self.median / self.bound
+        return self.lead(self.bound)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,45 +91,6 @@ class CaseResult:
             **{name: getattr(self, name) for name in names},
             "figures": {figure.name: figure.to_dict() for figure in self.figures},
         }
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """The machine and the software, as far as they can be found out."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    described: dict[str, Any] = {
-        "device": "cpu",
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "load_average": list(os.getloadavg()),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": versions,
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        described |= {
-            "device": properties.name,
-            "device_memory_bytes": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "cuda": torch.version.cuda,
-        }
-    return described
-
-
-def memory(device: torch.device) -> dict[str, int]:
-    """Memory in use now, in bytes: of the GPU by all processes, or the peak of this process."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return {
-            "device_bytes": total - free,
-            "torch_peak_bytes": torch.cuda.max_memory_reserved(device),
-        }
-    return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
 def summary(report: Mapping[str, Any], packages: Sequence[str] = ()) -> str:
@@ -219,12 +171,3 @@ def _beside(figure: Figure, peer: float | None) -> list[str]:
         return ["-", "-"]
     lead = figure.lead(peer)
     return [number(peer), f"{'ahead' if lead >= 1 else 'behind'} {lead:.2f}x"]
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
