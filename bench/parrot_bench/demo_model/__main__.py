@@ -105,7 +105,8 @@ def _sample(
 ) -> Sample:
     prompt = request if kind == "text" else render_turn("user", request) + "<|assistant|>\n"
     ids = tokenizer.encode(prompt).ids
-    stop = [tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(END_OF_TURN)]
+    vocabulary = tokenizer.get_vocab()
+    stop = [vocabulary[END_OF_TEXT], vocabulary[END_OF_TURN]]
     room = min(160, shape.max_position_embeddings)
     made = sample(model, ids, room, stop)
     answer = tokenizer.decode(ids + made if kind == "text" else made)
