@@ -16,8 +16,7 @@ from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.span_fields import CallFacts, Source
 
 if TYPE_CHECKING:
-    from parrot_gateway.telemetry.step_traces import StepTracer
-    from parrot_gateway.telemetry.tracing import CallTracer
+    from parrot_gateway.telemetry.tracing import CallTracer, StepTracer
 
 
 class CallFactsReader:
@@ -86,8 +85,7 @@ def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         from parrot_gateway.telemetry.span_writer import SpanWriter
-        from parrot_gateway.telemetry.step_traces import StepTracer
-        from parrot_gateway.telemetry.tracing import CallTracer
+        from parrot_gateway.telemetry.tracing import CallTracer, StepTracer
     except ImportError as error:
         raise ConfigError(
             f"telemetry.traces_endpoint: {error.name} is not installed; {advice_on('tracing')}"

@@ -1,1 +1,1 @@
-"""What a running gateway says of itself: records of calls, metrics, logs, traces."""
+"""Records of calls, and the metrics, logs and traces that a running gateway makes of them."""

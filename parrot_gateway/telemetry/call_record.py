@@ -1,4 +1,4 @@
-"""Records of calls: what each was, where it ran and why, its times, tokens and end.
+"""Records of calls: route and model, engine and why that one, times, tokens and end.
 
 Metrics, the log line of a call, traces and the live page read the same record, so that they agree.
 Whoever runs a call writes a few attributes of its record; nothing is done for each token.
@@ -117,9 +117,9 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         return self.trace
 
     def wanted_content(self) -> CallContent | None:
-        """What takes prompt and answer, if anybody wants them of this call.
+        """The holder of prompt and answer; None if nobody wants them of this call.
 
-        Asked for when there is something to take: tenant, session and trace are known then.
+        Ask for it once there is something to hold: tenant, session and trace are known then.
         """
         content = self.content
         if content is None or content.is_wanted:
@@ -140,10 +140,9 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         self.note_failure(error.code or error.type, error.message)
 
     def note_failure(self, code: str, message: str) -> None:
-        """It failed; `code` is never empty, which tells it from a call that did not.
+        """Note that the call failed; `code` is never empty.
 
-        What looks like a key in the message is kept out of all that is made of the record:
-        upstreams repeat keys.
+        The record holds the message without what looks like a key: upstreams repeat keys.
         """
         self.error_code, self.error_message = code, hide_keys(message[:MAX_MESSAGE])
 
@@ -153,14 +152,14 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         self.status = self.status or CLIENT_LEFT
 
     def end(self) -> None:
-        """The call has ended: hand the record to the sinks. Safe to call twice."""
+        """Hand the record to the sinks: the call has ended. Safe to call twice."""
         records = self._records
         if records is not None:
             records._end(self)
 
 
 class CallObserver(GenerationObserver):
-    """Writes a record from what whoever runs the call reports.
+    """Writes the record of a call from what its runner reports.
 
     Args:
         record: of the call, which somebody else ends.
@@ -205,7 +204,7 @@ class CallObserver(GenerationObserver):
 
 
 class WantedContents(NamedTuple):
-    """Whose prompts and answers are taken, besides those of exported traces."""
+    """Names the calls whose prompts and answers are taken, besides those of exported traces."""
 
     #: Those of all calls.
     are_kept: bool
@@ -221,13 +220,13 @@ BatchSink: TypeAlias = Callable[[Sequence[CallRecord]], None]
 
 
 class CallRecords:
-    """The records of the calls that have not ended, and who gets those that have.
+    """Holds the records of calls that have not ended, and hands those that have to sinks.
 
     Attributes:
         sinks: get each record once, when its call has ended; appended to while the gateway is put
             together.
         batch_sinks: get each record once, some dozens at a time: between the other work of a call
-            the same lines take four times as long. Whoever reads what they keep calls `settle`.
+            the same lines take four times as long. Readers of what they keep call `settle` first.
 
     Args:
         trace_ratio: share of the traces that are exported; None where none are.
@@ -269,7 +268,7 @@ class CallRecords:
         return list(self._live)
 
     def wants_content(self, record: CallRecord) -> bool:
-        """Whether anybody wants the prompt and the answer of a call."""
+        """True if anybody wants the prompt and the answer of a call."""
         contents = self._contents
         if contents is None or record.tenant in contents.exclude_tenants:
             return False

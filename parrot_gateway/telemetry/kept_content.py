@@ -25,7 +25,7 @@ _decoder = msgspec.msgpack.Decoder(ReadContent)
 
 
 class KeptContent:
-    """Keeps what calls said until later ones need the room.
+    """Keeps prompts and answers of calls until later ones need the room.
 
     Args:
         settings: bounds.
@@ -62,7 +62,7 @@ class KeptContent:
         self._has_pending.set()
 
     def find(self, call_id: str) -> ReadContent | None:
-        """What a call said, if it is still kept."""
+        """Prompt and answer of a call; None if they are no longer kept."""
         found = self._kept.get(call_id)
         return None if found is None else _decoder.decode(found)
 

@@ -1,4 +1,4 @@
-"""What a span says of a call: its name, attributes and events, without an exporter.
+"""Name, attributes and events of the span of a call, without an exporter.
 
 Names beginning with `gen_ai.`, `http.` and `error.` are OpenTelemetry's, those with `parrot.` ours.
 Docs: docs/observability.md, where each is listed.
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class CallFacts(NamedTuple):
-    """What others than the record know of a call that has ended."""
+    """Facts about a call that has ended which its record does not hold."""
 
     session: str | None = None
     session_name: str | None = None
@@ -52,7 +52,7 @@ def unix_ns(record: CallRecord, at: float) -> int:
 
 
 def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -> dict[str, Value]:
-    """What is known of a call, by name."""
+    """The attributes of a call that are known, by name."""
     first = record.first_token
     found: dict[str, Value | None] = {
         "gen_ai.operation.name": operation_of(record.path),
@@ -83,7 +83,7 @@ def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -
 
 
 def content_attributes(content: ReadContent) -> dict[str, Value]:
-    """What a call said, each as JSON: spans have no other way for what is structured."""
+    """Prompt and answer of a call as JSON: attributes of spans cannot hold structures."""
     found: dict[str, Value] = {
         name: msgspec.json.encode(value).decode("utf-8", "replace")
         for name, value in (
@@ -101,7 +101,7 @@ def content_attributes(content: ReadContent) -> dict[str, Value]:
 def call_events(
     record: CallRecord, facts: CallFacts
 ) -> Iterator[tuple[str, float, dict[str, Value]]]:
-    """What happened to a call and when (`time.perf_counter()`), with attributes."""
+    """The events of a call: name, time (`time.perf_counter()`), attributes."""
     if record.ready is not None:
         yield "parrot.inputs_ready", record.ready, {}
     if record.submitted is not None:
@@ -123,7 +123,7 @@ def call_events(
 def step_attributes(
     engine: str, info: EngineInfo, before: EngineStats, now: EngineStats
 ) -> dict[str, Value]:
-    """What an engine computed between two heartbeats."""
+    """The attributes of the work of an engine between two heartbeats."""
     steps = now.steps - before.steps
     return {
         "parrot.engine": engine,

@@ -95,7 +95,7 @@ class _QuietExporter(SpanExporter):
 
 
 def span_context(trace_id: int, span_id: int) -> SpanContext:
-    """Of a span that is exported, here or by somebody else."""
+    """The context of a span that this process or another one exports."""
     return SpanContext(
         trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
     )

@@ -1,4 +1,4 @@
-"""Which trace a call belongs to, and whether it is exported: W3C Trace Context, no exporter.
+"""Chooses the trace of a call and samples it: W3C Trace Context, without an exporter.
 
 A client's trace is continued, and its choice to sample it holds. Other calls of a declared session
 share a trace whose id is made of the session's, so that processes need not agree on anything.
@@ -39,7 +39,7 @@ def session_span_id(trace_id: int, part: int = 0) -> int:
 
 
 def is_sampled(trace_id: int, ratio: float) -> bool:
-    """Whether a trace is among the share `ratio` that is exported."""
+    """True if a trace is among the share `ratio` that is exported."""
     return trace_id % (1 << _SAMPLING_BITS) < ratio * (1 << _SAMPLING_BITS)
 
 
@@ -64,7 +64,7 @@ class CallTrace:
 
     @classmethod
     def of_client(cls, traceparent: bytes) -> CallTrace | None:
-        """That of a call whose client sent this header; None where it is malformed."""
+        """The trace that a client sent in this header; None if the header is malformed."""
         found = _FORMAT.fullmatch(traceparent.strip())
         if found is None or found[1] == b"ff" or (found[1] == b"00" and found[5]):
             return None
@@ -75,7 +75,7 @@ class CallTrace:
 
     @classmethod
     def choose(cls, tenant: str, session: str | None, ratio: float) -> CallTrace:
-        """One of ours: the session's, or one for the call alone, of which a share is exported."""
+        """Choose the session's trace, or one for the call alone, of which a share is exported."""
         trace_id = session_trace_id(tenant, session) if session else random.getrandbits(128) or 1
         return cls(trace_id, _new_span_id()) if is_sampled(trace_id, ratio) else _UNSAMPLED
 

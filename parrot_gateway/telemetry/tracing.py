@@ -1,4 +1,4 @@
-"""Traces of calls for OpenTelemetry, in the names of its GenAI conventions; exported by OTLP.
+"""Traces of calls and of engines' steps for OpenTelemetry, in the names of its GenAI conventions.
 
 A span per call, made of the call's record when it has ended: nothing is done while it runs, but to
 tell an upstream the trace and, where content is asked for, to hold the bytes of sampled calls. What
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
+from parrot_engine.protocol import BlockChanges, EngineStats
 
+from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent, ReadContent
@@ -30,10 +34,16 @@ from parrot_gateway.telemetry.span_fields import (
     call_events,
     content_attributes,
     span_name,
+    step_attributes,
     unix_ns,
 )
 from parrot_gateway.telemetry.span_writer import SpanWriter, span_context
-from parrot_gateway.telemetry.trace_context import CallTrace, session_span_id, session_trace_id
+from parrot_gateway.telemetry.trace_context import (
+    CallTrace,
+    is_sampled,
+    session_span_id,
+    session_trace_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -271,3 +281,45 @@ class CallTracer:
                 session.begin_ns,
                 attributes=attributes,
             ).end(session.end_ns)
+
+
+class _Heartbeat(NamedTuple):
+    stats: EngineStats
+    at_ns: int
+
+
+class StepTracer:
+    """An `EngineObserver`; an engine that computes nothing gets no span.
+
+    Args:
+        writer: takes the spans, each a trace of its own.
+        ratio: share of the times between heartbeats that get one.
+    """
+
+    def __init__(self, writer: SpanWriter, ratio: float) -> None:
+        self._writer = writer
+        self._ratio = ratio
+        self._last: WeakKeyDictionary[RemoteEngine, _Heartbeat] = WeakKeyDictionary()
+
+    def stats_changed(self, engine: RemoteEngine) -> None:
+        now = _Heartbeat(engine.stats, time.time_ns())
+        last = self._last.get(engine)
+        self._last[engine] = now
+        trace_id = random.getrandbits(128) or 1
+        if (
+            last is None
+            or now.stats.steps <= last.stats.steps
+            or not is_sampled(trace_id, self._ratio)
+        ):
+            return
+        span = self._writer.begin(
+            f"steps {engine.name}",
+            trace_id,
+            random.getrandbits(64) or 1,
+            last.at_ns,
+            attributes=step_attributes(engine.name, engine.info, last.stats, now.stats),
+        )
+        span.end(now.at_ns)
+
+    def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+        """Nothing is traced of them."""

@@ -1,7 +1,7 @@
-"""The text of a call for the live page, from wherever it is kept: never kept for the page alone.
+"""The text of a call for the live page, found where it is kept for other reasons.
 
-What the operator has kept of the latest calls, a stored response, and the values of the variables
-of its session. Tenants that are excluded have no text here.
+It comes from the latest calls that the operator keeps, from a stored response, and from the values
+of its session's variables. Tenants that are excluded have no text here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CallTexts:
     """Finds the text of calls and variables.
 
     Args:
-        settings: whether calls are kept, how much of one is shown, and of whom nothing.
-        kept: what calls said, where that is kept.
+        settings: how much of a call is shown, and tenants of which nothing is shown.
+        kept: prompts and answers; None if the operator keeps none.
         service: has the sessions and their variables.
         responses: those that were stored for their clients.
     """
@@ -52,7 +52,7 @@ class CallTexts:
     async def of_call(
         self, call_id: str, session_id: str | None, record: CallRecord | None
     ) -> dict[str, Any]:
-        """Prompt, answer and request of a call as far as they are kept, else why they are not.
+        """Prompt, answer and request of a call as far as they are kept, else the reason why not.
 
         Args:
             session_id: of the declared session that it belongs to, where it has no record.
@@ -114,7 +114,7 @@ class CallTexts:
         return session if session is not None and call_id in session.graph else None
 
     def _variables(self, call_id: str, session: Session) -> list[dict[str, Any]]:
-        """What a call of a declared session reads and writes."""
+        """The variables that a call of a declared session reads and writes."""
         node = session.graph.get(call_id)
         if node is None:
             return []

@@ -25,7 +25,7 @@ _LEAST_S = 0.5
 
 @dataclass(slots=True)
 class _Rates:
-    """What an engine did between two of its heartbeats."""
+    """Rates of an engine between two of its heartbeats."""
 
     stats: EngineStats
     at: float

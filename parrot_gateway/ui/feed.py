@@ -1,8 +1,8 @@
-"""What the live page is told as it happens, for as many watchers as there may be.
+"""Sends changes to the watchers of the live page.
 
-Nothing is read while nobody watches. While somebody does, one task looks for changes a few times a
-second, by numbers that grow with them, and gives every watcher the same bytes. A watcher that reads
-more slowly than events come is given everything anew instead.
+Nothing is read while nobody watches. Otherwise one task looks for changes several times a second,
+by version numbers that grow with them, and gives every watcher the same bytes. A watcher that reads
+too slowly gets everything anew instead.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LiveFeed:
         calls: records of calls.
         engines: engines and the scheduler.
         explanations: why calls ran where they did, if that is remembered.
-        is_queued: whether a call that has no place yet waits for one.
+        is_queued: True for a call that waits for a place.
         describe: further fields of the overview.
         max_watchers: streams at once.
     """

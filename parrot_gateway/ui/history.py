@@ -1,6 +1,6 @@
-"""What the live page knows of single calls: those that run, the latest ended ones, and sums.
+"""The calls of the live page: those that run, the latest ended ones, and sums.
 
-Always on, as the page shall show what was before it was opened: one entry for each ended call.
+It is always on, so that the page shows what was before it was opened: an entry for each ended call.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ class Tokens:
     cached: int = 0
     output: int = 0
 
-    def add(self, record: CallRecord) -> None:
+    def count(self, record: CallRecord) -> None:
         self.prompt += record.prompt_tokens or 0
         self.cached += record.cached_tokens or 0
         self.output += record.output_tokens or 0
+
+    def add(self, other: Tokens) -> None:
+        self.prompt += other.prompt
+        self.cached += other.cached
+        self.output += other.output
 
     def to_dict(self) -> dict[str, int]:
         return {
@@ -105,7 +110,7 @@ class CallHistory:
         return found
 
     def placements(self) -> dict[str, int]:
-        """How many calls have ended, by why they ran where they did."""
+        """Counts of ended calls by the reason of their placement."""
         self._records.settle()
         return dict(self._placements)
 
@@ -135,7 +140,7 @@ class CallHistory:
                 tenant = self._tenants.setdefault(name, _Tenant(0, 0, Tokens()))
             tenant.calls += 1
             tenant.errors += record.error_code is not None
-            tenant.tokens.add(record)
+            tenant.tokens.count(record)
             if record.reason is not None:
                 self._placements[record.reason] += 1
             if self._follower is not None:

@@ -37,9 +37,9 @@ class LiveRoutes(RouteTable):
     Args:
         feed: gives the data.
         linking, explanations: tell more of single calls.
-        texts: what calls said.
+        texts: prompts and answers of calls.
         keys: of the operator where there is one, else of callers.
-        is_admin: whether it is the operator's.
+        is_admin: True if they are the operator's.
         keep_alive_s: silence after which a comment is sent.
     """
 
@@ -167,6 +167,14 @@ class LiveRoutes(RouteTable):
             ) from error
 
 
+#: Fields of a call that its record has under the same name.
+_RECORDED = (
+    "request_id", "tenant", "path", "model", "served_model", "engine", "reason", "error_code",
+    "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
+    "output_tokens",
+)  # fmt: skip
+#: Those that the linking process has under the same name.
+_LINKED = ("id", "request_id", "session", "inferred", "model", "state", "tools", "links")
 #: A call of which nothing is known.
 _UNKNOWN: dict[str, Any] = dict.fromkeys(
     ("id", "request_id", "session", "inferred", "tenant", "path", "model", "served_model",
@@ -178,15 +186,8 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 def _of_linked(linked: dict[str, Any]) -> dict[str, Any]:
     return _UNKNOWN | {
-        "id": linked["id"],
-        "request_id": linked["request_id"],
-        "session": linked["session"],
-        "inferred": linked["inferred"],
-        "model": linked["model"],
-        "state": linked["state"],
+        **{name: linked[name] for name in _LINKED},
         "status": linked["error"],
-        "tools": linked["tools"],
-        "links": linked["links"],
         "times": {"started_at": linked["submitted"]},
     }
 
@@ -196,27 +197,13 @@ def _of_record(record: CallRecord, is_queued: bool, session: str | None) -> dict
         return None if moment is None else round(moment - record.started, 6)
 
     return {
+        **{name: getattr(record, name) for name in _RECORDED},
         "id": record.call_id,
-        "request_id": record.request_id,
         "session": record.session or session,
         "inferred": record.session is None and session is not None,
-        "tenant": record.tenant,
-        "path": record.path,
-        "model": record.model,
-        "served_model": record.served_model,
-        "engine": record.engine,
-        "reason": record.reason,
         "placement": record.explanation,
         "state": state_of(record, is_queued),
         "status": record.status or None,
-        "error_code": record.error_code,
-        "error_message": record.error_message,
-        "finish_reason": record.finish_reason,
-        "streamed": record.streamed,
-        "deferred": record.deferred,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
         "times": {
             "started_at": record.started_at,
             "ready_s": since(record.ready),

@@ -68,7 +68,7 @@ class SessionGraph:
         session_id: of a declared or an inferred session.
         tenant: whose it is.
         explanations: why calls ran where they did, if that is remembered.
-        is_queued: whether a call that has no place yet waits for one.
+        is_queued: True for a call that waits for a place.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class SessionGraph:
         }
 
     def changes(self, live: Live) -> dict[str, Any] | None:
-        """What has changed since the last time; None if nothing has.
+        """The changes since the last time; None if there are none.
 
         Args:
             live: the calls that run, by id.
@@ -394,7 +394,7 @@ class SessionGraph:
 
 
 def _kind_of(record: CallRecord) -> str:
-    """What the linking process calls it too."""
+    """The kind of a call in its name, the same as in the linking process."""
     return "chat" if record.path.endswith("/chat/completions") else record.path.rpartition("/")[2]
 
 
@@ -426,7 +426,7 @@ def _with_record(view: NodeView, record: CallRecord, is_queued: bool) -> NodeVie
 
 
 def _of_record(record: CallRecord | None, begin: float) -> dict[str, Any]:
-    """What nodes have beside the fields of `/v1/sessions/{id}/graph`."""
+    """The fields of a node besides those of `/v1/sessions/{id}/graph`."""
     if record is None:
         return dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "output_tokens", "placed_s", "status",

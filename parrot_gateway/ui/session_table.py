@@ -61,7 +61,7 @@ class SessionTable:
         sessions: declared ones.
         linking: infers others.
         calls: their records.
-        is_queued: whether a call that has no place yet waits for one.
+        is_queued: True for a call that waits for a place.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SessionTable:
         self._calls.follow(self._ended)
         for number, record in enumerate(ended):
             if record.session:
-                self._tokens.setdefault(record.session, Tokens()).add(record)
+                self._tokens.setdefault(record.session, Tokens()).count(record)
             if number % _NODES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._linking.watch(self._take)
@@ -179,7 +179,7 @@ class SessionTable:
                 self._dirty[merged] = None
                 moved = self._tokens.pop(merged, None)
                 if moved is not None:
-                    self._add_tokens(summary.id, moved)
+                    self._tokens.setdefault(summary.id, Tokens()).add(moved)
             self._linked[summary.id] = summary
             self._dirty[summary.id] = None
             for call in summary.joined:
@@ -187,24 +187,18 @@ class SessionTable:
                 record = self._calls.ended(call)
                 self._session_of[call] = summary.id
                 if record is not None and not record.session:
-                    self._tokens.setdefault(summary.id, Tokens()).add(record)
+                    self._tokens.setdefault(summary.id, Tokens()).count(record)
         if len(self._session_of) > _MAX_CALLS:
             self._linking.watch(self._take)
         self._on_change(changes)
         if changes.is_whole:
             self._whole.set()
 
-    def _add_tokens(self, session_id: str, more: Tokens) -> None:
-        tokens = self._tokens.setdefault(session_id, Tokens())
-        tokens.prompt += more.prompt
-        tokens.cached += more.cached
-        tokens.output += more.output
-
     def _ended(self, record: CallRecord) -> None:
         session_id = record.session or self._session_of.get(record.call_id)
         if session_id is not None:
             session_id = self.current(session_id)
-            self._tokens.setdefault(session_id, Tokens()).add(record)
+            self._tokens.setdefault(session_id, Tokens()).count(record)
             self._dirty[session_id] = None
 
     def _count(self, live: Mapping[str, CallRecord]) -> None:

@@ -73,7 +73,7 @@ class PageFiles:
         self._read: dict[str, _File] = {}
 
     def find(self, exchange: Exchange) -> Handler | None:
-        """Who answers, if the path is one of the page's."""
+        """The handler of a path of the page; None for other paths."""
         path = exchange.path
         return self._answer if path.startswith("/ui/") or path == "/ui" else None
 

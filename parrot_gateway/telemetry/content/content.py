@@ -26,7 +26,7 @@ TEXT_ROUTES = frozenset(
 
 
 class ReadContent(msgspec.Struct, gc=False):
-    """What a call said, in the shape of OpenTelemetry's GenAI conventions.
+    """Prompt and answer of a call, in the shape of OpenTelemetry's GenAI conventions.
 
     Attributes:
         path, request: the route, and the body in JSON without keys; empty for one that is longer
@@ -43,10 +43,10 @@ class ReadContent(msgspec.Struct, gc=False):
 
 
 class CallContent:
-    """What a call says, unread: nothing is decoded while it runs.
+    """Prompt and answer of a call as bytes: nothing is decoded while it runs.
 
     Attributes:
-        is_wanted: whether anybody wants it, once that is known.
+        is_wanted: True if anybody wants it; None until that is known.
         size_bytes: of all that is held.
     """
 
@@ -83,7 +83,7 @@ class CallContent:
         self._text = text, finish_reason
 
     async def read(self, max_characters: int) -> ReadContent:
-        """All of it as messages; in a thread where it is large.
+        """Read all of it as messages; in a thread if it is large.
 
         Args:
             max_characters: of all texts together.
@@ -93,7 +93,7 @@ class CallContent:
         return await asyncio.to_thread(self.read_now, max_characters)
 
     def read_now(self, max_characters: int) -> ReadContent:
-        """As `read`, at once."""
+        """Do the same as `read` in this thread."""
         try:
             request: Any = msgspec.json.decode(self._request)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -49,7 +49,7 @@ class Room:
 
     @property
     def is_full(self) -> bool:
-        """Whether further texts would be left out whole."""
+        """True if further texts would be left out whole."""
         return self.left <= 0
 
     def take(self, text: str) -> str:
@@ -93,7 +93,7 @@ def tool_call_part(id_: Any, name: Any, arguments: Any, room: Room) -> Part:
 
 
 def tool_response_part(id_: Any, content: Any, room: Room) -> Part:
-    """What a tool returned."""
+    """The result of a tool."""
     return {
         "type": "tool_call_response",
         "id": string_of(id_)[:_MAX_NAME],

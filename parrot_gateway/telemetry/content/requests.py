@@ -26,7 +26,7 @@ _MAX_ROLE = 64
 
 
 class Prompt(NamedTuple):
-    """What a request asks: instructions beside the messages, and these."""
+    """The instructions of a request that stand beside the messages, and the messages."""
 
     system: list[Part]
     messages: list[Message]

@@ -57,7 +57,7 @@ class _ByModel(NamedTuple):
 
 
 class _Series(NamedTuple):
-    """What the calls of one combination of labels are counted in."""
+    """Cells and distributions that count the calls of one combination of labels."""
 
     calls: list[_Cell]
     duration: Distribution
@@ -66,7 +66,7 @@ class _Series(NamedTuple):
     prompt: list[_Cell]
     cached: list[_Cell]
     output: list[_Cell]
-    #: Whether the time of the first token means something.
+    #: The time of the first token means something.
     has_first: bool
 
 

@@ -71,7 +71,7 @@ def with_head(definition: Definition, lines: Iterable[str], content_type: str) -
 
 
 def number(value: float) -> str:
-    """As Prometheus reads it."""
+    """Write a value as Prometheus reads it."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

@@ -1,4 +1,4 @@
-"""What the parts of a gateway count themselves, read when the page of metrics is asked for."""
+"""Reads the counts that the parts of a gateway keep, each time the page of metrics is asked for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RequestCounts(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether no new calls are wanted."""
+        """True if new calls are not wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Parts:
     linking: Callable[[], Awaitable[Mapping[str, Any]]]
 
     def serves(self, model: str) -> bool:
-        """Whether an engine, an engine process or an upstream has a model of that name."""
+        """True if an engine, an engine process or an upstream has a model of that name."""
         return (
             model in self.registry.serving
             or model in self.supervisor.served

@@ -38,17 +38,17 @@ class BoundedValues:
         return self._known.values()
 
     def keep(self, values: Container[str]) -> bool:
-        """Forget all others; whether there were any."""
+        """Forget all others; True if there were any."""
         before = len(self._known)
         self._known = {value: name for value, name in self._known.items() if value in values}
         return len(self._known) < before
 
     def of(self, value: str, *, places: int | None = None) -> str:
-        """The value to count under.
+        """Give the name under which a value is counted.
 
         Args:
-            places: it may take one of so many, of which others may have taken some; all of them by
-                default. Without one it is `other`, unless it is known.
+            places: a new value gets its name only while fewer values than this have one; the limit
+                by default. Otherwise it is counted as `other`.
         """
         known = self._known.get(value)
         if known is not None:
