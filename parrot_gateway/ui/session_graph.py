@@ -7,6 +7,7 @@ by the call's record. It is made again when one of them has changed, and kept as
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -228,7 +229,17 @@ class SessionGraph:
         for call in self._open:
             if self._signature(call, live) != self._signatures.get(call):
                 self._dirty[call] = None
-        return list(self._dirty)
+        if session is not None:
+            return list(self._dirty)
+        # NOTE: the linking process may tell of an older call later; numbers and stages go by age.
+        return sorted(self._dirty, key=lambda call: self._arrival(call, live))
+
+    def _arrival(self, call: str, live: Live) -> float:
+        linked = self._linked.get(call)
+        if linked is not None:
+            return float(linked["submitted"])
+        record = self._record(call, live)
+        return math.inf if record is None else record.started_at
 
     def _record(self, call: str, live: Live) -> CallRecord | None:
         return live.get(call) or self._calls.ended(call)

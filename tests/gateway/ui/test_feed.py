@@ -15,9 +15,11 @@ from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving, until
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 
+from parrot_gateway.linking.process.wire import LinksChanged
 from parrot_gateway.settings.model import SessionSettings, UISettings, UpstreamSettings
 from parrot_gateway.ui import session_graph
 from parrot_gateway.ui.feed import MAX_WAITING_BYTES, Watcher
+from parrot_gateway.ui.session_graph import SessionGraph
 
 STORY = "Once upon a time there was a parrot that told long stories to everybody who came by."
 Event = tuple[str, Any]
@@ -171,6 +173,37 @@ async def test_a_loop_without_headers_appears_as_a_graph_while_it_runs(
             "prompt_tokens": idle["prompt_tokens"], "cached_tokens": 0,
         }  # fmt: skip
         assert sum(overview["scheduler"]["placements"].values()) == 2
+
+
+def linked(call: str, submitted: float, *sources: str) -> dict[str, Any]:
+    """A call of the session `sess_1`, as the linking process tells of it."""
+    links = [{"from": each, "kind": "continues", "confidence": 1.0} for each in sources]
+    return {
+        "id": call, "session": "sess_1", "name": "chat", "state": "done", "tools": [], "model": "m",
+        "submitted": submitted, "finished": submitted + 1.0, "error": None, "links": links,
+    }  # fmt: skip
+
+
+async def test_calls_are_numbered_by_their_age_however_late_they_are_told(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with opened(engine) as page:
+        gateway = page.service.gateway
+        graph = SessionGraph(
+            *("sess_1", "default", gateway.semantic, gateway.linking, page.feed.calls),
+            explanations=None,
+            is_queued=lambda record: False,
+        )
+        for call in (linked("call_b", 2.0, "call_a"), linked("call_a", 1.0)):
+            graph.take(LinksChanged([], [call], False, True))
+        changes = graph.changes({})
+    assert changes is not None
+    nodes = [json.loads(bytes(node)) for node in changes["nodes"]]
+    assert [(node["id"], node["name"], node["stage"]) for node in nodes] == [
+        ("call_a", "chat 1", 0),
+        ("call_b", "chat 2", 1),
+    ]
+    assert [(link["from"], link["to"]) for link in changes["links"]] == [("call_a", "call_b")]
 
 
 async def test_sessions_that_turn_out_to_be_one_are_shown_as_one(
