@@ -25,11 +25,13 @@ from parrot_gateway.telemetry.metrics.call_metrics import CallMetrics
 from parrot_gateway.telemetry.metrics.definitions import (
     CALL_ERRORS,
     CALLS,
+    CALLS_LEFT,
     DECODE,
     E2E,
     GEN_AI_DURATION,
     INFERENCE,
     PREFILL,
+    PROMPT_LENGTH,
     PROMPT_TOKENS,
     QUEUE,
     STAGES,
@@ -208,6 +210,17 @@ def test_a_client_that_left_is_an_abort() -> None:
     metrics.count([record(status=499, client_left=True, served_model="m", engine="e")])
     (labels,) = metrics.counters(SUCCESS)
     assert 'finished_reason="abort"' in labels
+    assert metrics.counters(CALLS_LEFT) == {"": 1}
+    assert metrics.counters(CALL_ERRORS) == {}
+
+
+def test_bounds_are_written_as_whole_numbers() -> None:
+    """Prometheus compares them as text: another spelling would be another series."""
+    metrics = CallMetrics()
+    metrics.count([record(served_model="m", engine="e", prompt_tokens=1000)])
+    lines = list(metrics.histogram(PROMPT_LENGTH))
+    buckets = {line.split('le="')[1] for line in lines if "_bucket" in line}
+    assert {'500"} 0\n', '1000"} 1\n', '500000"} 1\n', '+Inf"} 1\n'} <= buckets
 
 
 def sums(metrics: CallMetrics, definition: Definition) -> dict[str, float]:

@@ -190,6 +190,7 @@ def test_parents_and_links_are_exported(seen: Seen) -> None:
     for each in spans.values():
         if each.parent not in ("", CLIENT_SPAN):
             parent = spans[each.parent]
+            assert parent.trace == each.trace
             assert parent.begin <= each.begin <= each.end <= parent.end
 
 

@@ -125,14 +125,21 @@ async def test_the_same_call_again_takes_the_same_text(engine: ScriptedRemoteEng
 
 async def test_the_oldest_make_room(engine: ScriptedRemoteEngine) -> None:
     async with kept(engine, max_content_bytes=6000) as http:
-        calls = []
+        content = http.service.gateway.kept_content
+        assert content is not None
+        calls, size = list[str](), 0
         for number in range(8):
             answer = await http.call(CHAT, f"{number} " * 100)
             calls.append(answer.headers["x-request-id"])
             await said(http, calls[-1])
-        content = http.service.gateway.kept_content
-        assert content is not None
+            if number == 0:
+                size = content.size_bytes
         assert 2000 < content.size_bytes <= 6000
+        shown = [(await text(http, call))["source"] for call in calls]
+        # The latest, as many as there is room for.
+        count = 6000 // size
+        assert shown == [None] * (8 - count) + ["kept"] * count
+        assert content.size_bytes == count * size
         gone = await text(http, calls[0])
         assert (gone["source"], gone["input_messages"]) == (None, [])
         assert "telemetry.max_content_bytes" in gone["why"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from parrot_gateway.telemetry.logs import CALL_FIELDS, COMMON_FIELDS
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.logs import CALL_FIELDS, CALLS, COMMON_FIELDS, CallLog, Log
 
 PROGRAM = """
 import logging, sys, warnings
@@ -68,6 +72,58 @@ def test_json(logs: list[list[str]]) -> None:
     assert lines[0]["event"] == "the key is sk-…"
     assert lines[1]["exception"].endswith("ZeroDivisionError: division by zero")
     assert lines[3]["model"] == "a\n\x1b[31mb"
+
+
+@pytest.fixture(autouse=True)
+def level_of_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """Lines of calls are logged from info on, whatever other tests have set."""
+    caplog.set_level(logging.INFO, CALLS)
+
+
+def logged(record: CallRecord, *, logs_all: bool) -> list[dict[str, Any]]:
+    """The lines of one call."""
+    stream = io.StringIO()
+    CallLog(Log(stream, "json"), logs_all)(record)
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "level"),
+    [
+        (200, None, None),
+        (400, "invalid_value", None),
+        (499, "cancelled", None),
+        (500, "server_error", "warning"),
+        # An error within a stream that had begun.
+        (200, "upstream_error", "warning"),
+    ],
+)
+def test_calls_that_fail_by_no_fault_of_their_caller_are_warnings(
+    status: int, error_code: str | None, level: str | None
+) -> None:
+    record = CallRecord("req_1", "call_1", 1.0, "/v1/completions", ended=2.0)
+    record.status, record.error_code = status, error_code
+    assert [line["level"] for line in logged(record, logs_all=False)] == [level][
+        : level is not None
+    ]
+    assert [line["level"] for line in logged(record, logs_all=True)] == [level or "info"]
+
+
+def test_times_of_a_call_that_waited_for_its_inputs() -> None:
+    record = CallRecord(
+        *("req_1", "call_1", 10.0, "/v1/completions"), ready=14.0, submitted=14.5, queued_s=1.5,
+        placed=16.0, first_token=16.25, ended=18.0, status=200, model="m", served_model="m",
+    )  # fmt: skip
+    (line,) = logged(record, logs_all=True)
+    times = {name: value for name, value in line.items() if name.endswith("_ms")}
+    assert times == {
+        "duration_ms": 8000.0,
+        "waited_ms": 4000.0,
+        "prepared_ms": 500.0,
+        "queued_ms": 1500.0,
+        "first_token_ms": 2250.0,
+    }
+    assert "served_model" not in line
 
 
 def test_fields_are_documented() -> None:

@@ -168,6 +168,28 @@ async def test_prompts_that_calls_have_in_common() -> None:
     assert page.value("parrot_engine_kv_blocks", state="used") == 1000
 
 
+async def test_blocks_are_used_cached_or_empty() -> None:
+    engine = ScriptedRemoteEngine()
+    engine.info = replace(engine.info, block_size=4, num_blocks=1000, host_blocks=50)
+    async with serving(engine) as service, Http(service) as http:
+        service.remote.note_stats(
+            EngineStats(
+                free_blocks=600,
+                cached_blocks=150,
+                host_blocks=20,
+                blocks_to_host=7,
+                blocks_from_host=3,
+            )
+        )
+        page = await page_of(http)
+    states = {"used": 400, "cached": 150, "empty": 450, "host": 20}
+    for state, count in states.items():
+        assert page.value("parrot_engine_kv_blocks", state=state) == count
+    assert page.value("vllm:kv_cache_usage_perc") == 0.4
+    assert page.value("parrot_engine_host_blocks_moved_total", direction="out") == 7
+    assert page.value("parrot_engine_host_blocks_moved_total", direction="in") == 3
+
+
 async def test_engines_beyond_the_limit_are_summed_up(
     engine: ScriptedRemoteEngine, service: Service
 ) -> None:

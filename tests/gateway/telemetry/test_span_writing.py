@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -12,16 +13,19 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span
+from parrot_engine.protocol import EngineStats
 
 from parrot_gateway.settings.model import TelemetrySettings
-from parrot_gateway.telemetry import span_writer
+from parrot_gateway.telemetry import span_writer, tracing
 from parrot_gateway.telemetry.call_record import CallRecord
-from parrot_gateway.telemetry.span_fields import CallFacts
+from parrot_gateway.telemetry.content.content import CallContent
+from parrot_gateway.telemetry.span_fields import CallFacts, step_attributes
 from parrot_gateway.telemetry.span_writer import SpanWriter
 from parrot_gateway.telemetry.tracing import CallTracer
 
@@ -45,12 +49,9 @@ def call(name: str) -> CallRecord:
 
 
 async def test_a_session_that_goes_on_after_a_pause_gets_another_span() -> None:
-    async def facts(record: CallRecord) -> CallFacts:
-        return CallFacts(record.session, "tale")
-
     exporter = InMemorySpanExporter()
     writer = CountingWriter("gateway", exporter)
-    tracer = CallTracer(TelemetrySettings(traces_session_idle_s=0.01), facts, writer)
+    tracer = CallTracer(TelemetrySettings(traces_session_idle_s=0.01), facts_of, writer)
     tracer.start()
     for part in range(2):
         tracer.ended(call(f"call_{part}"))
@@ -64,6 +65,68 @@ async def test_a_session_that_goes_on_after_a_pause_gets_another_span() -> None:
         "invoke_workflow tale"
     }
     assert len({span.context.trace_id for span in spans.values()}) == 1
+
+
+async def facts_of(record: CallRecord) -> CallFacts:
+    return CallFacts(record.session, "tale")
+
+
+async def test_sessions_beyond_the_bound_get_their_span_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracing, "MAX_REMEMBERED", 2)
+    writer = CountingWriter("gateway", InMemorySpanExporter())
+    tracer = CallTracer(TelemetrySettings(traces_session_idle_s=3600), facts_of, writer)
+    tracer.start()
+    for number in range(4):
+        ended = call(f"call_{number}")
+        ended.session = f"session_{number}"
+        tracer.ended(ended)
+    await until(lambda: writer.sessions == 2)
+    await tracer.close()
+    assert writer.sessions == 4
+
+
+async def test_too_much_at_once_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "MAX_PENDING", 3)
+    monkeypatch.setattr(tracing, "MAX_PENDING_BYTES", 120)
+    exporter = InMemorySpanExporter()
+    settings = TelemetrySettings(traces_content=True)
+    tracer = CallTracer(settings, facts_of, SpanWriter("gateway", exporter))
+    for name, length in (("a", 60), ("b", 60), ("c", 20), ("d", 1)):
+        ended = call(name)
+        ended.content = CallContent()
+        body = {"prompt": name * length}
+        ended.content.asked("/v1/completions", json.dumps(body).encode())
+        tracer.ended(ended)
+    await tracer.close()
+    prompts = {
+        span.attributes["parrot.call.id"]: span.attributes.get("gen_ai.input.messages")
+        for span in exporter.get_finished_spans()
+        if span.attributes is not None and "parrot.call.id" in span.attributes
+    }
+    assert [*prompts] == ["a", "b", "c"]
+    assert "a" * 60 in str(prompts["a"])
+    assert prompts["b"] is None
+    assert "c" * 20 in str(prompts["c"])
+    assert caplog.messages == [
+        "1 sampled calls were not exported: too many had ended at once",
+        "1 sampled calls were exported without their content: too much had ended at once",
+    ]
+
+
+def test_steps_are_those_between_two_heartbeats() -> None:
+    info = ScriptedRemoteEngine().info
+    before = EngineStats(steps=2, busy_s=1.0, filled_tokens=100, generated_tokens=10)
+    now = EngineStats(steps=6, busy_s=1.5, filled_tokens=130, generated_tokens=14, running=3)
+    told = step_attributes("e", info, before, now)
+    assert told["parrot.steps.count"] == 4
+    assert told["parrot.steps.mean_ms"] == 125.0
+    assert told["parrot.steps.filled_tokens"] == 30
+    assert told["parrot.steps.generated_tokens"] == 4
+    assert told["parrot.engine.running"] == 3
 
 
 class ScriptedExporter(SpanExporter):
