@@ -1,6 +1,6 @@
 """Step times of a whole model with random weights: `parrot-gateway bench studies steps`.
 
-The model has the shape of Llama-3.1-8B or of Qwen2.5-0.5B in bf16. Three times a case:
+The model has the shape of Llama-3.1-8B, or another one, in bf16. Three times a case:
 
 - `device`: the step's kernels alone, replayed from a CUDA graph made for just this step;
 - `engine`: a step as the engine runs it, batcher, plan, graphs and sampling included: the wall
@@ -29,7 +29,6 @@ from parrot_engine.models.checkpoint import read_json
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families.registry import family_of
-from parrot_engine.models.loader import draw_packed
 from parrot_engine.models.parts import TensorSpec
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
@@ -38,41 +37,11 @@ from parrot_engine.runner.step_inputs import gather_tokens
 from parrot_engine.settings import BuiltinSettings
 
 from parrot_bench.engine.device import Limits, measure_limits, time_s
-from parrot_bench.engine.formats import FORMATS
 from parrot_bench.engine.studies.harness import emit
 from parrot_bench.engine.studies.kernels import Load, decode_load, prefill_load
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
-    },
-    "qwen-0.5b": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-30b-a3b": read_json(resolve_model("qwen3-30b-a3b", with_weights=False) / "config.json"),
-}
+#: Names of `resolve_model`.
+SHAPES = ("llama-3.1-8b", "qwen2.5-0.5b", "qwen3-30b-a3b")
 #: Steps of the engine that are timed, and those before, in which all rows decode already.
 STEPS, WARM_STEPS = 32, 16
 #: A prefill is timed so often; the median counts.
@@ -101,23 +70,16 @@ def decoder_of(runner: ModelRunner) -> Decoder:
 
 
 def dummy_runner(
-    block_size: int,
-    num_blocks: int,
-    layers: int | None = None,
-    shape: str = "llama-8b",
-    form: str | None = None,
+    block_size: int, num_blocks: int, layers: int | None = None, shape: str = SHAPES[0]
 ) -> ModelRunner:
-    """A runner on the GPU whose weights, in a format where one is named, and cache are random."""
+    """A runner on the GPU whose weights and cache are random."""
     device, dtype = torch.device("cuda"), torch.bfloat16
-    raw = dict(SHAPES[shape])
+    raw = read_json(resolve_model(shape, with_weights=False) / "config.json")
     raw["num_hidden_layers"] = layers or raw["num_hidden_layers"]
-    raw["quantization_config"] = None if form is None else FORMATS[form]
     family = family_of(raw)
     config = family.read_config(raw)
-    spec = TensorSpec(device, dtype, "triton", packed=form is not None)
+    spec = TensorSpec(device, dtype, "triton")
     model = family.build(config, spec).eval()
-    if config.quantization is not None:
-        draw_packed(model, 0, config.quantization, device)
     for parameter in model.parameters():
         parameter.data.normal_(std=0.02)
     runner = ModelRunner(
@@ -273,7 +235,7 @@ def run_cases(bench: Bench, shape: AttentionShape, *, with_eager: bool) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
+    parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--no-eager", action="store_true", help="with CUDA graphs only")
