@@ -25,9 +25,8 @@ class RunningCall:
     plan: CallPlan
     #: Inputs that are not there yet.
     missing: int
-    #: When it could be sent, and when it reached the scheduler.
+    #: When it could be sent.
     start_s: float = 0.0
-    submitted_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +174,6 @@ class Clients:
         now, tokens = self._clock.now, sequence.generated
         first = sequence.first_token_at if tokens else now
         latency_s = now - call.start_s
-        held_s = sequence.submitted_at - call.submitted_s
         measures = self._measures_of(call.run)
         measures.calls += 1
         measures.prompt_tokens += sequence.prompt.tokens
@@ -185,6 +183,5 @@ class Clients:
         values = measures.values
         values["call_s"].append(latency_s)
         values["ttft_s"].append(first - call.start_s)
-        values["wait_s"].append(held_s + sequence.admitted_at - sequence.submitted_at)
         if tokens:
             values["ms_per_token"].append(1000 * latency_s / tokens)

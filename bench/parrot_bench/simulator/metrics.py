@@ -10,11 +10,11 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-#: `job_s`: seconds of an application; of calls: `call_s`, `ttft_s` to the first token, `wait_s` in
-#: queues, `ms_per_token` milliseconds of a call over its output tokens.
-Metric: TypeAlias = Literal["job_s", "call_s", "ttft_s", "wait_s", "ms_per_token"]
+#: `job_s`: seconds of an application; of calls: `call_s`, `ttft_s` to the first token,
+#: `ms_per_token` milliseconds of a call over its output tokens.
+Metric: TypeAlias = Literal["job_s", "call_s", "ttft_s", "ms_per_token"]
 
 
 @dataclass(slots=True)
@@ -31,15 +31,6 @@ class Measures:
     output_tokens: int = 0
     values: defaultdict[Metric, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    @property
-    def counts(self) -> list[str]:
-        return [name for name in self.__slots__ if name != "values"]
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of prompt tokens that were found in a cache; NaN without any."""
-        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
-
     def mean(self, metric: Metric) -> float:
         """The mean of a metric; NaN where nothing was measured."""
         return fmean(self.values[metric]) if self.values[metric] else math.nan
@@ -51,31 +42,21 @@ class Measures:
 
     def add(self, other: Measures) -> None:
         """Count the applications of another kind here, too."""
-        for name in self.counts:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in self.__slots__:
+            if name != "values":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
         for metric, values in other.values.items():
             self.values[metric] += values
-
-    def to_dict(self) -> dict[str, Any]:
-        """All counts, and mean and p99 of each metric."""
-        times = {
-            metric: {"mean": self.mean(metric), "p99": self.quantile(metric, 0.99)}
-            for metric in self.values
-        }
-        return {name: getattr(self, name) for name in self.counts} | times
 
 
 @dataclass(slots=True)
 class EngineUse:
     """The work of one engine."""
 
-    busy_s: float = 0.0
     steps: int = 0
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    #: The integral of running sequences over busy time.
-    batch_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -90,18 +71,6 @@ class Results:
     duration_s: float
     #: Applications that failed, by code.
     failures: dict[str, int]
-    #: Things that happened in the simulation.
-    events: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
-        return {
-            "duration_s": self.duration_s,
-            "total": self.total.to_dict(),
-            "kinds": {kind: self.kinds[kind].to_dict() for kind in sorted(self.kinds)},
-            "failures": dict(sorted(self.failures.items())),
-            "events": self.events,
-        }
 
 
 @dataclass(frozen=True, slots=True)

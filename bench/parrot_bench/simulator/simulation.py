@@ -101,7 +101,6 @@ class _Simulation:
         self._next_task = 0
         self._wake_time: float | None = None
         self._tick_at: float | None = None
-        self._happened = 0
         self._prompts = PromptMaker(profile.block_tokens)
         self._clients = Clients(plans, self._clock, self)
         self._engines: dict[EngineId, SimulatedEngine] = {}
@@ -128,7 +127,7 @@ class _Simulation:
             total.add(measures)
         uses = {name: engine.counts for name, engine in self._engines.items()}
         failures = dict(clients.failures)
-        return Results(total, clients.kinds, uses, self._clock.now, failures, self._happened)
+        return Results(total, clients.kinds, uses, self._clock.now, failures)
 
     def _run(self) -> None:
         clock, clients = self._clock, self._clients
@@ -143,7 +142,6 @@ class _Simulation:
                     f"nothing is due; the scheduler has {self._scheduler.num_tasks} tasks"
                 )
             due = clock.advance()
-            self._happened += 1
             if self._events and due != clock.now:
                 self._step()
                 due = clock.next_time()
@@ -189,7 +187,6 @@ class _Simulation:
 
     def submit(self, call: RunningCall) -> None:
         application, plan = call.run.plan, call.plan
-        call.submitted_s = self._clock.now
         # Tenants share no cached prefixes.
         prompt = self._prompts.make(application.tenant, plan.prompt)
         task = Task(

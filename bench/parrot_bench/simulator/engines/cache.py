@@ -9,6 +9,7 @@ Tokens of running sequences that cannot be found (partial blocks, outputs, secon
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -31,9 +32,6 @@ class CacheNode:
     parent: CacheNode | None
     #: The only application that ever used it; None once there are two.
     owner: str | None
-    #: Neighbours among what that application used.
-    older: CacheNode | None = None
-    newer: CacheNode | None = None
     resident: int = 0
     #: Sequences that use it.
     pins: int = 0
@@ -69,8 +67,8 @@ class Cache:
         #: Unpinned leaves, those to go first first; entries may be out of date.
         self._leaves: list[tuple[int, float, int, CacheNode]] = []
         self._serial = 0
-        #: The latest node of each application.
-        self._owned: dict[str, CacheNode] = {}
+        #: The nodes of each application, in the order of their making.
+        self._owned: defaultdict[str, dict[CacheNode, None]] = defaultdict(dict)
 
     @property
     def used_tokens(self) -> int:
@@ -146,10 +144,7 @@ class Cache:
         node = self._nodes.get(part.key)
         if node is None:
             node = self._nodes[part.key] = CacheNode(part.key, part.blocks, parent, owner)
-            node.older = self._owned.get(owner)
-            if node.older is not None:
-                node.older.newer = node
-            self._owned[owner] = node
+            self._owned[owner][node] = None
             if parent is not None:
                 parent.links += 1
         self.pin(node, owner)
@@ -202,12 +197,10 @@ class Cache:
 
     def forget(self, owner: str) -> None:
         """Let nodes that only this application used go first from now on."""
-        node = self._owned.get(owner)
-        while node is not None:
+        for node in reversed(self._owned.get(owner, {})):
             if node.rank:
                 node.rank = 0
                 self._offer(node)
-            node = node.older
 
     def check(self) -> None:
         """Assert that all counts agree with the nodes; for tests."""
@@ -217,11 +210,8 @@ class Cache:
         assert self.pinned_tokens == sum(n.resident for n in nodes if n.pins) * size
         assert self.private_tokens >= 0
         assert self.used_tokens <= self.capacity_tokens
-        owners: dict[str, int] = {}
-        for node in nodes:
-            if node.owner is not None:
-                owners[node.owner] = owners.get(node.owner, 0) + 1
-        assert owners == {owner: _length(node) for owner, node in self._owned.items()}
+        owned = {(owner, node) for owner, of in self._owned.items() for node in of}
+        assert owned == {(node.owner, node) for node in nodes if node.owner is not None}
         offered = {id(entry[3]) for entry in self._leaves if self._is_current(entry)}
         for node in nodes:
             children = [n for n in nodes if n.parent is node]
@@ -257,18 +247,11 @@ class Cache:
         )
 
     def _disown(self, node: CacheNode) -> None:
-        owner = node.owner
-        if owner is None:
-            return
-        if node.newer is not None:
-            node.newer.older = node.older
-        elif node.older is not None:
-            self._owned[owner] = node.older
-        else:
-            del self._owned[owner]
-        if node.older is not None:
-            node.older.newer = node.newer
-        node.owner = node.older = node.newer = None
+        if node.owner is not None:
+            del self._owned[node.owner][node]
+            if not self._owned[node.owner]:
+                del self._owned[node.owner]
+            node.owner = None
 
     def _clean(self, node: CacheNode | None) -> None:
         """Forget nodes that hold nothing and lead nowhere, up to the root."""
@@ -279,12 +262,3 @@ class Cache:
             node = node.parent
             if node is not None:
                 node.links -= 1
-
-
-def _length(node: CacheNode | None) -> int:
-    """Nodes from this one to the oldest of its owner."""
-    length = 0
-    while node is not None:
-        length += 1
-        node = node.older
-    return length

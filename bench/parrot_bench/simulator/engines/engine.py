@@ -110,7 +110,6 @@ class SimulatedEngine:
         """Put a sequence into the queue; one that could never fit fails at once."""
         self._serial += 1
         sequence.key = (sequence.key[0], self._serial)
-        sequence.submitted_at = now
         most = sequence.prompt.tokens + max(0, sequence.output_tokens - 1)
         if most > self.cache.capacity_tokens:
             sequence.state = "ended"
@@ -156,12 +155,9 @@ class SimulatedEngine:
         """Take in the macro-step in work, which is over."""
         self._working = False
         macro, decodes, cache, counts = self._macro, self._decodes, self.cache, self.counts
-        elapsed, steps = now - macro.since, macro.planned
+        steps = macro.planned
         chunks, self._chunks = self._chunks, []
-        batch = decodes.size + len(chunks)
         grown = decodes.size * steps
-        counts.busy_s += elapsed
-        counts.batch_seconds += elapsed * batch
         counts.steps += steps
         if self._background is not None:
             self._background.passed(steps, self._background_taken * steps)

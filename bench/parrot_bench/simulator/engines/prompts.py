@@ -72,12 +72,10 @@ class HashedPrompt:
 
 
 class PromptMaker:
-    """Makes prompts out of segments, remembering the parts that it made lately."""
+    """Makes prompts out of segments, remembering the parts that it made."""
 
-    def __init__(self, block_tokens: int, max_blocks: int = 300_000) -> None:
+    def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
-        self._max_blocks = max_blocks
-        self._blocks = 0
         self._parts: dict[tuple[int, object, int], Part] = {}
         self._roots: dict[str, int] = {}
 
@@ -113,15 +111,4 @@ class PromptMaker:
                 end,
             )
             self._parts[name] = part
-            # One more for the part itself: it may have no block.
-            self._blocks += part.blocks + 1
-            if self._blocks > self._max_blocks:
-                self._forget_oldest()
         return part
-
-    def _forget_oldest(self) -> None:
-        """Drop the older half: parts are made again when they are needed, with equal hashes."""
-        for name in list(self._parts):
-            if self._blocks <= self._max_blocks // 2 or len(self._parts) == 1:
-                break
-            self._blocks -= self._parts.pop(name).blocks + 1

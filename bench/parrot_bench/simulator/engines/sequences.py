@@ -29,7 +29,6 @@ class EngineSequence:
     #: `waiting`, `filling`, `decoding`, `ended`.
     state: str = "waiting"
     failed: bool = False
-    submitted_at: float = 0.0
     admitted_at: float = -1.0
     first_token_at: float = -1.0
     #: Prompt tokens found in the cache at first; tokens filled, those done twice included.
