@@ -143,6 +143,9 @@ class BuiltinSettings:
     max_loras: int = 0
     #: Their largest rank.
     max_lora_rank: int = DEFAULT_LORA_RANK
+    #: A generation's tokens do not depend on the texts beside it, on what is cached, or on where
+    #: it is continued, at the price of slower steps.
+    deterministic: bool = False
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -175,6 +178,8 @@ class BuiltinSettings:
             if value is not None and not 0 < value <= 1:
                 raise SettingsError(name, f"must be above 0 and at most 1, not {value}")
         self._check_host_tier()
+        if self.deterministic and (self.tensor_parallel > 1 or self.max_loras):
+            raise SettingsError("deterministic", "not with tensor_parallel or adapters yet")
         if not 0 <= self.max_loras <= MAX_LORAS:
             raise SettingsError("max_loras", f"must be from 0 to {MAX_LORAS}, not {self.max_loras}")
         if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:

@@ -109,6 +109,7 @@ class ModelSettings(_Section):
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     #: Of mixtures of experts each of those GPUs holds whole experts, not a part of every expert.
     enable_expert_parallel: bool | None = None
+    deterministic: bool | None = None
     #: Whether those GPUs read each other's memory for small sums; NCCL's messages otherwise.
     peer_memory: bool | None = None
     #: Memory of the host for KV blocks that leave the device, in GB of 10^9 bytes, or in blocks.

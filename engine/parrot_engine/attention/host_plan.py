@@ -100,10 +100,12 @@ class HostPlanner:
     ) -> WorkList:
         shape, policy = self._shape, self._policy
         work = None
-        if before is not None:
-            work = advance(before.lists[window], before.tables, tables, policy, window)
-        if work is None:
-            work = build_decodes(tables, shape, policy, window, share=share)
+        # Else a decode is a tile like any other row.
+        if policy.split_tokens:
+            if before is not None:
+                work = advance(before.lists[window], before.tables, tables, policy, window)
+            if work is None:
+                work = build_decodes(tables, shape, policy, window, share=share)
         return work or build(tables, shape, policy, window, share=share)
 
 

@@ -25,7 +25,7 @@ from parrot_engine.attention.host_plan import (
     sizes_of,
 )
 from parrot_engine.attention.interface import AttentionShape, FusedAttention, HeadNorms, Rotation
-from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
+from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
 
@@ -44,6 +44,8 @@ DEFAULT_TILE_CUTS = TileCuts(
 SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(
     least=512, rounds=1, crowded=1.0, last=(2, 3, 4, 5, 6)
 )
+#: Tiles are never cut.
+_UNCUT = TileCuts((1,), least=1 << 29, start=0, merge=0)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -108,18 +110,23 @@ class TritonAttention(FusedAttention[TritonPlan]):
         wide_min_bytes: int = _WIDE_MIN_BYTES,
         tunings: launch.Tunings | None = None,
         limits: launch.DeviceLimits | None = None,
+        deterministic: bool = False,
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
         With a `softcap` scores are bounded by it: softcap x tanh(score / softcap). `cuts` and
         `tile_cuts` decide where keys are cut (None: as measured to be best for the kernel in use).
         `share_prefixes` as in the method; other `tunings` and the `limits` of another device are
-        for measuring.
+        for measuring. A `deterministic` one reads the keys of every query in the same order,
+        whatever else is in the step.
         """
         limits = limits or launch.device_limits(device)
-        if softcap is not None:
-            # The kernel that is written for Hopper knows no bounds.
+        if softcap is not None or deterministic:
+            # The kernel that is written for Hopper knows no bounds, and takes no row alone.
             limits = limits._replace(hopper=False)
+        if deterministic:
+            tile_cuts, share_prefixes = _UNCUT, False
+        self._deterministic = deterministic
         self._softcap = softcap
         self._shape = shape
         self._windows = sorted(set(windows), key=lambda window: window or 0)
@@ -152,8 +159,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
             num_kv_heads=shape.num_kv_heads,
             max_slots=MAX_SLOTS,
             token_bytes=token_bytes(shape.num_kv_heads, shape.head_dim, dtype, quantized=quantized),
-            split_tokens=_SPLIT_TOKENS,
-            long_split_tokens=_LONG_SPLIT_TOKENS,
+            split_tokens=0 if deterministic else _SPLIT_TOKENS,
+            long_split_tokens=0 if deterministic else _LONG_SPLIT_TOKENS,
             long_context=_LONG_CONTEXT,
             wide_min_rows=_WIDE_MIN_ROWS,
             wide_min_bytes=wide_min_bytes,
@@ -174,6 +181,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return host
 
     def share_prefixes(self, enabled: bool) -> bool:
+        if self._deterministic:
+            return False
         self._shares_prefixes = enabled
         return True
 
@@ -195,6 +204,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def min_tokens(self, parts: Parts) -> int:
         """The least tokens of a step that has need of any of these parts."""
         policy = self._policy
+        if self._deterministic and not parts.tiles:
+            # Every row is one of tiles.
+            return MAX_MIXED_TOKENS + 1
         for_tiles = policy.split_tokens + 1 if parts.tiles else None
         for_wide = -(-policy.wide_min_rows // policy.group) if parts.wide else None
         return min((least for least in (for_tiles, for_wide) if least is not None), default=1)

@@ -98,6 +98,8 @@ class EngineOptions:
     adapter_folders: list[str] | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    #: See `BuiltinSettings` (builtin engine only).
+    deterministic: bool | None = None
     #: Random weights: of the model only the configuration is read (builtin engine only).
     dummy_weights: bool = False
     #: Run Python code that comes with the checkpoint (huggingface engine only).
@@ -111,6 +113,8 @@ class EngineOptions:
             raise SettingsError("dummy_weights", "the huggingface engine has none")
         if self.adapters and self.kind == "huggingface":
             raise SettingsError("adapters", "the huggingface engine takes none")
+        if self.deterministic and self.kind == "huggingface":
+            raise SettingsError("deterministic", "the huggingface engine is not")
 
     @classmethod
     def from_json(cls, text: str) -> EngineOptions:
@@ -184,6 +188,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "max_loras": {"help": "LoRA adapters of one step (default: 8 where some are given)"},
     "max_lora_rank": {"help": "their largest rank, to 256 (default: 16, or theirs)"},
+    "deterministic": {
+        "action": "store_true",
+        "default": None,
+        "help": "same tokens whatever else runs, is cached, or was computed before; slower",
+    },
     "dummy_weights": {
         "action": "store_true",
         "default": None,
@@ -282,7 +291,8 @@ def _load(
         try:
             engine = _load_builtin(folder, settings, name, tokenizer_json)
         except UnsupportedModelError as error:
-            if options.kind == "builtin" or options.dummy_weights or options.adapters:
+            needs_builtin = options.dummy_weights or options.adapters or options.deterministic
+            if options.kind == "builtin" or needs_builtin:
                 raise
             _log.warning("%s: %s. Using the huggingface engine.", name, error)
         else:

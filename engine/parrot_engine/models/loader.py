@@ -77,21 +77,25 @@ def load_model(
     collective: Collective | None = None,
     expert_parallel: bool = False,
     headless: bool = False,
+    deterministic: bool = False,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
 
     With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
     `collective` they are the part of its rank, whole experts of mixtures where `expert_parallel`.
-    A `headless` one computes hidden states: its output head is neither looked for nor read.
+    A `headless` one computes hidden states: its output head is neither looked for nor read. Of a
+    `deterministic` one a token's result does not depend on the tokens beside it.
 
     Raises:
         UnsupportedModelError: the model is not one that this engine knows how to run.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: the dtype cannot be had.
+        SettingsError: the dtype cannot be had, or a mixture of experts is to be deterministic.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw, headless=headless)
     config = family.read_config(raw)
+    if deterministic and config.experts is not None:
+        raise SettingsError("deterministic", "mixtures of experts cannot be had so yet")
     if headless:
         config = replace(config, tie_embeddings=True)
     quantization = config.quantization
@@ -109,7 +113,7 @@ def load_model(
         packed = quantization is not None and kernels == "triton" and weights.itemsize == 2
         if quantization is not None and quantization.codes_dtype.is_floating_point:
             packed = packed and reads_float8(device)
-        return TensorSpec(device, weights, kernels, collective, packed)
+        return TensorSpec(device, weights, kernels, collective, packed, deterministic)
 
     if dummy_seed is not None:
         spec = spec_of(config.dtype or "bfloat16")

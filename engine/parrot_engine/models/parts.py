@@ -35,6 +35,8 @@ class TensorSpec(NamedTuple):
     collective: Collective | None = None
     #: Whether weights of products stay as codes and scales where the checkpoint has them so.
     packed: bool = False
+    #: Whether a token's result must not depend on the tokens beside it.
+    deterministic: bool = False
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         data = torch.empty(*shape, device=self.device, dtype=dtype or self.dtype)
@@ -46,6 +48,10 @@ class TensorSpec(NamedTuple):
 
     def ops(self) -> Ops:
         """The operations of these kernels; imports triton only where it is used."""
+        if self.deterministic:
+            from parrot_engine.models.invariant_ops import InvariantOps
+
+            return InvariantOps(collective=self.collective)
         if self.kernels == "triton":
             from parrot_engine.models.triton_ops import TritonOps
 

@@ -77,6 +77,7 @@ def load_runner(
                 dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
                 collective=collective,
                 expert_parallel=settings.enable_expert_parallel,
+                deterministic=settings.deterministic,
             )
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(
@@ -116,6 +117,8 @@ def prepare_device(settings: BuiltinSettings) -> tuple[torch.device, Kernels]:
         torch.cuda.set_device(device)
     kernels = resolve_kernels(settings.kernels, device)
     check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
+    if settings.deterministic and kernels != "triton":
+        raise SettingsError("deterministic", "needs Triton's kernels, which need a GPU")
     return device, kernels
 
 
@@ -152,6 +155,7 @@ def runner_of(
             kernels=kernels,
             collective=collective,
             adapters=adapters,
+            deterministic=settings.deterministic,
         )
 
     config = model.config

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,13 +80,14 @@ def _attention_backend(
     dtype: torch.dtype,
     quantized: bool,
     softcap: float | None,
+    deterministic: bool,
 ) -> AttentionBackend[Any]:
     make: Callable[..., AttentionBackend[Any]] = TorchAttention
     if kernels == "triton":
         # Imports triton, which is installed where it is used only.
         from parrot_engine.attention.triton_backend import TritonAttention
 
-        make = TritonAttention
+        make = partial(TritonAttention, deterministic=deterministic)
     return make(
         shape, windows=windows, device=device, dtype=dtype, quantized=quantized, softcap=softcap
     )
@@ -270,6 +272,7 @@ class ModelRunner(Runner):
         kernels: Kernels = "torch",
         collective: Collective | None = None,
         adapters: AdapterSlots | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
@@ -316,6 +319,7 @@ class ModelRunner(Runner):
             dtype=dtype,
             quantized=quantized,
             softcap=config.attention_softcap,
+            deterministic=deterministic,
         )
 
         #: The step launched last, and the tokens sampled in the one before the running launch.

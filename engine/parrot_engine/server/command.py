@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "kv_cache_dtype", "gpu_memory_utilization", "cuda_graphs", "speculative_tokens",
         "max_batch_size", "max_batch_tokens", "max_context_tokens", "prefix_caching", "seed",
         "num_threads", "tensor_parallel", "enable_expert_parallel", "host_memory_gb", "max_loras",
-        "max_lora_rank", "dummy_weights", "trust_remote_code",
+        "max_lora_rank", "deterministic", "dummy_weights", "trust_remote_code",
     )  # fmt: skip
     parser.add_argument(
         "--lora",
