@@ -1,4 +1,4 @@
-"""What this machine can do for the gateway, what is missing, and how to get it.
+"""Examines what this machine can do for the gateway, what is missing, and how to get it.
 
 Looks only; changes nothing, loads no model and opens no connection.
 """
@@ -16,6 +16,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import typer
+
 from parrot_gateway.extras import EXTRAS, advice_on
 
 State: TypeAlias = Literal["ok", "missing", "broken", "note"]
@@ -23,6 +25,7 @@ State: TypeAlias = Literal["ok", "missing", "broken", "note"]
 #: Packages without which the gateway does not start or is slow.
 GATEWAY_PACKAGES = ("uvicorn", "httptools", "uvloop", "fastapi", "aiohttp", "msgspec",
                     "tokenizers", "websockets", "numpy")  # fmt: skip
+_COLOURS = {"ok": "green", "missing": "yellow", "broken": "red", "note": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,16 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    """Print a line for each finding, and below it the advice.
 
-    marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]",
-             "note": "[cyan]note[/]"}  # fmt: skip
-    table = Table(title="parrot-gateway doctor", title_justify="left", show_lines=False)
-    for heading in ("", "what", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+    Lines are left whole in a narrow terminal, so that commands can be copied.
+    """
+    width = max(len(finding.topic) for finding in findings)
     for finding in findings:
-        texts = map(escape, (finding.topic, finding.what, finding.advice))
-        table.add_row(marks[finding.state], *texts)
-    Console().print(table)
+        state = typer.style(f"{finding.state:7}", fg=_COLOURS[finding.state])
+        typer.echo(f"{state}  {finding.topic:{width}}  {finding.what}")
+        if finding.advice:
+            typer.echo(f"         {finding.advice}")
 
 
 def _python() -> Finding:

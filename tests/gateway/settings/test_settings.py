@@ -50,6 +50,12 @@ def test_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("server:\n  port: 99999\n", 2, "server.port"),
         ("server:\n  host: localhost\n  prot: 1\n", 3, "server.prot: unknown setting"),
         ("sever: {}\n", 1, "sever: unknown setting"),
+        # A setting of earlier versions.
+        (
+            "models:\n  - model: parrot-demo\n    paged_attention: true\n",
+            3,
+            "models.0.paged_attention: unknown setting",
+        ),
         ("upstreams:\n  - name: a\n    url: ftp://x\n", 3, "upstreams.0.url"),
         ("models:\n  - model: m\n    block_size: many\n", 3, "models.0.block_size"),
         ("server:\n  api_key: sk-secret\n", 2, "server.api_key"),
