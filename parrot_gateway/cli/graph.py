@@ -51,6 +51,7 @@ _LEAST_GRAPH = 6
 _MAX_MODELS = 40
 
 V = TypeVar("V", NodeView, VariableView)
+L = TypeVar("L")
 
 
 class GraphUnavailableError(Exception):
@@ -204,25 +205,24 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
 
 
 async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
-    """The gateway's sessions, last used first; arguments and errors as of `fetch_graph`."""
-    status, data = await fetch(base_url, "/sessions", api_key)
-    if status != 200:
-        raise GraphUnavailableError(refusal(status, data, base_url, ""))
-    try:
-        return msgspec.json.decode(data, type=Sessions)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise GraphUnavailableError(f"The answer is no list of sessions: {error}") from None
+    """Fetch the sessions, last used first; arguments and errors as of `fetch_graph`."""
+    return await _fetch_list(base_url, "/sessions", api_key, Sessions, "list of sessions")
 
 
 async def fetch_profiles(base_url: str, api_key: str | None) -> list[Profile]:
-    """What calls of each template do; arguments and errors as of `fetch_graph`."""
-    status, data = await fetch(base_url, "/linking/profiles", api_key)
+    """Fetch the profiles of templates; arguments and errors as of `fetch_graph`."""
+    path = "/linking/profiles"
+    return (await _fetch_list(base_url, path, api_key, _Profiles, "list of profiles")).data
+
+
+async def _fetch_list(base_url: str, path: str, api_key: str | None, kind: type[L], what: str) -> L:
+    status, data = await fetch(base_url, path, api_key)
     if status != 200:
-        raise GraphUnavailableError(refusal(status, data, base_url, "", "list of profiles"))
+        raise GraphUnavailableError(refusal(status, data, base_url, "", what))
     try:
-        return msgspec.json.decode(data, type=_Profiles).data
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise GraphUnavailableError(f"The answer is no list of profiles: {error}") from None
+        raise GraphUnavailableError(f"The answer is no {what}: {error}") from None
 
 
 def profiles_text(profiles: Sequence[Profile]) -> str:
@@ -319,9 +319,7 @@ async def fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, byt
         ) from None
 
 
-def refusal(
-    status: int, data: bytes, base_url: str, session: str, listed: str = "list of sessions"
-) -> str:
+def refusal(status: int, data: bytes, base_url: str, session: str, listed: str = "") -> str:
     """Why a gateway did not give a session's graph, or `listed` where no session is named."""
     try:
         detail = msgspec.json.decode(data, type=_Error).error

@@ -11,8 +11,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from parrot_gateway.exceptions import (
     AuthenticationError,
@@ -247,16 +247,31 @@ class CallGate:
         )
 
 
+class Access(NamedTuple):
+    """The checks that the dispatcher makes before a handler is called."""
+
+    #: Whether callers need the key of calls. Without it the handler checks what it needs.
+    check_key: bool = True
+    #: Whether only JSON is taken from callers without a key.
+    json_only: bool = True
+    #: Whether it counts as a call, and is refused when there are too many or the gateway drains.
+    is_counted: bool = True
+
+
+JSON_CALLS = Access()
+ANY_CALLS = Access(json_only=False)
+#: Routes that check keys by themselves; those of operators are answered at any time. They take any
+#: body: a caller without a key can do nothing with one.
+SELF_CHECKED_CALLS = Access(check_key=False)
+OPERATOR_ROUTES = Access(check_key=False, json_only=False, is_counted=False)
+
+
 class Dispatcher:
     """The ASGI application.
 
     Args:
         hot: handlers by exact path, all of them POST.
-        parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
-        admin: the same, of admin routes and the live page: these check a key of their own or need
-            none, and are answered however many calls are in work, and while the gateway drains.
-        own: who answers a path of the gateway's own under `/v1/`, if it is one.
-        forms: the same, of paths that take multipart forms.
+        tables: find the handlers of the gateway's other routes, in this order.
         passthrough: takes paths under `/v1/` that nothing else knows.
         management: the FastAPI application with all other routes.
         is_management: whether a path under `/v1/` is one of its routes.
@@ -273,10 +288,7 @@ class Dispatcher:
         self,
         *,
         hot: dict[str, Handler],
-        parrot: Callable[[Exchange], Handler | None],
-        admin: Callable[[Exchange], Handler | None],
-        own: Callable[[Exchange], Handler | None],
-        forms: Callable[[Exchange], Handler | None],
+        tables: Sequence[tuple[Callable[[Exchange], Handler | None], Access]],
         passthrough: Handler,
         management: ASGIApp,
         is_management: Callable[[str], bool],
@@ -289,10 +301,7 @@ class Dispatcher:
     ) -> None:
         self._hot = hot
         self._shapes = shapes or {}
-        self._parrot = parrot
-        self._admin = admin
-        self._own = own
-        self._forms = forms
+        self._tables = tables
         self._passthrough = passthrough
         self._management = management
         self._is_management = is_management
@@ -331,46 +340,23 @@ class Dispatcher:
             shape = self._shapes.get(path)
             if shape is not None:
                 shape(exchange)
-            return self._call(exchange, handler, post_only=True)
-        if (handler := self._parrot(exchange)) is not None:
-            return self._call(exchange, handler, post_only=False, check_key=False)
-        if (handler := self._admin(exchange)) is not None:
-            # Any body: what needs no key here takes none.
-            return self._call(
-                exchange,
-                handler,
-                post_only=False,
-                check_key=False,
-                json_only=False,
-                is_counted=False,
-            )
-        if (handler := self._own(exchange)) is not None:
-            return self._call(exchange, handler, post_only=False)
-        if (handler := self._forms(exchange)) is not None:
-            return self._call(exchange, handler, post_only=False, json_only=False)
-        if (
-            self._passthrough is not None
-            and path.startswith("/v1/")
-            and not self._is_management(path)
-        ):
+            return self._call(exchange, handler, JSON_CALLS, post_only=True)
+        for find, access in self._tables:
+            if (handler := find(exchange)) is not None:
+                return self._call(exchange, handler, access)
+        if path.startswith("/v1/") and not self._is_management(path):
             if exchange.method == "POST":
                 if path in CALL_ROUTES:
                     exchange.begin_call(self._calls, path)
                 elif not path.startswith(_KEPT):
                     exchange.begin_call(self._calls, OTHER_ROUTE)
-            return self._call(exchange, self._passthrough, post_only=False, json_only=False)
+            return self._call(exchange, self._passthrough, ANY_CALLS)
         return self._ask_quiet(exchange, scope, receive, send)
 
     async def _call(
-        self,
-        exchange: Exchange,
-        handler: Handler,
-        *,
-        post_only: bool,
-        check_key: bool = True,
-        json_only: bool = True,
-        is_counted: bool = True,
+        self, exchange: Exchange, handler: Handler, access: Access, *, post_only: bool = False
     ) -> None:
+        check_key, json_only, is_counted = access
         try:
             headers = exchange.headers
             if not self._keys.required:

@@ -35,7 +35,8 @@ EVENT_STREAM: Headers = [
 ]
 
 
-#: Key in `scope["extensions"]` of the connection's `DisconnectNotifier`, where the server has one.
+#: Key in `scope["extensions"]` of the connection's `DisconnectNotifier`. Without one, as for a line
+#: of a batch, nobody disconnects.
 DISCONNECT_EXTENSION = "parrot.disconnect"
 
 
@@ -76,7 +77,7 @@ class Exchange:
     """
 
     __slots__ = ("_add_headers", "_copies", "_end_with", "_error_body", "_notifier", "_receive",
-                 "_send", "_watched", "_watcher", "completed", "disconnected", "headers",
+                 "_send", "_watched", "completed", "disconnected", "headers",
                  "metadata", "method", "path", "record", "request_id", "responded", "scope",
                  "started")  # fmt: skip
 
@@ -105,7 +106,6 @@ class Exchange:
             extensions.get(DISCONNECT_EXTENSION) if extensions else None
         )
         self._watched: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def tenant(self) -> str:
@@ -188,13 +188,6 @@ class Exchange:
         self._watched = asyncio.current_task()
         if self._notifier is not None:
             self._notifier.notify_disconnect(self._disconnect)
-        else:
-            self._watcher = asyncio.create_task(self._watch(), name="disconnect-watch")
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._disconnect()
 
     def _disconnect(self) -> None:
         if self._watched is not None:
@@ -330,6 +323,3 @@ class Exchange:
         self._watched = None
         if self._notifier is not None:
             self._notifier.notify_disconnect(None)
-        elif self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None

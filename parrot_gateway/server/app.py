@@ -24,7 +24,15 @@ from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.http.admin import AdminRoutes
-from parrot_gateway.http.dispatch import ASGIApp, Dispatcher, Handler
+from parrot_gateway.http.dispatch import (
+    ANY_CALLS,
+    JSON_CALLS,
+    OPERATOR_ROUTES,
+    SELF_CHECKED_CALLS,
+    ASGIApp,
+    Dispatcher,
+    Handler,
+)
 from parrot_gateway.http.metrics_port import MetricsPort
 from parrot_gateway.http.route_table import RouteTable
 from parrot_gateway.http.web_pages import WebPageGuard
@@ -168,10 +176,15 @@ def _routes(
             **dict.fromkeys(("/rerank", "/v2/rerank", "/score"), routes.pooling),
         },
         shapes=dict.fromkeys(_ANTHROPIC_PATHS, use_anthropic_shape),
-        parrot=parrot.find,
-        admin=lambda exchange: admin.find(exchange) or live.find(exchange) or page.find(exchange),
-        own=lambda exchange: own.find(exchange) or batches.find(exchange),
-        forms=files.find,
+        tables=[
+            (parrot.find, SELF_CHECKED_CALLS),
+            (admin.find, OPERATOR_ROUTES),
+            (live.find, OPERATOR_ROUTES),
+            (page.find, OPERATOR_ROUTES),
+            (own.find, JSON_CALLS),
+            (batches.find, JSON_CALLS),
+            (files.find, ANY_CALLS),
+        ],
         passthrough=routes.passthrough,
         management=management,
         is_management=knows_path,

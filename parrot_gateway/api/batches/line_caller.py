@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 from parrot_scheduler.task import THROUGHPUT
@@ -13,14 +12,7 @@ from parrot_gateway.batches.runner import LineRequest
 from parrot_gateway.exceptions import AnswerError, GatewayError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.http.dispatch import Handler, internal_error
-from parrot_gateway.http.exchange import (
-    DISCONNECT_EXTENSION,
-    JSON,
-    Exchange,
-    Headers,
-    Message,
-    Scope,
-)
+from parrot_gateway.http.exchange import JSON, Exchange, Headers, Message, Scope
 from parrot_gateway.telemetry.call_record import CallRecords
 
 logger = logging.getLogger(__name__)
@@ -29,13 +21,6 @@ logger = logging.getLogger(__name__)
 LOWEST_PRIORITY = -100
 #: A longer answer is not kept.
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-
-class _NoClient:
-    """A connection that is never lost."""
-
-    def notify_disconnect(self, callback: Callable[[], None] | None) -> None:
-        pass
 
 
 class LineCaller:
@@ -59,7 +44,6 @@ class LineCaller:
             "raw_path": call.url.encode(),
             "query_string": b"",
             "headers": [JSON, (b"accept", b"application/json")],
-            "extensions": {DISCONNECT_EXTENSION: _NoClient()},
         }
 
         async def receive() -> Message:

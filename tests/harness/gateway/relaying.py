@@ -19,6 +19,7 @@ from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import CallHead, CallRequest
 from parrot_gateway.generation.upstream_call import upstream_body
+from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.web_pages import WebPageGuard
@@ -196,10 +197,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
 
     dispatcher = Dispatcher(
         hot={"/v1/chat/completions": call, "/v1/completions": call},
-        admin=lambda exchange: None,
-        own=lambda exchange: None,
-        forms=lambda exchange: None,
-        parrot=lambda exchange: None,
+        tables=[],
         passthrough=any_route,
         management=quiet,
         is_management=lambda path: False,
@@ -212,7 +210,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         dispatcher,  # type: ignore[arg-type]
         log_config=None,
         lifespan="off",
-        http="httptools",
+        http=HttpProtocol,
         access_log=False,
         server_header=False,
     )
