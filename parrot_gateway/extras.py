@@ -13,12 +13,12 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def missing_of(extra: str) -> list[str]:
-    """What of an extra is not installed; nothing is imported but the parents of packages."""
+    """List the packages of an extra that are not installed; at most their parents are imported."""
     return [name for name in EXTRAS[extra] if not is_installed(name)]
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package, by its dotted name, can be imported."""
+    """Tell if a package, by its dotted name, can be imported."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:

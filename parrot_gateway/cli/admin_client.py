@@ -56,7 +56,7 @@ class Gateway:
         self.key = key
 
     async def get(self, path: str) -> Any:
-        """What a route, by its whole path, answers with.
+        """Get the answer of a route, by its whole path.
 
         Raises:
             CommandFailedError: it cannot be reached, or refuses.
@@ -65,7 +65,7 @@ class Gateway:
             return msgspec.json.decode(await response.read())
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The same of a POST."""
+        """Post to a route in the same way."""
         async with self._request("POST", path, body) as response:
             return msgspec.json.decode(await response.read())
 
@@ -200,7 +200,7 @@ def gateway_of(base_url: str | None, admin_key: str | None, config: Path | None)
 
 
 def _of_clients() -> str:
-    """Where clients of this machine's gateway find it.
+    """Find the address that clients of this machine use.
 
     Raises:
         CommandFailedError: they are pointed to another host.
@@ -216,7 +216,7 @@ def _of_clients() -> str:
 
 
 def _is_here(target: str) -> bool:
-    """Whether an address is one of this machine's loopback, as the client reads it."""
+    """Tell if an address is one of this machine's loopback, as the client reads it."""
     from yarl import URL
 
     from parrot_gateway.settings.sources import is_loopback

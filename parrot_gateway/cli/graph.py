@@ -1,5 +1,6 @@
-"""`parrot-gateway graph [SESSION]`: fetches a session's graph from a running gateway and draws it;
-without a name that of the session used last. `--list` lists them.
+"""`parrot-gateway graph [SESSION]`: fetches a session's graph from a running gateway and draws it.
+
+It takes the session used last where none is named; `--list` lists them.
 
 The gateway answers with plain data; the pictures are made here, with `semantic.drawing`.
 """
@@ -320,7 +321,7 @@ async def fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, byt
 
 
 def refusal(status: int, data: bytes, base_url: str, session: str, listed: str = "") -> str:
-    """Why a gateway did not give a session's graph, or `listed` where no session is named."""
+    """Word the refusal of a session's graph, or of `listed` where no session is named."""
     try:
         detail = msgspec.json.decode(data, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -341,7 +342,7 @@ def refusal(status: int, data: bytes, base_url: str, session: str, listed: str =
 
 
 def draw(data: bytes, form: Format, width: int) -> str:
-    """What the command prints, ending in a line end.
+    """Render a graph as the command prints it, ending in a line end.
 
     Raises:
         GraphUnavailableError: the data is no graph.

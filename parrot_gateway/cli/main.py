@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(LazyGroup):
-    """Those of this file, and the others."""
+    """The commands of this file, and those of other modules."""
 
     targets: ClassVar = {
         "graph": "parrot_gateway.cli.graph:graph_command",
@@ -65,7 +65,7 @@ def main() -> None:
 
 @contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Without the garbage collector, which takes a tenth of the time and finds nothing."""
+    """Import without the garbage collector, which takes a tenth of the time and finds nothing."""
     gc.disable()
     try:
         yield

@@ -48,7 +48,7 @@ _STYLES = {"draining": "yellow", "failing": "red", "lost": "red", "loading": "cy
 
 
 class _Order(NamedTuple):
-    """What sessions are sorted by."""
+    """An order of sessions."""
 
     name: str
     key: Callable[[dict[str, Any]], Any]
@@ -63,7 +63,7 @@ _ORDERS = (
 
 
 class View:
-    """What is known of a gateway, as lines for a terminal.
+    """The state of a gateway, as lines for a terminal.
 
     Args:
         clock: seconds since the epoch.
@@ -112,7 +112,7 @@ class View:
             del self._totals[0]
 
     def lines(self, width: int, height: int | None) -> list[Text]:
-        """What fits into a terminal; everything without a height.
+        """Draw the picture that fits into a terminal; everything without a height.
 
         Args:
             width: columns.
@@ -291,7 +291,7 @@ def _shortened(name: str, room: int) -> str:
 
 
 def _fitted(blocks: list[list[Text]], room: int | None) -> list[list[Text]]:
-    """Blocks cut to so many lines in all: what short ones leave goes to the others."""
+    """Cut blocks to `room` lines in all: what short ones leave goes to the others."""
     if room is None:
         return blocks
     left, result = room, list(blocks)

@@ -25,7 +25,7 @@ class AdminRoutes(RouteTable):
         self._keys = keys
 
     def check(self, exchange: Exchange) -> None:
-        """Whether the caller has the key, as `Authorization: Bearer …` or `x-api-key`.
+        """Check the caller's key, in `Authorization: Bearer …` or `x-api-key`.
 
         Raises:
             ForbiddenError: no key is set.

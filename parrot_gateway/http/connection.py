@@ -306,7 +306,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._timeouts.await_reader()
 
     def _holds_up(self) -> bool:
-        """Whether a request is not read further, or another one before it is still answered."""
+        """Tell if a request is not read further, or another before it is still being answered."""
         answering = self._answering
         if self.flow.read_paused or answering is None or answering.response_complete:
             return self.flow.read_paused

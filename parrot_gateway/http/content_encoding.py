@@ -20,7 +20,7 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
 def is_gzip(encoding: bytes | None) -> bool:
-    """Whether a body with this `Content-Encoding` is to be decompressed.
+    """Tell if a body with this `Content-Encoding` is to be decompressed.
 
     Raises:
         UnsupportedMediaTypeError: it is neither gzip nor plain.

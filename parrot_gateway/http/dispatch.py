@@ -107,7 +107,7 @@ class KeyCheck:
         return DEFAULT_TENANT
 
     def is_key(self, credentials: bytes) -> bool:
-        """Whether this is the key, blanks around it aside."""
+        """Compare with the key, blanks around the credentials aside."""
         assert self._digest is not None
         return hmac.compare_digest(_digest(credentials.strip()), self._digest)
 
@@ -142,7 +142,7 @@ class CallGate:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no new calls are wanted: it is shutting down, or drained by its operator."""
+        """No new calls are wanted: the gateway shuts down, or its operator has drained it."""
         return self.draining or self.drained
 
     def set_drained(self, drained: bool, refuse_after_s: float | None = None) -> None:
@@ -165,7 +165,7 @@ class CallGate:
         self._refusal, self._refuses_drained = None, True
 
     def describe_drain(self) -> dict[str, Any]:
-        """Whether the operator has drained the gateway, and what still runs; plain types."""
+        """Describe if the operator has drained the gateway, and what still runs; plain types."""
         left_s = 0.0 if self._refuses_drained else None
         if self._refusal is not None:
             left_s = max(0.0, self._refusal.when() - asyncio.get_running_loop().time())

@@ -233,7 +233,7 @@ class Exchange:
         self._end_with = end
 
     def standard_headers(self) -> Headers:
-        """What every answer carries and the OpenAI client reads."""
+        """The headers of every answer, which the OpenAI client reads."""
         elapsed_ms = (time.perf_counter() - self.started) * 1000
         return [
             (b"x-request-id", self.request_id.encode()),
@@ -308,10 +308,10 @@ class Exchange:
         self.completed = True
 
     def release(self) -> None:
-        """Forget who was called on the way, once nothing more is sent.
+        """Drop the callbacks, once nothing more is sent.
 
-        Most of them hold the exchange: request and answer, some 20 kB of a stream, would else wait
-        for the garbage collector.
+        Most of them hold the exchange. Without this, request and answer (some 20 kB of a stream)
+        wait for the garbage collector.
         """
         self._end_with, self._add_headers, self._copies = None, None, ()
         self._error_body = GatewayError.body

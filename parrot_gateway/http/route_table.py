@@ -66,7 +66,7 @@ class RouteTable:
         self.described.append((method, pattern, summary))
 
     def find(self, exchange: Exchange) -> Handler | None:
-        """Who answers, if the path is one of these; a wrong method is answered too."""
+        """Find the handler of a path; one that refuses, where only the method is wrong."""
         path = exchange.path
         end = path.find("/", path.find("/", 1) + 1)
         if (path if end < 0 else path[:end]) not in self._beginnings:

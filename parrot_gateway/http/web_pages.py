@@ -1,4 +1,4 @@
-"""What keeps web pages from using a gateway that takes calls without a key.
+"""Keeps web pages from using a gateway that takes calls without a key.
 
 Any page that a browser of this machine shows may send requests to a loopback address. Those that
 need no preflight are told by their content type or their `Origin`; those of a page whose name was
@@ -116,7 +116,7 @@ def _name_of(authority: str) -> str:
 
 
 def _is_local(name: str) -> bool:
-    """Whether no stranger's page can have this name: an address, which nothing is bound to, or a
+    """Tell if no stranger's page can have this name: an address, which nothing is bound to, or a
     name that the public DNS does not have."""
     if "." not in name or name.endswith((".localhost", ".internal")):
         return True

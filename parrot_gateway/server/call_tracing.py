@@ -1,4 +1,4 @@
-"""The tracer of a gateway: what the other parts know of a call goes into its span."""
+"""Makes the tracers of a gateway, and collects the facts of a call for its span."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CallFactsReader:
         self._explanations = explanations
 
     async def read(self, record: CallRecord) -> CallFacts:
-        """What is known now."""
+        """Read the facts that the parts hold now."""
         explanation = None
         if self._explanations is not None:
             found = self._explanations.of(record.tenant, record.call_id)
@@ -67,14 +67,14 @@ class CallFactsReader:
 
 
 class Tracers(NamedTuple):
-    """What exports traces."""
+    """Exporters of traces."""
 
     calls: CallTracer
     steps: StepTracer
 
 
 def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Tracers | None:
-    """What exports traces of calls and of engines; None where the settings name no receiver.
+    """Make the exporters of calls' and engines' traces; None where the settings name no receiver.
 
     Raises:
         ConfigError: the libraries for it are not installed.

@@ -1,4 +1,4 @@
-"""`serve --check`: what would be served, and everything that keeps it from that.
+"""Checks settings for `serve --check`: lists what would be served, and all that prevents it.
 
 Starts nothing and downloads nothing. Looks at packages, files, variables and the port, and asks
 each upstream for its models once.
@@ -41,7 +41,7 @@ _Problem: TypeAlias = tuple[tuple[Any, ...], str]
 
 
 class CheckedSettings(NamedTuple):
-    """What `serve` would do with settings."""
+    """The outcome of a check of settings."""
 
     #: Lines that say what would be served.
     served: list[str]
@@ -52,7 +52,7 @@ class CheckedSettings(NamedTuple):
 
 
 def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSettings:
-    """Look at everything that settings name.
+    """Examine everything that settings name.
 
     Args:
         sources: where they come from.
@@ -87,7 +87,7 @@ def _line(sources: SettingsSources, place: tuple[Any, ...], text: str) -> str:
 
 
 def _packages(settings: Settings) -> Iterator[_Problem]:
-    """Extras that are needed and not installed."""
+    """Find extras that are needed and not installed."""
     needed: dict[tuple[str, ...], str] = {("models",): "engine"} if settings.models else {}
     if settings.telemetry.traces_endpoint is not None:
         needed["telemetry", "traces_endpoint"] = "tracing"
@@ -98,7 +98,7 @@ def _packages(settings: Settings) -> Iterator[_Problem]:
 
 
 def _references(settings: Settings) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Where settings refer to secrets, and to which."""
+    """List the places where settings refer to secrets, with the references."""
     references: list[tuple[tuple[Any, ...], str | None]] = [
         (("server", "api_key"), settings.server.api_key),
         (("server", "admin_key"), settings.server.admin_key),
@@ -134,7 +134,7 @@ def _models(settings: Settings) -> Iterator[_Problem]:
 
 
 def _problem_of(model: str) -> str | None:
-    """Why there can be no such model; None where there is, or where a hub may have it."""
+    """Give the reason why no such model can exist; None where it does, or a hub may have it."""
     path = Path(model).expanduser()
     if model == DEMO_MODEL:
         return None
@@ -148,7 +148,7 @@ def _problem_of(model: str) -> str | None:
 
 
 def _download_problem(model: str) -> str | None:
-    """Why a model that is not here cannot be downloaded."""
+    """Give the reason why a model cannot be downloaded; None where it can, or need not."""
     if not _is_of_hub(model) or _is_cached(model):
         return None
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -179,7 +179,7 @@ def _batches(settings: Settings) -> Iterator[_Problem]:
 
 
 def _cannot_write(folder: Path) -> str | None:
-    """Why nothing can be written into a folder, which is made where it is not there."""
+    """Give the reason why nothing can be written into a folder, which need not exist yet."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -189,7 +189,7 @@ def _cannot_write(folder: Path) -> str | None:
 
 
 def _variables(settings: Settings) -> Iterator[str]:
-    """Variables that look like settings, and are none."""
+    """Warn of variables that look like settings and are none."""
     known = {name.upper() for name in Settings.model_fields}
     references = {reference for _, reference in _references(settings)}
     for name in sorted(os.environ):
@@ -201,7 +201,7 @@ def _variables(settings: Settings) -> Iterator[str]:
 
 
 def _upstreams(settings: Settings, unreadable: Collection[int]) -> list[_Problem]:
-    """Upstreams that do not answer; not of those whose keys cannot be read.
+    """Find upstreams that do not answer, apart from those whose keys cannot be read.
 
     Args:
         settings: as checked.
@@ -244,7 +244,7 @@ async def _ask_upstreams(
 
 
 def _targets(settings: Settings) -> Iterator[_Problem]:
-    """Names that lead nowhere, as far as that is known without asking upstreams."""
+    """Find names that lead nowhere, as far as that is known without asking upstreams."""
     for alias, target in settings.aliases.items():
         if not _leads_somewhere(settings, target):
             yield ("aliases", alias), f"nothing serves '{target}'"
@@ -270,7 +270,7 @@ def _leads_somewhere(settings: Settings, name: str) -> bool:
 
 
 def _port(host: str, port: int, setting: str) -> tuple[str, str]:
-    """A note on an address, and why it cannot be had; both may be empty."""
+    """Try an address: a note on it, and the reason why it cannot be had. Both may be empty."""
     try:
         bind(host, port, setting).close()
     except ConfigError as error:
@@ -283,7 +283,7 @@ def _port(host: str, port: int, setting: str) -> tuple[str, str]:
 
 
 def _is_gateway(host: str, port: int) -> bool:
-    """Whether a Parrot Gateway answers there."""
+    """Ask for the version: a Parrot Gateway answers with one."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:
@@ -321,7 +321,7 @@ def _model_line(model: ModelSettings) -> str:
 
 
 def _is_of_hub(model: str) -> bool:
-    """Whether a model is to be found on a hub, if anywhere."""
+    """Tell if a model can only be on a hub: it is neither the demo model nor a folder."""
     is_folder = Path(model).expanduser().is_dir()
     return model != DEMO_MODEL and not is_folder and _problem_of(model) is None
 

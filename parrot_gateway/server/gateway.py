@@ -212,12 +212,12 @@ class Gateway:
         return reserved
 
     def _is_drained(self, model: str) -> bool:
-        """Whether the operator has drained all engines of a model, by its name in the scheduler."""
+        """Tell if the operator has drained all engines of a model, by its name in the scheduler."""
         upstream = self.upstreams.get(model)
         return model in self.registry.drained or (upstream is not None and upstream.drained)
 
     def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
-        """What is known now of a session's call; what was known before, once it has ended."""
+        """Renew the metadata of a session's call; keep what is given once the call has ended."""
         job = self.semantic.executor.unfinished.find(metadata.call)
         return metadata if job is None else self.semantic.metadata_of(job)
 
@@ -226,7 +226,7 @@ class Gateway:
         self.metrics.session_ended(*session.final_shape)
 
     def _is_queued(self, record: CallRecord) -> bool:
-        """Whether a call waits for an engine of our own."""
+        """Tell if a call waits for an engine of our own."""
         model, registry = record.served_model, self.registry
         return record.placed is None and (
             model in registry.serving
@@ -282,7 +282,7 @@ class Gateway:
         await asyncio.gather(self.supervisor.wait_ready(), self.upstreams.wait_ready())
 
     def can_serve(self) -> bool:
-        """Whether there is anything to serve, now or once an upstream or an engine turns up."""
+        """Tell if anything can be served, now or once an upstream or an engine turns up."""
         if self.upstreams or self.remote_join_key is not None:
             return True
         return len(self.failures()) < len(self.supervisor.models())
@@ -297,7 +297,7 @@ class Gateway:
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def is_ready(self) -> bool:
-        """Whether calls can be answered: some model is there, and the gateway neither closes nor is
+        """Tell if calls can be answered: some model is there, and the gateway neither closes nor is
         drained."""
         if self.gate.is_draining:
             return False

@@ -134,7 +134,7 @@ def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck, admin_keys
 
 
 def knows_path(path: str) -> bool:
-    """Whether a path under `/v1/` is a management route, not one for an upstream."""
+    """Tell a management route under `/v1/` from a path for an upstream."""
     return path == "/v1/models" or path.startswith(("/v1/models/", "/v1/engines/"))
 
 

@@ -95,7 +95,7 @@ class DrainingServer(uvicorn.Server):
         left_s = timeout_s - (time.monotonic() - began)
         if not await self._gateway.semantic.executor.drain(max(0.0, left_s)):
             logger.warning("deferred calls were cut off")
-        # What has no end of its own would keep the server from ending.
+        # Streams without an end of their own would keep the server from ending.
         self._gateway.feed.close()
         # Before uvicorn closes their connections, which they would take for a lost gateway.
         await self._gateway.stop_engines()

@@ -1,4 +1,4 @@
-"""What systemd is told of the gateway: that it answers, that it is alive, and that it stops.
+"""Notifies systemd that the gateway answers, is alive, and stops.
 
 See `man sd_notify`. Without systemd (`NOTIFY_SOCKET`) nothing is done.
 """

@@ -16,7 +16,7 @@ _ROUNDING = 1e-9
 
 
 class SharedModel(Protocol):
-    """What is read of a model's settings."""
+    """The settings of a model that shares are counted by."""
 
     @property
     def served_name(self) -> str: ...
@@ -31,7 +31,7 @@ class SharedModel(Protocol):
 
 
 def share_conflict(models: Iterable[SharedModel]) -> str | None:
-    """Why models do not fit together by their shares; None where they do.
+    """Give the reason why models do not fit together by their shares; None where they do.
 
     Names the first device whose shares come to more than 1, with who has how much of it.
     """
@@ -65,6 +65,6 @@ def _devices(model: SharedModel) -> list[str]:
 
 
 def _default_device() -> str:
-    """What engines take for `auto`, as far as it can be told without torch."""
+    """Guess the kind of device that engines take for `auto`, without torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return "cuda:0" if Path("/dev/nvidiactl").exists() and not hidden else "cpu"

@@ -254,7 +254,7 @@ class UpstreamSettings(_Section):
         return {f"{self.name}-{number}": url for number, url in enumerate(urls, 1)}
 
     def key_reference(self) -> str | None:
-        """Where this upstream's key is, if it has one."""
+        """The place of this upstream's key, if it has one."""
         if self.api_key is not None:
             return self.api_key
         variable = self.key_variable()
@@ -300,7 +300,7 @@ class EngineLinkSettings(_Section):
 
 
 class SchedulerSettings(_Section):
-    """Which call runs where and when, among engines of our own."""
+    """The placement of calls on engines of our own, in space and time."""
 
     #: A whole set-up: `parrot`, or one of the simple ones to compare with.
     policy: str = "parrot"
@@ -334,7 +334,7 @@ class SchedulerSettings(_Section):
 
     @property
     def config(self) -> SchedulerConfig:
-        """As the scheduler takes it.
+        """The same as the scheduler takes it.
 
         Raises:
             ValueError: there is no such set-up.
@@ -507,7 +507,7 @@ class BatchSettings(_Section):
 
 
 class TelemetrySettings(_Section):
-    """What operators see of a running gateway."""
+    """The metrics, traces and logs of a running gateway."""
 
     #: Whether `/metrics` is answered.
     metrics: bool = True

@@ -1,4 +1,4 @@
-"""Where settings come from: defaults < YAML file < `PARROT_*` environment < command line.
+"""Reads settings from their sources: defaults < YAML file < `PARROT_*` environment < command line.
 
 Merges the four, lets `settings` check the result, and names the place of each fault.
 """
@@ -77,7 +77,7 @@ class SettingsSources:
         return settings
 
     def origin(self, location: tuple[Any, ...]) -> str:
-        """Where a setting has its value from."""
+        """Name the place that a setting has its value from."""
         if _holds(self.flags, location):
             return "command line"
         if _holds(self.environment, location):
@@ -86,7 +86,7 @@ class SettingsSources:
         return self.file.locate(location)
 
     def is_given(self, location: tuple[Any, ...]) -> bool:
-        """Whether a setting is not left to its default."""
+        """Tell if a setting was given, and is not left to its default."""
         return any(
             _holds(values, location) for values in (self.flags, self.environment, self.file.data)
         )
@@ -122,7 +122,7 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
 
 
 def check_exposure(settings: Settings) -> None:
-    """Whether the keys protect what is served.
+    """Check that keys protect what is served.
 
     Raises:
         ConfigError: others could use the gateway without a key, or clients have the admin key.
@@ -141,7 +141,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Tell if an address can be reached from this machine only."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -151,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _suggestion(location: tuple[Any, ...]) -> str:
-    """What an unknown setting may be meant to be: one of its section, or of another."""
+    """Suggest what an unknown setting may stand for: one of its section, or of another."""
     *above, name = [str(part) for part in location if not isinstance(part, int)]
     section: type[BaseModel] = Settings
     for part in above:
