@@ -40,7 +40,6 @@ class Bench:
         self.maker = PromptMaker(BLOCK)
         self.ended_at: dict[int, float] = {}
         self.order: list[int] = []
-        self.wakes = 0
 
     def sequence(
         self, task_id: int, segments: Iterable[tuple[object, int]], output: int, **more: object
@@ -67,12 +66,11 @@ class Bench:
             self.clock.advance()
             self.engine.check()
 
-    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
-        self.clock.at(time, self._wake, version)
+    def wake_engine(self, engine: SimulatedEngine, time: float) -> None:
+        self.clock.at(time, self._wake)
 
-    def _wake(self, version: int, _: object) -> None:
-        self.wakes += 1
-        self.engine.wake(self.clock.now, version)
+    def _wake(self, *_: object) -> None:
+        self.engine.wake(self.clock.now)
 
     def filled(self, sequence: EngineSequence) -> None:
         assert sequence.computed <= sequence.target

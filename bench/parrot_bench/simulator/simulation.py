@@ -222,11 +222,11 @@ class _Simulation:
 
     # Events of engines
 
-    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
-        self._clock.at(time, self._wake, engine, version)
+    def wake_engine(self, engine: SimulatedEngine, time: float) -> None:
+        self._clock.at(time, self._wake, engine)
 
-    def _wake(self, engine: SimulatedEngine, version: int) -> None:
-        engine.wake(self._clock.now, version)
+    def _wake(self, engine: SimulatedEngine, _: object) -> None:
+        engine.wake(self._clock.now)
 
     def filled(self, sequence: EngineSequence) -> None:
         computed = min(sequence.computed, sequence.prompt.tokens)

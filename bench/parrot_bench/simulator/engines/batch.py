@@ -1,11 +1,9 @@
-"""The steps of a simulated engine: who decodes, how much is filled, how long many of them take."""
+"""The steps of a simulated engine: who decodes, and how much is filled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import ceil, sqrt
 
 from parrot_bench.simulator.engines.sequences import EngineSequence
 
@@ -40,11 +38,6 @@ class DecodeBatch:
         """The smallest priority among them; None when there are none."""
         return min(self._priorities, default=None)
 
-    @property
-    def steps_to_next_end(self) -> int:
-        """Steps until the first of them is done; there is one."""
-        return self._ends[0][0] - self._steps
-
     def join(self, sequence: EngineSequence) -> None:
         """Let a sequence decode whose prompt is filled; it has its first token."""
         self.size += 1
@@ -62,9 +55,10 @@ class DecodeBatch:
                 self.context_tokens += node.resident * self._block_tokens
             node.readers += 1
 
-    def advance(self, steps: int) -> None:
-        self._steps += steps
-        self.context_tokens += steps * self.size
+    def advance(self) -> None:
+        """Give each of them a token."""
+        self._steps += 1
+        self.context_tokens += self.size
 
     def done(self) -> EngineSequence | None:
         """Return a sequence that has all its tokens, which is to leave; None without one."""
@@ -120,9 +114,9 @@ class BackgroundBudget:
         """Tokens that the next step may take."""
         return min(self._burst, self._tokens + self._saved)
 
-    def passed(self, steps: int, taken: int) -> None:
-        """Count steps that have passed, and the tokens that they took together."""
-        saved = self._saved + self._tokens * steps - taken
+    def passed(self, taken: int) -> None:
+        """Count a step that has passed, and the tokens that it took."""
+        saved = self._saved + self._tokens - taken
         self._saved = max(0, min(self.MOST_SAVED * self._burst, saved))
 
 
@@ -162,36 +156,3 @@ class StepBudget:
         if self._can_wait(sequence):
             self._background -= tokens
             self.background_taken += tokens
-
-
-@dataclass(slots=True)
-class MacroStep:
-    """Many steps of one batch at once: a sum with a closed form.
-
-    Step `i` (from 0) takes `first_s + i x growth_s`: each sequence that decodes has one more key to
-    read in every step.
-    """
-
-    #: When it began, and steps that are meant to be done.
-    since: float
-    planned: int
-    first_s: float
-    growth_s: float = 0.0
-
-    def time_of(self, steps: int) -> float:
-        return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
-
-    def steps_until(self, elapsed: float) -> int:
-        """Steps that have begun before `elapsed` seconds have passed: one at least."""
-        first, growth = self.first_s, self.growth_s
-        guess = elapsed / first
-        if growth > 0.0:
-            b = first - growth / 2
-            guess = (sqrt(b * b + 2 * growth * max(elapsed, 0.0)) - b) / growth
-        # Nearly right; the sums decide.
-        steps = min(max(1, ceil(guess)), self.planned)
-        while steps < self.planned and self.time_of(steps) < elapsed:
-            steps += 1
-        while steps > 1 and self.time_of(steps - 1) >= elapsed:
-            steps -= 1
-        return steps

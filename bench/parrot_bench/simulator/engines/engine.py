@@ -1,11 +1,9 @@
-"""A simulated engine: continuous batching over a block cache, in macro-steps.
+"""A simulated engine: continuous batching over a block cache.
 
 An engine works in steps, as vLLM does: every running sequence decodes one token, and the rest of
 the step's token budget fills prompts, first come first served by priority; those that can wait get
-a part of it only while something more urgent decodes, if the profile limits them. As long as the
-batch stays the same the time of many steps is a sum with a closed form, so there is one event for
-all of them: when a sequence finishes, memory runs out, a prompt is filled, or a sequence arrives,
-which is taken in at the next step's beginning. Blocks can be found by others as soon as the step
+a part of it only while something more urgent decodes, if the profile limits them. A sequence that
+arrives is taken in at the next step's beginning. Blocks can be found by others as soon as the step
 that computes them is planned, as in vLLM. When memory runs out, the sequence that came last is
 preempted and computed again later.
 
@@ -20,12 +18,7 @@ from typing import Protocol
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.task import EngineId
 
-from parrot_bench.simulator.engines.batch import (
-    BackgroundBudget,
-    DecodeBatch,
-    MacroStep,
-    StepBudget,
-)
+from parrot_bench.simulator.engines.batch import BackgroundBudget, DecodeBatch, StepBudget
 from parrot_bench.simulator.engines.cache import Cache
 from parrot_bench.simulator.engines.sequences import EngineSequence, KvAllocations
 from parrot_bench.simulator.metrics import EngineUse
@@ -35,8 +28,8 @@ from parrot_bench.simulator.profiles import EngineProfile
 class Listener(Protocol):
     """Receives an engine's events, when they happen."""
 
-    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
-        """Call `engine.wake(time, version)` then."""
+    def wake_engine(self, engine: SimulatedEngine, time: float) -> None:
+        """Call `engine.wake(time)` then."""
         ...
 
     def filled(self, sequence: EngineSequence) -> None:
@@ -48,7 +41,7 @@ class Listener(Protocol):
         ...
 
     def stepped(self, engine: SimulatedEngine) -> None:
-        """The engine has planned its next steps: its counts and block events are current."""
+        """The engine has planned its next step: its counts and block events are current."""
         ...
 
 
@@ -65,11 +58,10 @@ class SimulatedEngine:
         self.id = engine_id
         self.profile = profile
         self.cache = Cache(profile.capacity_tokens, profile.block_tokens)
-        #: Macro-steps in work not included.
+        #: The step in work not included.
         self.counts = EngineUse()
         self._listener = listener
         self._serial = 0
-        self._version = 0
         self._allocations = KvAllocations(self.cache)
         #: By (priority, arrival).
         self._waiting: LazyHeap[EngineSequence] = LazyHeap()
@@ -78,13 +70,11 @@ class SimulatedEngine:
         most, burst = profile.max_background_tokens, profile.background_burst_tokens
         self._background = None if most is None else BackgroundBudget(most, burst)
 
-        # The macro-step in work, and the chunks that its steps fill.
+        # Whether a step is in work, or about to be planned; the chunks that it fills.
         self._working = False
         self._wake_pending = False
-        self._macro = MacroStep(since=0.0, planned=0, first_s=0.0)
         self._chunks: list[tuple[EngineSequence, int]] = []
         self._background_taken = 0
-        self._is_open = True
 
     @property
     def running(self) -> int:
@@ -117,60 +107,39 @@ class SimulatedEngine:
             self._listener.ended(sequence)
             return
         self._waiting.push(sequence, sequence.key)
-        self._replan(now)
+        if not (self._working or self._wake_pending):
+            # Not at once: others may arrive at this very moment.
+            self._wake_pending = True
+            self._listener.wake_engine(self, now)
 
     def forget(self, application: str) -> None:
         self.cache.forget(application)
 
-    def wake(self, now: float, version: int) -> None:
-        """The time passed to `wake_engine` has come; an outdated `version` does nothing."""
-        if version != self._version:
-            return
+    def wake(self, now: float) -> None:
+        """The time passed to `wake_engine` has come: end the step in work, plan the next."""
         self._wake_pending = False
         if self._working:
             self._settle(now)
         self._plan(now)
 
-    # Macro-steps
-
-    def _replan(self, now: float) -> None:
-        """A sequence came: plan anew at the end of the step in work, if there could be room."""
-        if not self._working:
-            if not self._wake_pending:
-                # Not at once: others may arrive at this very moment.
-                self._wake_pending = True
-                self._version += 1
-                self._listener.wake_engine(self, now, self._version)
-            return
-        if not self._is_open:
-            return
-        steps = self._macro.steps_until(now - self._macro.since)
-        if steps < self._macro.planned:
-            self._macro.planned = steps
-            self._version += 1
-            end = self._macro.since + self._macro.time_of(steps)
-            self._listener.wake_engine(self, end, self._version)
+    # Steps
 
     def _settle(self, now: float) -> None:
-        """Take in the macro-step in work, which is over."""
+        """Take in the step in work, which is over."""
         self._working = False
-        macro, decodes, cache, counts = self._macro, self._decodes, self.cache, self.counts
-        steps = macro.planned
+        decodes, cache, counts = self._decodes, self.cache, self.counts
         chunks, self._chunks = self._chunks, []
-        grown = decodes.size * steps
-        counts.steps += steps
+        counts.steps += 1
         if self._background is not None:
-            self._background.passed(steps, self._background_taken * steps)
+            self._background.passed(self._background_taken)
         for sequence, tokens in chunks:
-            counts.prefilled_tokens += tokens * steps
-            sequence.computed += tokens * steps
-            sequence.prefilled += tokens * steps
-            if steps > 1:
-                self._allocations.publish(sequence, sequence.computed)
-        if grown:
-            counts.generated_tokens += grown
-            decodes.advance(steps)
-            cache.private_tokens += grown
+            counts.prefilled_tokens += tokens
+            sequence.computed += tokens
+            sequence.prefilled += tokens
+        if decodes.size:
+            counts.generated_tokens += decodes.size
+            cache.private_tokens += decodes.size
+            decodes.advance()
             cache.make_room(0)
             while (done := decodes.done()) is not None:
                 self._finish(done, now)
@@ -182,9 +151,8 @@ class SimulatedEngine:
                     self._listener.filled(sequence)
 
     def _plan(self, now: float) -> None:
-        """Decide on the next macro-step, and ask to be woken at its end."""
+        """Decide on the next step, and ask to be woken at its end."""
         profile, decodes = self.profile, self._decodes
-        self._version += 1
         blocked = False
         while decodes.size and self.cache.free_tokens < decodes.size:
             self._preempt(now)
@@ -197,24 +165,13 @@ class SimulatedEngine:
             if background is not None:
                 most, urgent = background.of_step, decodes.most_urgent
             budget = StepBudget(tokens, most, urgent)
-            blocked = self._fill(now, budget, blocked)
-            tokens = budget.tokens
+            self._fill(now, budget, may_enter=not blocked)
             self._background_taken = budget.background_taken
-        self._is_open = tokens > 0 and not blocked and self.running < profile.max_batch
         self._begin(now)
         self._listener.stepped(self)
 
-    def _fill(self, now: float, budget: StepBudget, blocked: bool) -> bool:
-        """Choose the prompts that the next step fills.
-
-        Args:
-            now: the time.
-            budget: of the step.
-            blocked: nothing may enter from the beginning on.
-
-        Returns:
-            whether nothing more may enter.
-        """
+    def _fill(self, now: float, budget: StepBudget, *, may_enter: bool) -> None:
+        """Choose the prompts that the next step fills; new ones only if they may enter."""
         filling: Iterable[EngineSequence] = self._filling
         if budget.is_shared:
             filling = sorted(filling, key=lambda s: s.key)
@@ -223,7 +180,7 @@ class SimulatedEngine:
                 break
             if budget.left_for(sequence) > 0:
                 self._take_chunk(sequence, budget)
-        while budget.tokens > 0 and not blocked:
+        while budget.tokens > 0 and may_enter:
             first = self._waiting.first()
             if first is None or budget.left_for(first) <= 0:
                 # Nothing waits; or the first of the queue, and all behind it, can wait.
@@ -232,39 +189,20 @@ class SimulatedEngine:
                 self._waiting.remove(first)
                 self._take_chunk(first, budget)
             else:
-                blocked = True
-        return blocked
+                break
 
     def _begin(self, now: float) -> None:
-        """Begin the macro-step of the chunks and decodes at hand."""
-        profile, chunks, batch = self.profile, self._chunks, self._decodes
-        decodes = batch.size
-        if not chunks and not decodes:
-            return
-        tokens = sum(each for _, each in chunks)
-        if decodes:
-            first_s = profile.step_s(
-                prefill_tokens=tokens,
-                sequences=decodes,
+        """Begin the step of the chunks and decodes at hand."""
+        batch = self._decodes
+        if self._chunks or batch.size:
+            self._working = True
+            step_s = self.profile.step_s(
+                prefill_tokens=sum(tokens for _, tokens in self._chunks),
+                sequences=batch.size,
                 context_tokens=batch.context_tokens,
                 repeated_tokens=batch.repeated_tokens,
             )
-            growth_s = decodes * profile.step_model.context_token_s
-        else:
-            first_s, growth_s = profile.step_s(prefill_tokens=tokens), 0.0
-        steps = 1
-        if not chunks:
-            steps = batch.steps_to_next_end
-        elif len(chunks) == 1 and tokens + decodes >= profile.max_batch_tokens:
-            # One prompt fills step after step.
-            sequence = chunks[0][0]
-            steps = (sequence.target - sequence.computed) // tokens
-        if decodes:
-            most = self.cache.free_tokens // decodes
-            steps = max(1, min(steps, batch.steps_to_next_end, most))
-        self._working = True
-        macro = self._macro = MacroStep(now, steps, first_s, growth_s)
-        self._listener.wake_engine(self, now + macro.time_of(steps), self._version)
+            self._listener.wake_engine(self, now + step_s)
 
     # Sequences
 

@@ -5,27 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_bench.simulator.engines.batch import MacroStep
 from simulated import MODEL, Bench, profile, step
-
-
-@given(
-    first=st.floats(1e-4, 0.1),
-    growth=st.floats(0, 1e-3),
-    planned=st.integers(1, 400),
-    share=st.floats(0, 1),
-)
-def test_macro_step_is_the_sum_of_its_steps(
-    first: float, growth: float, planned: int, share: float
-) -> None:
-    macro = MacroStep(0.0, planned, first, growth)
-    total = sum(first + i * growth for i in range(planned))
-    assert macro.time_of(planned) == pytest.approx(total, rel=1e-9)
-    elapsed = share * total
-    steps = macro.steps_until(elapsed)
-    assert 1 <= steps <= planned
-    assert steps == planned or macro.time_of(steps) >= elapsed
-    assert steps == 1 or macro.time_of(steps - 1) < elapsed
 
 
 def test_one_call_takes_exactly_its_steps() -> None:
@@ -38,8 +18,6 @@ def test_one_call_takes_exactly_its_steps() -> None:
     assert bench.ended_at[1] == filled + decode
     assert (sequence.cached, sequence.prefilled, sequence.generated) == (0, 1000, 50)
     assert bench.engine.used_tokens == 0
-    # Macro-steps: to begin, the prompt's end, the last token's end.
-    assert bench.wakes == 3
 
 
 def test_long_prompt_in_chunks() -> None:
