@@ -39,7 +39,7 @@ def model(setting: Setting, *, knows_graph: bool) -> ChatParrot:
 
 
 def parts(setting: Setting) -> list[str]:
-    """What is summarised."""
+    """The text to summarise."""
     return book.chunks(3, 300) if setting.quick else book.chunks(6, 500)
 
 

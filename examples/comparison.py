@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def session(self) -> str:
-        """What the run's session is called: the example, and letters of the salt."""
+        """The name of the run's session: the example, and letters of the salt."""
         return f"{Path(sys.argv[0]).stem} {self.salt[:7].replace(' ', '')}"
 
 
@@ -101,7 +101,7 @@ class Row:
 
 
 def _counters(base_url: str) -> Counter[str]:
-    """What a gateway has done since its start; waits for the next heartbeat of each engine.
+    """Counters of a gateway since its start; waits for the next heartbeat of each engine.
 
     Returns:
         `calls`, and the tokens `filled`, `cached` and `generated` if it has engines of its own.

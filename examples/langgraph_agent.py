@@ -36,7 +36,7 @@ def count(word: Word) -> str:
 
 
 class State(TypedDict):
-    """What nodes have written, by their names."""
+    """The texts that nodes have written, by their names."""
 
     texts: Annotated[dict[str, str], operator.or_]
 

@@ -30,7 +30,7 @@ class CountedParrot(Parrot):
         return self._count
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Of the model."""
+        """Complete a text, and count it."""
         self._count += 1
         answer: CompletionResponse = super().complete(prompt, formatted, **kwargs)
         return answer
@@ -38,7 +38,7 @@ class CountedParrot(Parrot):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Of the model."""
+        """Complete a text, and count it."""
         self._count += 1
         answer: CompletionResponse = await super().acomplete(prompt, formatted, **kwargs)
         return answer

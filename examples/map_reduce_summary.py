@@ -37,12 +37,12 @@ def model(setting: Setting, *, knows_graph: bool) -> ChatParrot:
 
 
 def parts(setting: Setting) -> list[str]:
-    """What is summarised."""
+    """The text to summarise."""
     return book.chunks(3, 300) if setting.quick else book.chunks(5, 500)
 
 
 def batch(setting: Setting, *, defer: bool) -> Result:
-    """As one writes it: one chain, a batch and a last call. `defer` is all that differs."""
+    """Summarise as people write it: a chain, a batch and a last call; only `defer` differs."""
     llm = model(setting, knows_graph=defer).bind(defer=defer)
     summarise = MAP | llm | StrOutputParser()
     texts = {"salt": lambda _: setting.salt, "summaries": JoinTexts(separator="\n- ")}

@@ -149,5 +149,5 @@ class Network:
 
     @property
     def round_trips(self) -> int:
-        """Of all clients so far."""
+        """Round trips of all clients so far."""
         return sum(client.round_trips for client in self._clients)

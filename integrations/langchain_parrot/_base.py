@@ -1,4 +1,4 @@
-"""What ChatParrot and ParrotLLM share: connection, sampling, Parrot's fields, requests."""
+"""The base of ChatParrot and ParrotLLM: connection, sampling, Parrot's fields, requests."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class CallOptions(NamedTuple):
 
     @property
     def is_deferred(self) -> bool:
-        """Whether the answer is a reference."""
+        """True if the answer is a reference."""
         return bool(self.parrot.get("defer"))
 
     def for_each(self, prompts: int) -> list[CallOptions]:
-        """The same for each of so many prompts; the run that it is belongs to the first."""
+        """The same for each of several prompts; the run that it is belongs to the first."""
         parrot = {name: value for name, value in self.parrot.items() if name != "run"}
         other = self._replace(body={**self.body, "parrot": parrot}, parrot=parrot)
         return [self, *[other] * (prompts - 1)]
@@ -300,7 +300,7 @@ class ParrotModel(BaseModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What distinguishes two models in traces and cache keys."""
+        """Parameters that distinguish two models in traces and cache keys."""
         parrot = merge_fields(self._own_fields())
         return {
             "model": self.model,
@@ -320,7 +320,7 @@ class ParrotModel(BaseModel):
 
     @property
     def _clients(self) -> OpenAIClients:
-        """Those of the connection as it is now: a copy of a model may go elsewhere."""
+        """The clients of the connection as it is now: a copy of a model may go elsewhere."""
         connection = Connection(
             base_url=self.base_url,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
@@ -559,7 +559,7 @@ def _source(source: Any) -> Any:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 

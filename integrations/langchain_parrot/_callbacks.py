@@ -27,7 +27,7 @@ _DONE = _Done()
 
 
 async def _looks_asynchronous() -> None:
-    """What `inspect.iscoroutinefunction` finds; never called."""
+    """Stand in for `inspect.iscoroutinefunction`; never called."""
 
 
 class Inline(functools.partial[Any]):

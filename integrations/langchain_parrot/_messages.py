@@ -54,7 +54,7 @@ def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _prepared(message: BaseMessage) -> BaseMessage:
-    """What langchain_core can convert: without what is no content."""
+    """A message that langchain_core can convert: without blocks that are no content."""
     if isinstance(message.content, str) or not isinstance(message, AIMessage):
         return message
     content = [
@@ -71,7 +71,7 @@ def _invalid_on_wire(call: InvalidToolCall) -> dict[str, Any]:
 
 
 def _additional(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a message or a delta, what LangChain keeps beside the content."""
+    """The parts of a message or a delta that LangChain keeps beside the content."""
     additional: dict[str, Any] = {}
     # vLLM's newer name is `reasoning`; DeepSeek's and SGLang's is the other.
     reasoning = message.get("reasoning_content") or message.get("reasoning")

@@ -255,7 +255,7 @@ def _of_status(error: openai.APIStatusError, base_url: str) -> Exception:
 
 
 def _is_about_parrot(code: str, param: str, message: str) -> bool:
-    """Whether an error is about a field of Parrot's that the server does not know.
+    """True if an error is about a field of Parrot's that the server does not know.
 
     The gateway names it in `param`; others name `parrot`, the whole object, in some way.
     """

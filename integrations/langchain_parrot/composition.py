@@ -73,7 +73,7 @@ class JoinTexts(RunnableSerializable[Sequence[str], str]):
 
 
 class Demand(IntEnum):
-    """What becomes of a step's output: it is read, passed on as a text, or is a model's prompt."""
+    """The use of a step's output: it is read, passed on as a text, or is a model's prompt."""
 
     READ = 0
     TEXT = 1
@@ -88,7 +88,7 @@ class _Model(NamedTuple):
 
     @property
     def is_observed(self) -> bool:
-        """Whether something sees its prompts or keeps its answers."""
+        """True if something sees its prompts or keeps its answers."""
         cache = getattr(self.model, "cache", None)
         has_cache = get_llm_cache() is not None if cache is None else cache is not False
         return (
@@ -98,7 +98,7 @@ class _Model(NamedTuple):
         )
 
     def may_defer(self, every: bool) -> bool:
-        """Whether its answer may be a reference; `every` stands for `defer=True`."""
+        """True if its answer may be a reference; `every` stands for `defer=True`."""
         given = {**self.model._default_params, **self.arguments}
         return (
             (every or bool(self.arguments.get("defer", self.model.defer)))
@@ -126,12 +126,12 @@ def _model_of(step: Any) -> _Model | None:
 
 
 def _is_plain(binding: Any) -> bool:
-    """Whether a binding has no callbacks, and makes no configuration by code."""
+    """True if a binding has no callbacks, and makes no configuration by code."""
     return not binding.config_factories and not binding.config.get("callbacks")
 
 
 def _passes_texts(step: Any) -> bool:
-    """Whether a step only hands on, or joins, what it is given."""
+    """True if a step only hands on, or joins, what it is given."""
     if _kind(step) is RunnablePassthrough:
         return step.func is None and step.afunc is None
     if _kind(step) is RunnableLambda:
@@ -144,7 +144,7 @@ def _passes_texts(step: Any) -> bool:
 
 
 def _copies_texts(template: Any) -> bool:
-    """Whether a prompt template puts its inputs into the prompt as they are."""
+    """True if a prompt template puts its inputs into the prompt as they are."""
     # NOTE: these load jinja2, and a program without templates does not need it.
     from langchain_core import prompts
 
@@ -191,7 +191,7 @@ def _parts(step: Any) -> list[Any] | None:
 
 
 def _demand(step: Any, after: Demand) -> Demand:
-    """What becomes of a step's input, from what becomes of its output."""
+    """The use of a step's input, from that of its output."""
     model = _model_of(step)
     if model is not None:
         return Demand.READ if model.is_observed else Demand.PROMPT
@@ -379,7 +379,7 @@ def _plan(step: Any, after: Demand, holds: bool, *, every: bool = False) -> _Bui
 
 
 def _is_observed(config: Any) -> bool:
-    """Whether callbacks of others see the run: they are shown texts, not references."""
+    """True if callbacks of others see the run: they are shown texts, not references."""
     handlers = CallbackManager.configure(ensure_config(config).get("callbacks")).handlers
     return any(not isinstance(handler, RunTree) for handler in handlers)
 

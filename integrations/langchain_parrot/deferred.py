@@ -152,7 +152,7 @@ class DeferredText:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the text is here already."""
+        """True if the text is here already."""
         return self._text is not None
 
     def get(self, timeout: float | None = None) -> str:
@@ -295,7 +295,7 @@ class GraphRun:
 
     @property
     def has_references(self) -> bool:
-        """Whether there are references whose texts are not known."""
+        """True if there are references whose texts are not known."""
         return bool(self._sources)
 
     def add(self, reference: str, resolver: GatewayResolver, timeout: float) -> None:

@@ -77,9 +77,9 @@ class ParrotEmbeddings(BaseModel, Embeddings):
         return self._embed([text], self.query_prompt)[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As `embed_documents`."""
+        """The vector of each text, without blocking the event loop."""
         return await self._aembed(texts, self.document_prompt)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """As `embed_query`."""
+        """The vector of a query, without blocking the event loop."""
         return (await self._aembed([text], self.query_prompt))[0]

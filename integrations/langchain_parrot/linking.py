@@ -1,4 +1,4 @@
-"""What LangChain's run tree says of a call, as fields of a request to the gateway.
+"""Reads LangChain's run tree for the fields of a request that link it.
 
 Importing this follows the runs of the program from then on: one entry for each that is going on.
 
@@ -103,7 +103,7 @@ class RunNode:
 
 
 class RunStart(NamedTuple):
-    """What LangChain reports when a run starts."""
+    """LangChain's report when a run starts."""
 
     run_id: UUID
     parent_id: UUID | None
@@ -251,16 +251,16 @@ class RunTree(BaseCallbackHandler):
 
 
 def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether a LangGraph task is a function called by another task, in the same step.
+    """True if a LangGraph task is a function called by another task, in the same step.
 
-    Of those it is not known whether they run one after another.
+    It is not known whether those run one after another.
     """
     path: Any = (metadata or {}).get("langgraph_path") or ()
     return len(path) > 1 and isinstance(path[1], tuple | list)
 
 
 def _refers(prompt: Any) -> bool:
-    """Whether a text, a message, its content or a list of them has a reference."""
+    """True if a text, a message, its content or a list of them has a reference."""
     if isinstance(prompt, str):
         return REFERENCE_START in prompt
     if isinstance(prompt, list | tuple):
@@ -329,6 +329,6 @@ def _fields(node: RunNode, run: str | None) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """As a gateway takes it; empty if it does not."""
+    """The value as a gateway takes it; empty if it does not."""
     text = str(value).strip() if isinstance(value, str | int) else ""
     return text[:MAX_CHARACTERS] if text.isprintable() else ""

@@ -101,7 +101,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
         return result
 
     def _shall_stream(self, prompts: int, call: CallOptions, arguments: Mapping[str, Any]) -> bool:
-        """Whether `invoke` streams inside: only ever one prompt and one answer."""
+        """True if `invoke` streams inside: only ever one prompt and one answer."""
         return (
             prompts == 1
             and call.body.get("n", 1) == 1

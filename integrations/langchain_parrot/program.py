@@ -86,7 +86,7 @@ def program_session() -> str:
 
 
 def caller_here() -> Caller:
-    """Who called for a run that begins here."""
+    """Find the code that called for a run that begins here."""
     frame: FrameType | None = sys._getframe(1)
     folder, place = _folder_of_program(), ""
     while frame is not None:
@@ -132,7 +132,7 @@ def _folder_of_program() -> Path | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_within(path: str, folder: Path | None) -> bool:
-    """Whether a file is the program's own: below its folder, and not in an environment there."""
+    """True if a file is the program's own: below its folder, and not in an environment there."""
     if folder is None:
         return False
     file = Path(os.path.abspath(path))

@@ -1,4 +1,4 @@
-"""What the integrations share of a client of the gateway: address, key, fields, headers, errors.
+"""The integrations' common part of a client: address, key, fields, headers, errors.
 
 Imports the standard library only; `openai` is loaded with the first client that is made. The
 integrations differ in their transport: LangChain's and LlamaIndex's models send with the `openai`

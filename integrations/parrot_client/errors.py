@@ -1,4 +1,4 @@
-"""What to do about an error of the gateway, by its code: the sentences that clients add to it."""
+"""Advice on errors of the gateway, by their codes: the sentences that clients add."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UNKNOWN_FIELD = (
 
 
 def advice_for(status: int | None, code: str | None, base_url: str) -> str | None:
-    """What to do about an error answer; None where its own message has to do.
+    """Advice on an error answer; None where its own message has to do.
 
     Args:
         status: of HTTP; None for an error within a stream.

@@ -55,5 +55,5 @@ def merge_fields(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_metadata(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What an answer's headers say of its call in the gateway; empty for an ordinary call."""
+    """Read an answer's headers about its call in the gateway; empty for an ordinary call."""
     return {name: read(text) for header, name, read in _HEADERS if (text := headers.get(header))}

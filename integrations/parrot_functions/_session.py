@@ -112,7 +112,7 @@ class Text:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the text has been read; sends no request."""
+        """True if the text has been read; sends no request."""
         return self._value is not None
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ class Prompt(NamedTuple):
 
 
 def is_placeholder_name(name: str) -> bool:
-    """Whether `{{name}}` can be a placeholder: ASCII letters, digits and `_`, at most 128."""
+    """True if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, at most 128."""
     return _PLACEHOLDER_NAME.fullmatch(name) is not None
 
 

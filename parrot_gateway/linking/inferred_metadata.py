@@ -1,6 +1,6 @@
-"""What the scheduler gets to know of calls that declare nothing: by forecasts, inferred sessions.
+"""Tells the scheduler of calls that declare nothing, from forecasts and inferred sessions.
 
-For calls to engines of our own, and to upstreams of several servers. All of it may be wrong: that
+Serves calls to engines of our own and to upstreams of several servers. All of it may be wrong: that
 may cost time, within the scheduler's bounds for starvation, and nothing else.
 """
 
@@ -81,7 +81,7 @@ class InferredMetadata:
         self._used: OrderedDict[str, float] = OrderedDict()
 
     async def of(self, exchange: Exchange, body: bytes) -> CallMetadata:
-        """What is to be known of a call; an ordinary one where nothing is used of it.
+        """Metadata of a call; those of an ordinary one where nothing inferred is used.
 
         Waits at most `linking.session_wait_s`, only for calls that show that others precede them,
         and only while memory is scarce: otherwise nobody is held, and sessions gain nothing.
@@ -118,7 +118,7 @@ class InferredMetadata:
         return linking.is_running and bool(linking.settings.use) and linking.is_linked(exchange)
 
     def _foretold(self, exchange: Exchange, body: bytes) -> tuple[CallMetadata, float]:
-        """What its template tells of a call, and the chance that its session goes on."""
+        """Metadata of a call by its template, and the chance that its session goes on."""
         metadata, returns = ORDINARY_CALL, UNKNOWN_RETURNS
         forecast = self._linking.forecasts.of(exchange.tenant, body)
         if forecast is not None:
@@ -149,7 +149,7 @@ class InferredMetadata:
 
 
 def _common_share(forecast: Forecast, body: bytes) -> float:
-    """How much of a prompt its template is, and tools that stand behind it in the body."""
+    """The share of a prompt that its template is, with tools that stand behind it in the body."""
     tools = max(body.rfind(key, max(0, len(body) - _LOOKED_AT)) for key in _TOOLS)
     behind = len(body) - tools if tools > forecast.prefix_bytes else 0
     share = _BYTES_ARE_TOKENS * (forecast.prefix_bytes + behind) / max(1, len(body))

@@ -76,7 +76,7 @@ _DONE = tuple(
 
 
 def wants_link(value: bytes) -> bool:
-    """What `X-Parrot-Link` says.
+    """Read `X-Parrot-Link`: false keeps a call out.
 
     Raises:
         InvalidRequestError: neither yes nor no.
@@ -186,7 +186,7 @@ class LinkingService:
         return ObservedCall(self, exchange, call) if self._gather(seen) else None
 
     def is_linked(self, exchange: Exchange) -> bool:
-        """Whether its client, and the settings for its tenant, let a call be linked.
+        """True if its client, and the settings for its tenant, let a call be linked.
 
         Raises:
             InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
@@ -220,7 +220,7 @@ class LinkingService:
 
     @property
     def names_sessions(self) -> bool:
-        """Whether calls, or their answers, name the sessions that were inferred."""
+        """True if calls, or their answers, name the sessions that were inferred."""
         return self.settings.headers or bool(self.settings.session_header)
 
     async def name_session(
@@ -368,7 +368,7 @@ class LinkingService:
         self._send(ForecastsWanted(time.time()))
 
     def _waiting_bytes(self) -> int:
-        """What is on its way to the process."""
+        """Bytes on their way to the process."""
         process = self.process
         assert process is not None
         assert process.stdin is not None

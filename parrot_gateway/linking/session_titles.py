@@ -1,4 +1,4 @@
-"""What people call a session that has no name of its own: by the shape of its calls, never by text.
+"""Titles of sessions without a name of their own: by the shape of their calls, never by text.
 
 A title helps to find a session in a list. It changes as calls come; the id does not.
 """

@@ -1,4 +1,4 @@
-"""What is kept for each tenant, of a limited number of them, and how much."""
+"""Keeps something for each of a limited number of tenants; bounds of what is kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tenants(Generic[T]):
         self._last: tuple[str, T] | None = None
 
     def use(self, name: str) -> T:
-        """What is kept for a tenant, from now on if it is new."""
+        """Get what is kept for a tenant, from now on if it is new."""
         last = self._last
         if last is not None and last[0] == name:
             return last[1]
@@ -65,7 +65,7 @@ class Tenants(Generic[T]):
         return kept
 
     def known(self, name: str) -> T | None:
-        """What is kept for a tenant that is asked about, which does not make it a new one."""
+        """Get what is kept for a tenant, or None; asking makes no new tenant."""
         return self._kept.get(name)
 
     def forget_oldest(self) -> None:
@@ -79,7 +79,7 @@ class Tenants(Generic[T]):
         return len(self._kept)
 
     def __iter__(self) -> Iterator[T]:
-        """What is kept for each, the one that was quiet longest first."""
+        """Yield what is kept for each, the one that was quiet longest first."""
         return iter(self._kept.values())
 
     def items(self) -> Iterator[tuple[str, T]]:

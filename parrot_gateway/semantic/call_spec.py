@@ -33,7 +33,7 @@ def parse_objective(text: str, param: str = "objective") -> Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """What a client may say of a call besides its variables and its context."""
+    """Options that a client may give a call besides its variables and its context."""
 
     #: Applied to the text before it becomes the value.
     transform: Transform | None = None

@@ -119,7 +119,7 @@ class NamedContext:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call uses it or waits for it."""
+        """True if no call uses it or waits for it."""
         return self.lock.is_free
 
 

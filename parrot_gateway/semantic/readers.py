@@ -37,7 +37,7 @@ class Readers:
 
         Args:
             objective: of the wait, for deduction; None leaves deduction alone.
-            after: return also when it has more text than so many characters.
+            after: return also when it has more text than this many characters.
         """
         if variable.is_final or (after is not None and variable.text_after(after)):
             return True

@@ -289,7 +289,7 @@ class SemanticService:
         )
 
     def metadata_of(self, job: Job) -> CallMetadata:
-        """What the scheduler needs to know of a call now."""
+        """Metadata of a call for the scheduler, as it is now."""
         return self.objectives.metadata_of(job)
 
     async def _run(self, job: Job, request: CallRequest) -> None:

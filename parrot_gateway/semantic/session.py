@@ -95,7 +95,7 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be forgotten: without unfinished calls and pins."""
+        """True if it may be forgotten: it has no unfinished calls and no pins."""
         return self._pins == 0 and self.graph.num_unfinished == 0
 
     def pin(self) -> None:
@@ -234,7 +234,7 @@ class Session:
             raise SessionNotFoundError(self.name)
 
     def account(self, delta: int) -> None:
-        """Its values and contexts are about to grow by so many bytes (negative: shrank).
+        """Its values and contexts are about to grow by `delta` bytes (negative: shrank).
 
         Raises:
             SessionFullError, OverloadedError: no room, and nothing can be forgotten.

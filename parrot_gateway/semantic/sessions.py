@@ -188,7 +188,7 @@ class SessionStore:
         return list(reversed(held.sessions.values())) if held is not None else []
 
     def get(self, session_id: str) -> Session | None:
-        """The session of that id, whosesoever it is: for the operator."""
+        """The session of that id, of any tenant: for the operator."""
         return self._owners.get(session_id)
 
     def newest(self, limit: int) -> Iterator[Session]:

@@ -221,7 +221,7 @@ class Variable:
         self._end("failed", failure)
 
     def cancel(self, failure: Failure | None = None) -> None:
-        """As `fail`, because the value is not needed any more."""
+        """End it like `fail`, because the value is not needed any more."""
         if failure is None:
             failure = Failure("cancelled", "it was cancelled", self.name, self.producer)
         self._end("cancelled", failure)

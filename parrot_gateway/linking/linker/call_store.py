@@ -123,7 +123,7 @@ class StoredCall:
     keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
 
     def is_ancestor_of(self, call: StoredCall | None) -> bool:
-        """Whether `call` is this one, or goes on from it."""
+        """True if `call` is this one, or goes on from it."""
         if call is None or call.root != self.root:
             return False
         while call is not None and call.number > self.number:
@@ -132,7 +132,7 @@ class StoredCall:
 
 
 def by_age(call: StoredCall, now: float) -> float:
-    """Of calls whose answers came at about the same time the first counts, else the last."""
+    """Rank calls by age: the first of answers that came at about the same time, else the last."""
     age = now - (call.ended or now)
     return age if age < 2.0 else -age
 
@@ -212,11 +212,11 @@ class CallStore:
 
     @property
     def running_bytes(self) -> int:
-        """What is kept of the prompts of calls that run."""
+        """Bytes kept of the prompts of calls that run."""
         return 4 * self._running_size
 
     def is_flooded(self, state: int) -> bool:
-        """Whether there are many equal prompts, of which the last has no links."""
+        """True if there are many equal prompts, of which the last has no links."""
         numbers = self.prompts.get(state)
         if numbers is None or len(numbers) < _MAX_EQUAL:
             return False
@@ -332,8 +332,8 @@ class CallStore:
         return []
 
     def sessions_and_sizes(self, numbers: Positions) -> tuple[Positions, NDArray[np.int32]]:
-        """Of outputs the numbers of their sessions, 0 for forgotten ones, and how many
-        fingerprints they have; [n] each.
+        """The session numbers of outputs, 0 for forgotten ones, and their counts of fingerprints;
+        [n] each.
 
         Args:
             numbers: ascending, [n].
@@ -430,7 +430,7 @@ class CallStore:
 
 
 def _running_size(call: StoredCall) -> int:
-    """What is kept of the prompt of a call that runs, in units of 4 bytes."""
+    """Size of what is kept of a running call's prompt, in units of 4 bytes."""
     passages = 0 if call.passages is None else len(call.passages)
     return 16 + passages + len(call.prompt or "") // 4
 
@@ -446,7 +446,7 @@ def _states_at_boundaries(text: str, seed: int) -> list[int]:
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
-    """Which of `hashes` are among `known`; [n] bool."""
+    """Flags: each of `hashes` that is among `known`; [n] bool."""
     if not len(known):
         return np.zeros(len(hashes), np.bool_)
     known = np.sort(known)
@@ -462,5 +462,5 @@ def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
 
 
 def kept_keys(keys: list[int]) -> array[int]:
-    """Of a prompt's messages those that are remembered."""
+    """The keys of a prompt's last messages, which are remembered."""
     return array("q", keys[-_KEPT_MESSAGES:])

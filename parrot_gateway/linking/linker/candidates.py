@@ -93,7 +93,7 @@ class Reader:
     found: set[LinkedSession] = field(default_factory=set)
 
     def is_home(self, call: StoredCall) -> bool:
-        """Whether a call is of the reader's session."""
+        """True if a call is of the reader's session."""
         session = call.session.current
         return session in self.found or (
             self.session is not None and session is self.session.current
@@ -216,7 +216,7 @@ def _sharing(
 
 
 def _are_among(numbers: Positions, some: list[int]) -> np.ndarray:
-    """Which of some numbers, ascending, are among others, which are few; [n] bool."""
+    """Flags: each of `numbers`, ascending, that is among `some`, which are few; [n] bool."""
     found = np.zeros(len(numbers), np.bool_)
     for each in some if len(numbers) else ():
         place = min(int(numbers.searchsorted(each)), len(numbers) - 1)
@@ -239,8 +239,8 @@ def _add_unshared(store: CallStore, found: Candidates, missing: list[int]) -> No
 
 
 def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
-    """Whether a text can come from an output that is equal to it: prompts may not have held it
-    before, unless it is long or of the reader's session."""
+    """True if a text can come from an output that is equal to it: no prompt has held it before, or
+    it is long or of the reader's session."""
     call = output.call
     if call.ended is None or reader.now - call.ended > reader.horizon_s:
         return False
@@ -257,7 +257,7 @@ def _are_possible(
     equal: list[int],
     reader: Reader,
 ) -> np.ndarray:
-    """Which outputs the text can come from by when they were written; [m] bool.
+    """Flags: each output that was written at a time at which the text can come from it; [m] bool.
 
     Args:
         numbers: of the outputs, ascending, [m].
@@ -273,7 +273,7 @@ def _are_possible(
 
 
 def _own_rows(rows: Positions, writers: Positions, is_common: np.ndarray) -> np.ndarray:
-    """Which rows are not common and written by one session alone; [n] bool.
+    """Flags: each row that is not common and that one session alone has written; [n] bool.
 
     Args:
         rows: that are shared, [p].

@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """What a request holds.
+    """The messages of a request, and what it names.
 
     Attributes:
         previous: id of the response that it continues (`previous_response_id`).

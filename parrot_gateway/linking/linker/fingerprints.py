@@ -120,7 +120,7 @@ class NormalisedText:
 
 
 def _is_inside(byte: int) -> bool:
-    """Whether a byte of UTF-8 is not the first one of its character."""
+    """True if a byte of UTF-8 is not the first one of its character."""
     return byte & 0xC0 == 0x80
 
 
@@ -249,7 +249,7 @@ class FingerprintCache:
         self.size_bytes = 0
 
     def of(self, text: str, key: int) -> Hashes:
-        """Those of a text that is probably known.
+        """The fingerprints of a text, which are probably known.
 
         Args:
             key: hash of the text.
@@ -276,7 +276,7 @@ class FingerprintCache:
 
 
 class FingerprintIndex:
-    """Which owners wrote a fingerprint: a table of fixed size whose oldest entries go first.
+    """Finds the owners of fingerprints: a table of fixed size whose oldest entries go first.
 
     Args:
         max_entries: a power of two; 8 bytes each. The table starts small and doubles up to it.
@@ -357,8 +357,10 @@ class FingerprintIndex:
 
 
 class PassageCounts:
-    """In how many calls a passage stood that no earlier answer explains: what all prompts of a
-    template share, retrieved documents, stock phrases. Counts are halved as texts go by.
+    """Counts the calls in which a passage stood that no earlier answer explains.
+
+    All prompts of a template share such passages; retrieved documents and stock phrases are some
+    too. Counts are halved as texts go by.
 
     Args:
         bits: the table has `2**bits` counters of a byte.
@@ -387,7 +389,7 @@ class PassageCounts:
             self._added = 0
 
     def are_common(self, hashes: Hashes) -> bool:
-        """Whether passages, which are few, are all nobody's."""
+        """True if all of some passages, which are few, are nobody's."""
         return all(self._counts.item(each) >= COMMON for each in (hashes >> self._shift).tolist())
 
     def of(self, hashes: Hashes) -> Bytes:

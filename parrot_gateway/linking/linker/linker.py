@@ -27,7 +27,7 @@ from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 
 class LinkedCall(NamedTuple):
-    """What is known of a call when its request has been looked at.
+    """The links and the session of a call, found by its request.
 
     Attributes:
         merged: sessions that have become part of another by this call.
@@ -205,7 +205,7 @@ class TenantLinker:
 
     @property
     def size_bytes(self) -> int:
-        """What its tables and texts take, about."""
+        """Bytes of its tables and texts, about."""
         tables = self._store.index.size_bytes + self._counts.size_bytes
         tables += self._ends.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
@@ -351,7 +351,7 @@ class Linker:
 
     @property
     def size_bytes(self) -> int:
-        """What tables and texts of all tenants take, about."""
+        """Bytes of the tables and texts of all tenants, about."""
         return sum(each.size_bytes for each in self._tenants)
 
     @property

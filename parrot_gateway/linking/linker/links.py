@@ -1,4 +1,4 @@
-"""What the linker finds: links between calls, and the sessions that they connect."""
+"""Links between calls, and the sessions that they connect: the linker's results."""
 
 from __future__ import annotations
 

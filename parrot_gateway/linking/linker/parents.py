@@ -136,7 +136,7 @@ class _Chooser:
         return self._writers()[session]
 
     def is_elsewhere(self, session: LinkedSession) -> bool:
-        """Whether other sessions have written what stands behind the newest answer."""
+        """True if other sessions alone have written what stands behind the newest answer."""
         writers = self._writers()
         return bool(writers) and not writers[session]
 
@@ -179,7 +179,7 @@ def _by_tool_ids(store: CallStore, messages: Sequence[Message], last: int) -> li
 def _by_context(
     candidates: list[StoredCall], prompt: Prompt, chooser: _Chooser, *, is_sure: bool
 ) -> Parent | None:
-    """Which call wrote the last answer of a prompt whose older turns were changed or elided: the
+    """The call that wrote the last answer of a prompt whose older turns were changed or elided: the
     one whose prompt shares most messages with it.
 
     Args:
@@ -263,7 +263,7 @@ def _by_tail(
 
 
 def _is_in(answer: str, text: str) -> bool:
-    """Whether an answer stands in a text, by its beginning and its end: a revised one does not."""
+    """True if an answer's beginning and end stand in a text; those of a revised one do not."""
     answer = answer.strip()
     place = text.find(answer[:_COMPARED])
     return place >= 0 and text.startswith(

@@ -93,7 +93,7 @@ def find_parts(raw: bytes, kept: Positions, *, is_answer: bool) -> list[tuple[in
 def _few_parts(
     padded: bytes, kept: Positions, rules: dict[int, int], starting: int
 ) -> list[tuple[int, int]]:
-    """As `find_parts`, sign by sign.
+    """Do the work of `find_parts` sign by sign.
 
     Args:
         rules: flags by their signs, ascending.
@@ -129,7 +129,7 @@ def _few_parts(
 
 
 def _is_value(before: int, second: int) -> bool:
-    """Whether a quote behind a space begins a value; in prose a word stands before the comma.
+    """True if a quote behind a space begins a value; in prose a word stands before the comma.
 
     Args:
         before: what stands before the space.
@@ -141,7 +141,7 @@ def _is_value(before: int, second: int) -> bool:
 def _many_parts(
     padded: bytes, kept: Positions, flags: NDArray[np.uint8], starting: int
 ) -> list[tuple[int, int]]:
-    """As `find_parts`, all signs together.
+    """Do the work of `find_parts` for all signs together.
 
     Args:
         flags: by signs.

@@ -74,7 +74,7 @@ _ANCESTOR_RANK, _WHOLE_RANK, _HOME_RANK = 1 << 42, 1 << 41, 1 << 40
 
 
 class Producer(NamedTuple):
-    """Who wrote a passage."""
+    """The output that a passage comes from."""
 
     output: Output
     confidence: float
@@ -82,7 +82,7 @@ class Producer(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What is known of a text.
+    """The producers of a text, and what is left of it.
 
     Attributes:
         rest: fingerprints that nobody explains.
@@ -98,7 +98,7 @@ class Explanation(NamedTuple):
 def find_producers(
     store: CallStore, counts: PassageCounts, text: NewText, reader: Reader
 ) -> Explanation:
-    """Who wrote what stands in a text."""
+    """Find the outputs that the passages of a text come from."""
     is_common = counts.of(text.hashes) >= COMMON
     candidates = find_candidates(store, text, is_common, reader)
     if candidates is None:
@@ -168,7 +168,7 @@ class _Matcher:
         return hashes if self._is_covered is None else hashes[~self._is_covered]
 
     def match(self) -> list[Producer]:
-        """Who wrote what."""
+        """Find the output that each stretch comes from."""
         producers: list[Producer] = []
         rejected: list[int] = []
         reader = self._reader
@@ -269,7 +269,7 @@ class _Matcher:
         ]
 
     def _may_join(self, candidate: int) -> bool:
-        """Whether what is left of a candidate of another session, some of it its own, may be enough
+        """True if what is left of a candidate of another session, some of it its own, may be enough
         to link to it."""
         rows, own = self._num_rows[candidate], self._num_own[candidate]
         share = _OWN_OF_ALL if rows >= self._most[candidate] else _OWN
@@ -282,7 +282,7 @@ class _Matcher:
         return own >= share * len(self._not_copied(output, self._candidate(candidate).rows))
 
     def _may_win(self, candidates: list[int]) -> bool:
-        """Whether anything can come of some candidates once more has been credited: what they had
+        """True if one of some candidates may still win after more has been credited: what they had
         of their own does not grow, but they may be of a session that has been found."""
         if self._is_left is not None and not self._is_left.any():
             return any(self._is_whole[each] for each in candidates)
@@ -323,7 +323,7 @@ class _Matcher:
         return hopeless
 
     def _first_of_rank(self, order: list[int], place: int) -> int:
-        """Of the ranked candidates of the same rank as one the place of the first."""
+        """The first place in the order that has the same rank as `place`."""
         rank = self._rank[order[place]]
         while place > 0 and self._rank[order[place - 1]] == rank:
             place -= 1
@@ -353,8 +353,8 @@ class _Matcher:
         )
 
     def _closest(self, order: list[int]) -> int:
-        """Of candidates that are there about as fully as the best one, that which explains the
-        longest passage, then that of which most is there: a revised file is mostly the old one."""
+        """The candidate with the longest passage, then the one of which most is there, among those
+        that are there about as fully as the best: a revised file is mostly the old one."""
         best, counts, most = order[-1], self._counts, self._most
         if self._is_ancestor[best] or counts[best] < most[best] or len(order) == 1:
             return best
@@ -498,11 +498,11 @@ class _Matcher:
         return [row for row, each in zip(rows, hashes, strict=True) if each not in output.copied]
 
     def _is_part(self, row: int) -> bool:
-        """Whether a fingerprint of the text is that of a part."""
+        """True if a fingerprint of the text is that of a part."""
         return bool(self._text.hashes[row] >= PARTS_FROM)
 
     def _is_inside(self, row: int, spans: list[Span]) -> bool:
-        """Whether a run stands off the ends of a stretch, where the fingerprints that are kept
+        """True if a run stands off the ends of a stretch, where the fingerprints that are kept
         depend on what stands beyond."""
         place = int(self._text.positions[row])
         return any(span.start + WINDOW <= place <= span.end - RUN - WINDOW for span in spans)

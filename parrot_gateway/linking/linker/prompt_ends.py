@@ -103,7 +103,7 @@ class PromptEnds:
 
     @property
     def size_bytes(self) -> int:
-        """What the index takes."""
+        """Bytes of the index."""
         return self._index.size_bytes
 
     def file(self, call: StoredCall, prompt: Prompt, counts: PassageCounts) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway has sent to the linking process and is not worked off yet.
+"""Messages that the gateway has sent to the linking process, until they are worked off.
 
 Messages are read as they come, so that the gateway need not keep them. Those of one tenant stay in
 order; tenants take turns, so that one that floods delays no other. What is too much or too old is
@@ -91,7 +91,7 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits that was read."""
+        """True if nothing waits that was read."""
         return not self._tenants
 
     def describe(self) -> dict[str, float]:

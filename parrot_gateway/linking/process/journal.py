@@ -1,4 +1,4 @@
-"""What the linker has found, kept for questions: calls and sessions of each tenant, as plain data.
+"""Keeps what the linker has found for questions: each tenant's calls and sessions, as plain data.
 
 Holds no text of prompts or answers.
 """
@@ -91,7 +91,7 @@ class JournalEntry:
 
 @dataclass(slots=True, eq=False)
 class _Changes:
-    """What one who watches has not been told of."""
+    """Changes that the one who watches has not been told of."""
 
     #: Tenants and calls by ids of calls.
     calls: dict[str, tuple[str, JournalEntry]] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class LinkJournal:
 
     @property
     def has_changed(self) -> bool:
-        """Whether somebody watches and has not been told of everything."""
+        """True if somebody watches and has not been told of everything."""
         return self._changes is not None and bool(self._changes.calls)
 
     def watch(self, on: bool) -> Iterator[LinksChanged]:
@@ -276,7 +276,7 @@ class LinkJournal:
             yield LinksChanged([], calls, False, True)
 
     def changes(self) -> LinksChanged:
-        """What has changed since the last time, for one who watches."""
+        """The changes since the last time, for one who watches."""
         noted, self._changes = self._changes or _Changes(), _Changes()
         sessions: dict[LinkedSession, tuple[str, list[str], list[str]]] = {}
         for name, record in noted.calls.values():
@@ -359,7 +359,7 @@ class LinkJournal:
         }
 
     def _use(self, name: str) -> tuple[str, _Tenant, TenantLinker, TenantProfiles]:
-        """What is kept for a tenant whose call is taken, behind its name."""
+        """All that is kept for a tenant whose call is taken, behind its name."""
         used = self._used
         if used is None or used[0] != name:
             tenant, linker = self._tenants.use(name), self._linker.tenant(name)

@@ -71,7 +71,7 @@ class Query(msgspec.Struct, tag="query", array_like=True, gc=False):
 
 
 class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
-    """What has changed since the last one is wanted, as `ForecastsChanged`.
+    """Asks for the changes since the last one, as `ForecastsChanged`.
 
     Attributes:
         now: seconds since the epoch.
@@ -81,7 +81,7 @@ class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
 
 
 class Watch(msgspec.Struct, tag="watch", array_like=True):
-    """Whether changes are wanted from now on, as `LinksChanged`; the first tell all sessions."""
+    """Asks for changes from now on, as `LinksChanged`, or no more; the first tell all sessions."""
 
     on: bool
 
@@ -126,7 +126,7 @@ class SessionSummary(msgspec.Struct, array_like=True):
 
 
 class LinksChanged(msgspec.Struct, tag="links_changed", array_like=True):
-    """What has changed since the last one.
+    """The changes since the last one.
 
     Attributes:
         calls: as `LinkJournal.describe_call` gives them; none in the ones that begin a watch.

@@ -1,4 +1,4 @@
-"""What the gateway expects of a call when it arrives, from what earlier calls of its template did.
+"""Forecasts of a call when it arrives, from what earlier calls of its template did.
 
 The linking process learns it and tells the gateway when it changes; looking it up asks nobody.
 """
@@ -16,7 +16,7 @@ ENOUGH = 8.0
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """What calls of one template do. Where nothing is known, figures are 0.
+    """The usual course of calls of one template. Where nothing is known, figures are 0.
 
     Attributes:
         template: key, the same across restarts.
@@ -59,7 +59,7 @@ class TemplateForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForecastsChanged(msgspec.Struct, tag="forecasts_changed", array_like=True):
-    """What calls of some templates of a tenant do, as far as it has changed."""
+    """The changed forecasts of a tenant's templates."""
 
     tenant: str
     changed: list[TemplateForecast]
@@ -81,7 +81,7 @@ class Forecasts:
         self._tenants: dict[str, _Tenant] = {}
 
     def of(self, tenant: str, body: bytes) -> Forecast | None:
-        """What is expected of a call; None for one of no known template.
+        """The forecast of a call; None for one of no known template.
 
         Args:
             tenant: of the caller.

@@ -103,16 +103,16 @@ class ProfileStore:
 
     @property
     def size_bytes(self) -> int:
-        """What they take, about."""
+        """Bytes that they take, about."""
         return sum(each.size_bytes for each in self._tenants)
 
     @property
     def has_changed(self) -> bool:
-        """Whether there are changes."""
+        """True if there are changes."""
         return bool(self._forgotten) or any(each.has_changed for each in self._tenants)
 
     def changes(self) -> Iterator[ForecastsChanged]:
-        """What has changed since it was last asked for; a large change comes in parts."""
+        """The changes since it was last asked; a large change comes in parts."""
         while len(self._tenants) > 1 and len(self) > _MAX_PROFILES:
             self._tenants.forget_oldest()
         for name, keys in self._forgotten.items():

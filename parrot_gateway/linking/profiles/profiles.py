@@ -1,4 +1,4 @@
-"""What the calls of each template do: learned from links and answers, forgotten slowly.
+"""Profiles of the calls of each template: learned from links and answers, forgotten slowly.
 
 Lengths of answers, whether and when they are used again, by calls of which templates, and whether
 several of them are read together. Holds no text.
@@ -77,7 +77,7 @@ def _usage_in(body: bytes, start: int, end: int) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Profile:
-    """What the calls of one template did; counts of old ones fade.
+    """Counts of what the calls of one template did; old ones fade.
 
     Attributes:
         lengths: of answers, in tokens.
@@ -257,7 +257,7 @@ class TenantProfiles:
         return "" if seen is None else seen.key
 
     def profiles(self) -> Iterator[Profile]:
-        """Of all templates, those used longest ago first."""
+        """The profiles of all templates, those used longest ago first."""
         return iter(self._profiles.values())
 
     def restore(self, profile: Profile) -> None:
@@ -273,17 +273,17 @@ class TenantProfiles:
 
     @property
     def size_bytes(self) -> int:
-        """What they take, about."""
+        """Bytes that they take, about."""
         return self._learner.size_bytes + 2000 * len(self._profiles) + 400 * len(self._calls)
 
     @property
     def has_changed(self) -> bool:
-        """Whether there are changes."""
+        """True if there are changes."""
         return bool(self._changed or self._removed)
 
     def changes(self, most: int) -> tuple[list[TemplateForecast], list[str]]:
-        """What has changed since it was last asked for; at most that many templates, and the keys
-        of those forgotten."""
+        """The changes since it was last asked, of at most `most` templates, and the keys of those
+        forgotten."""
         changed: list[TemplateForecast] = []
         while self._changed and len(changed) < most:
             key = next(iter(self._changed))

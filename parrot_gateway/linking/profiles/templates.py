@@ -258,11 +258,11 @@ class _Node:
         return upper
 
     def leads_on(self, child: _Node) -> bool:
-        """Whether what comes next is constant, but for accidents."""
+        """True if `child` comes next nearly always."""
         return child.occasions >= _MIN_OCCASIONS and child.count >= _CONSTANT * self.known
 
     def is_open(self) -> bool:
-        """Whether here begins what varies, or prompts end that are equal."""
+        """True if the variable part of prompts begins here, or equal prompts end here."""
         if self.known < _MIN_OCCASIONS:
             return False
         if self.ends >= _CONSTANT * self.known:
@@ -326,7 +326,7 @@ class TemplateLearner:
 
     @property
     def size_bytes(self) -> int:
-        """What the tree takes, about."""
+        """Bytes that the tree takes, about."""
         return self._bytes + 400 * self._nodes
 
     def _insert(self, prompt: bytes, session: LinkedSession, now: float) -> list[_Node]:

@@ -27,7 +27,7 @@ _SEED = msgspec.json.Decoder(int | None)
 
 
 def is_deterministic(request: CallRequest) -> bool:
-    """Whether equal requests get equal texts: temperature 0, or a seed."""
+    """True if equal requests get equal texts: temperature 0, or a seed."""
     fields = request.fields
     try:
         temperature = _TEMPERATURE.decode(fields.get("temperature", _NULL))

@@ -203,7 +203,7 @@ class FillAhead:
             logger.exception("%s: filling ahead failed", job.id)
 
     def _has_room(self, engine: RemoteEngine, more: int) -> bool:
-        """Whether prefixes of waiting calls stay within `CACHE_SHARE`."""
+        """True if prefixes of waiting calls stay within `CACHE_SHARE`."""
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity
@@ -253,7 +253,7 @@ async def _filled(channel: EngineChannel, tokens: list[int]) -> Filled:
 
 
 def _caches(info: EngineInfo) -> bool:
-    """Whether the engine has a prefix cache."""
+    """True if the engine has a prefix cache."""
     return info.reports_blocks and info.block_size > 0
 
 

@@ -102,7 +102,7 @@ class Job:
 
     @property
     def has_inputs(self) -> bool:
-        """Whether every input is ready, and it is its turn on its context."""
+        """True if every input is ready, and it is its turn on its context."""
         if self.context is not None and not self.context.is_granted:
             return False
         return all(variable.state == "ready" for variable in self.inputs.values())
@@ -202,7 +202,7 @@ class Job:
         self._parts.append(text)
 
     def take_input(self, now: float) -> None:
-        """Of a transform: append the value of its input."""
+        """Append the value of a transform's input."""
         (variable,) = self.inputs.values()
         self.append(variable.value or "", now)
 

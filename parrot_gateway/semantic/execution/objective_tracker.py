@@ -151,7 +151,7 @@ class ObjectiveTracker:
         self._apply(session, (n for n in graph.unfinished if isinstance(n, CallNode)), regrouped)
 
     def metadata_of(self, job: Job) -> CallMetadata:
-        """What the scheduler needs to know of a call: objective, task groups, successors."""
+        """Metadata of a call for the scheduler: objective, task groups, successors."""
         session, call = job.session, job.call
         deduction = self._deductions.get(session.id, _NOTHING)
         groups = [
@@ -210,7 +210,7 @@ class ObjectiveTracker:
 
 
 def runs_side_by_side(graph: Graph, group: str) -> bool:
-    """Whether two unfinished members of a group wait for no other member.
+    """True if two unfinished members of a group wait for no other member.
 
     Searches the first `MAX_MEMBERS_VISITED` members.
     """
@@ -223,7 +223,7 @@ def runs_side_by_side(graph: Graph, group: str) -> bool:
 
 
 def _needs_one_of(graph: Graph, node: CallNode, members: Mapping[str, CallNode]) -> bool:
-    """Whether one of them writes what it reads, directly or through transforms."""
+    """True if one of them writes what it reads, directly or through transforms."""
     return any(call.id in members for call in calls_behind(graph, node.inputs))
 
 

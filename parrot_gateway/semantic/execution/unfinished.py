@@ -118,7 +118,7 @@ class UnfinishedJobs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all indexes are empty; for tests."""
+        """True if all indexes are empty; for tests."""
         return not (self._jobs or self._by_session or self._readers or self._foreign)
 
 

@@ -66,7 +66,7 @@ def reference_of(variable_id: str) -> str:
 
 
 def has_reference(data: bytes | str) -> bool:
-    """Whether it may hold a reference, also with brackets that a JSON encoder escaped.
+    """True if it may hold a reference, also with brackets that a JSON encoder escaped.
 
     One pass in C, no false negatives.
     """
@@ -129,7 +129,7 @@ def find_escaped_references(text: str, start: int, end: int) -> list[Found]:
 
 
 def _is_escaped(text: str, position: int, floor: int) -> bool:
-    """Whether an odd number of backslashes stands before `position`, counted back to `floor`."""
+    """True if an odd number of backslashes stands before `position`, counted back to `floor`."""
     before = position
     while before > floor and text[before - 1] == "\\":
         before -= 1

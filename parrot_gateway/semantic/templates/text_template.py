@@ -63,7 +63,7 @@ class Binding:
 
 
 def is_placeholder_name(name: str) -> bool:
-    """Whether `{{name}}` can be a placeholder: ASCII letters, digits and `_`, no digit first."""
+    """True if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, no digit first."""
     return _PLACEHOLDER_NAME.fullmatch(name) is not None
 
 

@@ -61,7 +61,7 @@ class BadArgumentError(Exception):
 
 
 class Limits(NamedTuple):
-    """What an operation may use."""
+    """Bounds of an operation."""
 
     #: Characters of any result.
     max_characters: int
@@ -69,7 +69,7 @@ class Limits(NamedTuple):
     cut_tokens: Callable[[str, int], str] | None = None
 
     def check(self, characters: int) -> None:
-        """Refuse a result of so many characters, if possible before it is made."""
+        """Refuse a result that is too long, if possible before it is made."""
         if characters > self.max_characters:
             raise StepError(f"its result is longer than {self.max_characters} characters")
 
@@ -273,7 +273,7 @@ def _join(sep: str) -> Operation:
 
 @_function
 def _json(pointer: str = "") -> Operation:
-    """What a JSON pointer finds: a string as its characters, all else as it is written."""
+    """The value at a JSON pointer: a string as its characters, all else as it is written."""
     if _POINTER.fullmatch(pointer) is None or pointer.count("/") > MAX_POINTER:
         raise BadArgumentError(
             "pointer",

@@ -50,7 +50,7 @@ class Transform:
 
         Args:
             max_characters: of the result of any step.
-            cut_tokens: gives the longest beginning of a text of at most so many tokens.
+            cut_tokens: gives the longest beginning of a text within a number of tokens.
 
         Raises:
             TransformError: a step does not fit its text, or a result is too long.
@@ -94,9 +94,9 @@ def parse_transform(text: str) -> Transform:
 
 
 def token_cutter(tokenizer: Tokenizer) -> Callable[[str, int], str]:
-    """Gives a function that returns a beginning of a text of at most so many tokens.
+    """Give a function that returns the beginning of a text within a number of tokens.
 
-    The longest one, except for texts whose tokens do not spell them exactly.
+    It is the longest one, except for texts whose tokens do not spell them exactly.
     """
 
     def cut(text: str, limit: int) -> str:

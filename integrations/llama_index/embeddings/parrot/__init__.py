@@ -46,7 +46,7 @@ class ParrotEmbedding(BaseEmbedding):
 
     @property
     def _clients(self) -> OpenAIClients:
-        """Those of the connection as it is now."""
+        """The clients of the connection as it is now."""
         connection = Connection(
             base_url=self.base_url or default_base_url(),
             api_key=self.api_key or default_api_key(),

@@ -43,7 +43,7 @@ _runs: ContextVar[bool] = ContextVar("llama_index_parrot_synthesis", default=Fal
 
 
 def passes_texts_on() -> bool:
-    """Whether what a call writes here goes nowhere but into another prompt, or is read later."""
+    """True if what a call writes here goes nowhere but into another prompt, or is read later."""
     return _runs.get()
 
 

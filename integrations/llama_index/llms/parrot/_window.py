@@ -81,7 +81,7 @@ def reference_counter(
         reference_tokens: the most that a deferred call writes, in tokens of `base`.
 
     Returns:
-        tokenizer for counting only: each reference is so many zeros.
+        tokenizer for counting only: each reference is `reference_tokens` zeros.
     """
 
     def tokenize(text: str) -> list[Any]:

@@ -173,7 +173,7 @@ class Parrot(StructuredOutput):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex asks of a model; the first look asks the gateway.
+        """The facts that LlamaIndex asks of a model; the first look asks the gateway.
 
         Raises:
             openai.APIError: no gateway there, or a wrong key; the message says what to do.
@@ -374,7 +374,7 @@ class Parrot(StructuredOutput):
 
     @property
     def _clients(self) -> OpenAIClients:
-        """Those of the connection as it is now."""
+        """The clients of the connection as it is now."""
         connection = Connection(
             base_url=self.base_url or default_base_url(),
             api_key=self.api_key or default_api_key(),
