@@ -33,6 +33,15 @@ async def test_identical_deterministic_calls_run_once() -> None:
         assert service.executor.statistics().deduplicated == 2
 
 
+async def test_a_seed_makes_calls_identical() -> None:
+    runner = ScriptedRunner()
+    async with session_of(runner) as (service, session):
+        for name in ("a", "b"):
+            body = {"temperature": 1, "seed": 7}
+            assert await service.readers.value(submit(service, session, name, "x", body=body))
+        assert len(runner.bodies) == 1
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -293,6 +293,19 @@ def test_the_longest_finished_are_let_go_first() -> None:
     assert graph.num_pruned == 1
 
 
+def test_stages_begin_anew_behind_what_was_let_go() -> None:
+    held = variables("a", "b", "c")
+    graph = graph_over(held, kept=1)
+    for name, reads, writes in (("x", "a", "b"), ("y", "b", "c")):
+        graph.add(call(name, reads, writes))
+    assert graph.stages() == {"x": 0, "y": 1}
+    for name, output in (("x", "b"), ("y", "c")):
+        held[output].set("text")
+        graph.finish(name, "done", 1.0)
+    assert graph.stages() == {"y": 0}
+    graph.check_integrity()
+
+
 def test_variables_forget_the_readers_that_were_let_go() -> None:
     held = variables("a", "b")
     held["a"].set("text")

@@ -106,6 +106,17 @@ def test_items_of_responses() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("status", "is_finished"),
+    [("queued", False), ("in_progress", False), ("completed", True), ("failed", True)],
+)
+def test_a_response_in_the_background_is_not_finished(status: str, is_finished: bool) -> None:
+    body = json.dumps({"id": "resp_1", "status": status, "output": []}).encode()
+    answer = answer_of("/v1/responses", body)
+    assert answer is not None
+    assert answer.is_finished is is_finished
+
+
 def test_prompts_of_completions() -> None:
     text = conversation_of(TEXT, b'{"prompt": "Once"}')
     tokens = conversation_of(TEXT, b'{"prompt": [5, 7]}')

@@ -584,3 +584,117 @@ def test_equal_choices_of_one_call_make_no_rivals_of_texts_that_resemble_them() 
     play.run(user("Tell me a long story."), text=f"{OTHER} {STORY} {OTHER}")
     _, linked = play.start(user(STORY))
     assert [(link.source, link.confidence) for link in linked.links] == [(first, 0.95)]
+
+
+@pytest.mark.parametrize(("pause_s", "number"), [(0.5, 0), (10.0, 1)])
+def test_the_first_of_answers_at_one_time_is_continued_else_the_last(
+    pause_s: float, number: int
+) -> None:
+    play = Play()
+    turns = (SYSTEM, user("Begin."))
+    calls = [play.start(*turns)[0] for _ in range(2)]
+    for call in calls:
+        play.end(call, STORY)
+        play.now += 0.1 - 1.0
+    play.now += pause_s - 1.0
+    _, linked = play.start(*turns, said(STORY), user("Go on."))
+    assert edges(linked) == {(calls[number], "continues")}
+
+
+def test_equal_answers_to_a_flood_of_equal_prompts_take_no_more_memory() -> None:
+    grown = []
+    for text in (f"{OTHER} {STORY}" * 20, "Yes, there were seven of them."):
+        play = Play()
+        for _ in range(2):
+            before = play.linker.size_bytes
+            for _ in range(700):
+                play.run(SYSTEM, user("Tell a story."), text=text)
+        grown.append(play.linker.size_bytes - before)
+    assert grown[0] < grown[1] + 1000
+
+
+@pytest.mark.parametrize(("answer", "continues"), [("the expert", True), (STORY, False)])
+def test_an_answer_that_is_left_out_is_a_decision(answer: str, continues: bool) -> None:
+    play = Play()
+    task = user(f"Choose who is to speak. {OTHER * 2}")
+    chooser, _ = play.run(task, text=answer)
+    line = "Nobody at the harbour had heard of any duck, nor of herons, reeds or foxes."
+    writer, _ = play.run(Message("system", "You speak."), text=line)
+    _, linked = play.start(task, user(line))
+    assert ((chooser, "continues") in edges(linked)) == continues
+    assert (writer, "output") in edges(linked)
+
+
+@pytest.mark.parametrize(("answer", "continues"), [(STORY, True), ("Yes, of course.", False)])
+def test_a_long_answer_tells_its_call_without_anything_before_it(
+    answer: str, continues: bool
+) -> None:
+    play = Play()
+    call, _ = play.run(SYSTEM, user("Tell me a story."), text=answer)
+    _, linked = play.start(user("They asked for a tale."), said(answer), user("More."))
+    assert edges(linked) == ({(call, "continues")} if continues else set())
+
+
+@pytest.mark.parametrize(("role", "is_linked"), [("user", True), ("system", False)])
+def test_a_short_passage_in_instructions_proves_nothing(role: str, is_linked: bool) -> None:
+    play = Play()
+    call, _ = play.run(user("Tell me a story."), text=STORY)
+    _, linked = play.start(Message(role, f"Keep in mind that {STORY} Say so"), user("Begin."))
+    assert edges(linked) == ({(call, "output")} if is_linked else set())
+
+
+def test_records_with_few_words_link_nothing() -> None:
+    play = Play()
+    numbers = [str(number * 7919 + 10**6) for number in range(1, 60)]
+    call, _ = play.run(user("List the numbers."), text=f"{' '.join(numbers)} and so on")
+    _, linked = play.start(user(f"Add these up {' '.join(numbers[5:35])} please"))
+    assert linked.links == []
+    _, linked = play.start(user(f"Sum all of it {' '.join(numbers)} and so on"))
+    assert edges(linked) == {(call, "output")}
+
+
+@pytest.mark.parametrize(("answer", "is_linked"), [(TASK, False), (f"{STORY} {OTHER}", True)])
+def test_conversations_are_merged_by_long_answers_only(answer: str, is_linked: bool) -> None:
+    play = Play()
+    other, _ = play.run(Message("system", "You plan."), text=answer)
+    turns = [SYSTEM, user("Begin.")]
+    last = ""
+    for text in ("Seven barges are at the quay.", "Two of them carry slate."):
+        last, _ = play.run(*turns, text=text)
+        turns += [said(text), user("Go on.")]
+    _, linked = play.start(*turns[:-1], user(answer))
+    expected = {(last, "continues")} | ({(other, "output")} if is_linked else set())
+    assert edges(linked) == expected
+    assert (play.session(other) == play.session(last)) == is_linked
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_short_text_that_prompts_held_before_is_no_answer(is_known: bool) -> None:
+    play = Play()
+    text = "Count the barges at the quay."
+    if is_known:
+        play.run(user(text), text="There are seven.")
+    call, _ = play.run(Message("system", "You plan."), text=text)
+    _, linked = play.start(Message("system", "You act."), user(text))
+    assert edges(linked) == (set() if is_known else {(call, "output")})
+
+
+def test_a_summary_is_gone_on_from_where_a_conversation_begins_with_it() -> None:
+    play = Play()
+    question = user("Tell me a story.")
+    play.run(SYSTEM, question, text=STORY)
+    turns = (SYSTEM, question, said(STORY), user("Sum up all that was said."))
+    told, _ = play.run(*turns, text=f"{OTHER} {STORY}")
+    summary = user(f"This goes on from an earlier conversation:\n{OTHER} {STORY}")
+    _, linked = play.start(SYSTEM, user("Good morning to you all."), summary)
+    assert edges(linked) == {(told, "output")}
+
+
+def test_of_sessions_that_turn_out_to_be_one_the_older_name_counts() -> None:
+    for join in ((STORY, OTHER), (OTHER, STORY)):
+        play = Play()
+        older, _ = play.run(user("Summarise part one."), text=STORY)
+        name = play.session(older)
+        younger, _ = play.run(user("Summarise part two."), text=OTHER)
+        play.start(user("Join these.\n\n" + "\n\n".join(join)))
+        assert play.session(younger) == play.session(older) == name

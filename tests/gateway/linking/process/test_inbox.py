@@ -97,3 +97,9 @@ def test_what_has_waited_too_long_is_skipped(pipe: Pipe) -> None:
     pipe.send(request("old", age_s=MAX_WAIT_S + 1), answer("old"), request("new"))
     assert pipe.rest() == ["old", "new"]
     assert pipe.inbox.skipped == 1
+
+
+def test_a_tenant_whose_first_message_is_too_large_leaves_nothing(pipe: Pipe) -> None:
+    pipe.send(request("large", "a", 5000), request("b1", "b"))
+    assert pipe.rest() == ["b1"]
+    assert pipe.inbox.skipped == 1

@@ -172,3 +172,24 @@ def test_one_who_watches_is_told_of_merged_sessions() -> None:
     assert session.joined == ["all"]
     (told,) = play.journal.told_calls("t", session.id, 3)
     assert [call["id"] for call in told.calls] == ["c1", "c2", "all"]
+
+
+def test_what_is_asked_later_changes_no_answer_that_was_finished() -> None:
+    play = Play()
+    play.start("c1", "Question?")
+    play.end("c1", "r1", content="Yes.")
+    before = play.call("c1")
+    play.end("r1", "r1", content="No.")
+    assert play.call("c1") == before
+
+
+def test_the_longest_path_counts_where_several_lead_to_a_call() -> None:
+    play = Play()
+    texts = [" ".join(f"word{number}x{index}" for index in range(30)) for number in range(3)]
+    for number, prompt in enumerate(("Begin.", f"Go on from this:\n{texts[0]}", "Alone.")):
+        play.start(f"c{number}", prompt)
+        play.end(f"c{number}", content=texts[number])
+    play.start("all", f"{texts[1]}\n\n{texts[2]}")
+    summary = play.journal.describe_session("t", play.call("all")["session"])
+    assert summary is not None
+    assert summary["title"].startswith("Graph of 4 calls, 3 deep")

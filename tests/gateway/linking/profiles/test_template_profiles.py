@@ -103,6 +103,22 @@ def test_a_map_feeds_a_fan_in_and_the_join_its_title() -> None:
     assert 1 <= join.gap_s[1] <= 1 * 1.2
 
 
+def test_an_answer_that_two_joins_read_feeds_a_fan_in_once() -> None:
+    client = Client()
+    for _ in range(30):
+        calls = [client.send("map") for _ in range(4)]
+        client.now += 1.0
+        for call in calls:
+            client.profiles.answer(call, 80, client.now)
+        for _ in range(2):
+            client.ask("reduce", *calls[:2])
+        client.now += 100.0
+    client.send("map")
+    part = client.forecast("map")
+    assert part.feeds_fan_in == pytest.approx(0.5, abs=0.05)
+    assert part.fan_in == pytest.approx(2)
+
+
 def test_calls_in_turn_feed_no_fan_in() -> None:
     client = Client()
     for _ in range(30):
