@@ -13,7 +13,7 @@ from harness.engine.doubles import (
     scripted_engine,
 )
 from parrot_engine.engine.context_store import ContextStore
-from parrot_engine.engine.contexts import Context
+from parrot_engine.engine.contexts import MAX_FAILURES, Context
 from parrot_engine.exceptions import ContextStateError
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.protocol import (
@@ -117,6 +117,18 @@ def test_last_owner_of_a_block_writes_into_it() -> None:
         trace.submit(Generate(child, replace(GREEDY, max_tokens=1), parent_context_id=1))
     trace.submit(FreeContext(1)).run()
     assert len([copy for batch in runner.batches for copy in batch.copies]) == 1
+
+
+def test_tokens_of_an_earlier_fill_that_are_found_again_do_not_count_as_cached() -> None:
+    engine, runner = scripted_engine(num_blocks=4)
+    trace = Trace(engine).submit(Fill(1, prompt(6))).run()
+    # Takes the KV of the idle context, whose full block stays in the cache.
+    trace.submit(Fill(2, prompt(12, 7))).run()
+    trace.submit(FreeContext(2, "drop")).run()
+    computed = runner.num_tokens
+    trace.submit(Fill(1, prompt(6, 3))).run()
+    assert runner.num_tokens - computed == 8
+    assert [event.cached_tokens for event in trace.filled(1)] == [0, 0]
 
 
 def test_long_chain_of_forks() -> None:
@@ -358,6 +370,15 @@ def test_number_of_remembered_failures_is_bounded() -> None:
     trace.submit(Fill(0, [1]), Fill(4999, [1])).run()
     assert len(trace.filled(0)) == 1
     assert len(trace.of(4999, Failed)) == 2
+
+
+def test_a_failed_id_that_is_used_on_is_remembered_longest() -> None:
+    trace = Trace(scripted_engine()[0])
+    trace.submit(*[Fill(index, [-1]) for index in range(MAX_FAILURES)]).run()
+    trace.submit(Fill(0, [1]), Fill(MAX_FAILURES, [-1])).run()
+    trace.submit(Fill(0, [1]), Fill(1, [1])).run()
+    assert len(trace.of(0, Failed)) == 3
+    assert len(trace.filled(1)) == 1, "the oldest failure makes room for the newest"
 
 
 def test_waiting_contexts_that_are_freed() -> None:

@@ -162,6 +162,10 @@ def test_min_tokens_keeps_the_end_away_where_there_is_more(compiler: GrammarComp
     assert EOS not in allowed(matcher, [a])
     assert EOS not in allowed(matcher, [a, a])
     assert EOS in allowed(matcher, [a, a, a])
+    # From that many on it may end, though it could go on.
+    long = start(compiler, "regex", "a{1,5}", min_tokens=2, ends=[EOS])
+    assert EOS not in allowed(long, [a])
+    assert {a, EOS} <= allowed(long, [a, a])
     # Where it can only end, it ends.
     short = start(compiler, "regex", "a", min_tokens=3, ends=[EOS])
     assert allowed(short, [a]) == {EOS}

@@ -15,7 +15,7 @@ from parrot_engine.huggingface.self_check import pack_checked
 from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.runner.model_runner import ModelRunner
 from torch import Tensor, nn
-from transformers import masking_utils
+from transformers import AttentionInterface, masking_utils
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,28 @@ class Broken(nn.Module):
         if hidden.shape[1] < 4:
             raise RuntimeError("too few tokens")
         return hidden
+
+
+class WideValues(nn.Module):
+    """Attends with values of more elements than keys have."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **_: Any) -> Any:
+        heads = hidden_states[:, None]
+        attend = AttentionInterface()[self.inner.config._attn_implementation]
+        values = torch.cat((heads, heads), dim=-1)
+        out, _ = attend(self.inner, heads, heads, values, attention_mask, scaling=1.0)
+        return out[:, :, 0, : heads.shape[-1]], None
+
+
+def test_values_wider_than_keys_are_refused() -> None:
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS["llama"])).eval()
+    model.model.layers[0].self_attn = WideValues(model.model.layers[0].self_attn)
+    with pytest.raises(UnpagedModelError, match="its heads are not those of the tokens"):
+        pack_checked(model, 512, 8, small_runner)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kv_cache.block_hash import prompt_hashes
+from parrot_engine.kv_cache.block_hash import block_hash, prompt_hashes, root_hash
 from parrot_engine.kv_cache.host_copies import HostMemory, Rows, pieces_of
 from parrot_engine.kv_cache.host_rates import Rates, least_blocks
 from parrot_engine.kv_cache.host_tier import HostTier
@@ -426,3 +426,22 @@ def test_rates_are_measured_when_nothing_is_said(checkpoint: Path) -> None:
     events = run_until_idle(engine, Fill(1, list(range(40))), Generate(1, greedy(4)))
     assert len(tokens_of(events, 1)) == 4
     engine.close()
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_copy_that_is_forgotten_on_its_way_in_is_not_found(is_trusted: bool) -> None:
+    """The host tier forgets a block that a failed context had computed meanwhile."""
+    copies = ScriptedCopies(ScriptedRunner(num_blocks=1), num_slots=4)
+    tier = HostTier(1, copies, reserve=1, least_blocks=1)
+    pool, digest = tier.pool, block_hash(root_hash(""), prompt(4))
+    pool.release(pool.register(pool.allocate(), digest))
+    tier.copy_ahead([])
+    tier.collect()
+    # The device gives the block away; only the host has it.
+    pool.release(pool.allocate())
+    assert tier.load(tier.loadable([digest]), limit=1) == 1
+    if not is_trusted:
+        tier.slots.forget(digest)
+    tier.collect()
+    assert (pool.find(digest) is not None) == is_trusted
+    assert pool.num_free == 1

@@ -17,6 +17,8 @@ from parrot_engine.exceptions import (
     SettingsError,
     UnsupportedModelError,
 )
+from parrot_engine.llm.request import Completion
+from parrot_engine.protocol import Generated, TokenLogprobs
 from transformers import AutoModelForCausalLM, GPT2Config
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -159,6 +161,18 @@ def test_logprobs(llm: LLM) -> None:
     found = [score.token_id for score in output.prompt_logprobs[1:] if score is not None]
     assert found == output.prompt_token_ids[1:]
     assert llm.generate("scores", GREEDY)[0].prompt_logprobs is None
+
+
+def test_logprobs_end_with_the_token_that_completed_a_stop_string(llm: LLM) -> None:
+    params = replace(GREEDY, logprobs=0, stop=["b"])
+    completion = Completion(llm._tokenizer, [], params)
+    token_ids = llm._tokenizer.encode("abcd", add_special_tokens=False)
+    scores = [TokenLogprobs(token_id, -1.0, []) for token_id in token_ids]
+    assert completion.push(Generated(1, token_ids, scores, None))
+    output = completion.output()
+    assert (output.text, output.stop_reason) == ("a", "b")
+    assert output.token_ids == token_ids[:2]
+    assert output.logprobs == scores[:2]
 
 
 def test_defaults_of_the_checkpoint(llm: LLM) -> None:
