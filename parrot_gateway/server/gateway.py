@@ -180,10 +180,9 @@ class Gateway:
         self.feed = LiveFeed(
             self.semantic,
             self.linking,
-            CallHistory(self.call_records),
+            CallHistory(self.call_records, self._is_queued),
             EngineTable(self.registry, self.supervisor, self.upstreams, self.scheduling),
             self.scheduling.explanations,
-            self._is_queued,
             self._overview,
             settings.ui.max_streams,
         )

@@ -123,7 +123,6 @@ class LiveFeed:
         calls: records of calls.
         engines: engines and the scheduler.
         explanations: why calls ran where they did, if that is remembered.
-        is_queued: True for a call that waits for a place.
         describe: further fields of the overview.
         max_watchers: streams at once.
     """
@@ -135,7 +134,6 @@ class LiveFeed:
         calls: CallHistory,
         engines: EngineTable,
         explanations: Explanations | None,
-        is_queued: Callable[[CallRecord], bool],
         describe: Callable[[], dict[str, Any]],
         max_watchers: int,
     ) -> None:
@@ -144,10 +142,9 @@ class LiveFeed:
         self.calls = calls
         self._engines = engines
         self._explanations = explanations
-        self.is_queued = is_queued
         self._describe = describe
         self._max_watchers = max_watchers
-        self._sessions = SessionTable(service.sessions, linking, calls, is_queued)
+        self._sessions = SessionTable(service.sessions, linking, calls)
         self._watchers: set[Watcher] = set()
         self._graphs: list[_WatchedGraph] = []
         #: Streams, those that are being begun included.
@@ -257,7 +254,7 @@ class LiveFeed:
                 return watched
         graph = SessionGraph(
             current, self._tenant_of(current), self._service, self._linking, self.calls,
-            self._explanations, self.is_queued,
+            self._explanations,
         )  # fmt: skip
         watched = _WatchedGraph(graph, asyncio.create_task(graph.load(), name="live-graph"))
         self._graphs.append(watched)

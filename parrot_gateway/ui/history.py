@@ -65,10 +65,12 @@ class CallHistory:
 
     Args:
         records: of the gateway's calls.
+        is_queued: True for a call that waits for a place.
     """
 
-    def __init__(self, records: CallRecords) -> None:
+    def __init__(self, records: CallRecords, is_queued: Callable[[CallRecord], bool]) -> None:
         self._records = records
+        self.is_queued = is_queued
         # NOTE: packed, in a third of the memory. As objects they cost each call 5 % of its time:
         # the memory of the oldest, which the next call gets, is in no cache any more.
         self._ended: OrderedDict[str, bytes] = OrderedDict()

@@ -92,7 +92,8 @@ class LiveRoutes(RouteTable):
     async def call(self, exchange: Exchange, name: str) -> None:
         """Describe a call: its times, tokens, engine and links."""
         Query(exchange)
-        record = self._feed.calls.find(name)
+        calls = self._feed.calls
+        record = calls.find(name)
         call_id = call_id_of_request(name) if record is None else record.call_id
         linked = behind = None
         try:
@@ -107,7 +108,7 @@ class LiveRoutes(RouteTable):
             )
         described = _of_linked(linked) if linked else dict(_UNKNOWN)
         if record is not None:
-            described |= _of_record(record, self._feed.is_queued(record), described["session"])
+            described |= _of_record(record, calls.is_queued(record), described["session"])
         if self._explanations is not None:
             described["explanation"] = self._explanations.of(
                 described["tenant"] or exchange.tenant, described["id"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -69,7 +69,6 @@ class SessionGraph:
         session_id: of a declared or an inferred session.
         tenant: whose it is.
         explanations: why calls ran where they did, if that is remembered.
-        is_queued: True for a call that waits for a place.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class SessionGraph:
         linking: LinkingService,
         calls: CallHistory,
         explanations: Explanations | None,
-        is_queued: Callable[[CallRecord], bool],
     ) -> None:
         self.id = session_id
         self._tenant = tenant
@@ -88,7 +86,6 @@ class SessionGraph:
         self._linking = linking
         self._calls = calls
         self._explanations = explanations
-        self._is_queued = is_queued
         self._session = service.sessions.get(session_id)
         self._name = session_id if self._session is None else self._session.name
         #: All times are seconds since then; as they were when this began to be watched.
@@ -267,7 +264,7 @@ class SessionGraph:
                 view = replace(view, tools=tuple(linked["tools"]))
             if view.state == "waiting" and record is not None and record.submitted is not None:
                 # An upstream says that a call has begun when it answers.
-                view = _with_record(view, record, self._is_queued(record))
+                view = _with_record(view, record, self._calls.is_queued(record))
         elif self._session is not None:
             return None
         elif linked is not None:
@@ -277,7 +274,7 @@ class SessionGraph:
         else:
             return None
         if node is None and record is not None:
-            view = _with_record(view, record, self._is_queued(record))
+            view = _with_record(view, record, self._calls.is_queued(record))
         if linked is not None:
             view = replace(view, stage=self._linked_stage(view.stage, linked))
         self._stages[call] = view.stage

@@ -61,20 +61,12 @@ class SessionTable:
         sessions: declared ones.
         linking: infers others.
         calls: their records.
-        is_queued: True for a call that waits for a place.
     """
 
-    def __init__(
-        self,
-        sessions: SessionStore,
-        linking: LinkingService,
-        calls: CallHistory,
-        is_queued: Callable[[CallRecord], bool],
-    ) -> None:
+    def __init__(self, sessions: SessionStore, linking: LinkingService, calls: CallHistory) -> None:
         self._sessions = sessions
         self._linking = linking
         self._calls = calls
-        self._is_queued = is_queued
         self._on_change: Callable[[LinksChanged], None] = lambda changes: None
         #: The linking process has told everything that it had.
         self._whole = asyncio.Event()
@@ -204,16 +196,17 @@ class SessionTable:
     def _count(self, live: Mapping[str, CallRecord]) -> None:
         """Count the calls of inferred sessions that run."""
         now, found, busy = time.perf_counter(), dict[str, _Live](), Counter[str]()
+        is_queued = self._calls.is_queued
         for call, record in live.items():
             if record.session:
-                busy[record.session] += record.submitted is not None and not self._is_queued(record)
+                busy[record.session] += record.submitted is not None and not is_queued(record)
                 continue
             known = self._session_of.get(call)
             if known is None and now - record.started < _UNPLACED_S:
                 continue
             session_id = session_id_of(call) if known is None else self.current(known)
             counts = found.setdefault(session_id, _Live())
-            if self._is_queued(record):
+            if is_queued(record):
                 counts.waiting += 1
             else:
                 counts.running += 1

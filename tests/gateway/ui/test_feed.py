@@ -192,7 +192,6 @@ async def test_calls_are_numbered_by_their_age_however_late_they_are_told(
         graph = SessionGraph(
             *("sess_1", "default", gateway.semantic, gateway.linking, page.feed.calls),
             explanations=None,
-            is_queued=lambda record: False,
         )
         for call in (linked("call_b", 2.0, "call_a"), linked("call_a", 1.0)):
             graph.take(LinksChanged([], [call], False, True))

@@ -22,10 +22,8 @@ class Watched:
     def __init__(self) -> None:
         self.gateway = Gateway(Settings())
         self.records = self.gateway.call_records
-        self.calls = CallHistory(self.records)
-        self.table = SessionTable(
-            self.gateway.semantic.sessions, self.gateway.linking, self.calls, lambda record: False
-        )
+        self.calls = CallHistory(self.records, lambda record: False)
+        self.table = SessionTable(self.gateway.semantic.sessions, self.gateway.linking, self.calls)
 
     async def open(self) -> None:
         await self.table.open(lambda changes: None)
