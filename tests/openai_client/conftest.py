@@ -7,12 +7,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from harness.openai_client import Driver, Either, Kind, RawDriver
+from harness.openai_client import Driver, Kind
 from harness.processes import GatewayProcess
+
+if TYPE_CHECKING:
+    from harness.raw_client import Either
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Engines and clients; the sync client would block the loop in which the scripted engine runs,
-#: and the environment with openai 3.x has no gateway to run in a test's own process.
+#: and the environment with openai 3.x has neither a gateway nor httpx.
 WAYS = [("demo", "sync"), ("demo", "async")]
 if importlib.util.find_spec("parrot_engine"):
     WAYS += [("demo", "raw"), ("scripted", "async"), ("scripted", "raw")]
@@ -89,7 +92,13 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[...,
             address = f"{service.root}/v1", None
 
         def make(**options: Any) -> Either:
-            driver = RawDriver(*address) if kind == "raw" else Driver(kind, *address, **options)
+            driver: Either
+            if kind == "raw":
+                from harness.raw_client import RawDriver
+
+                driver = RawDriver(*address)
+            else:
+                driver = Driver(kind, *address, **options)
             stack.push_async_callback(driver.close)
             return driver
 

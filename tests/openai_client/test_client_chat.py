@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from harness.openai_client import Driver, Either, collect, entered, fields_of, first_of, result
+from harness.openai_client import Driver, collect, entered, fields_of, first_of, result
 from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
+
+if TYPE_CHECKING:
+    from harness.raw_client import Either
 
 ASK = [{"role": "user", "content": "Tell me a story."}]
 GREEDY: dict[str, Any] = {"model": DEMO_MODEL, "temperature": 0}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness.openai_client import Driver, Either, fields_of, result
+from harness.openai_client import Driver, fields_of, result
 from harness.processes import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from harness.raw_client import Either
 
 PROMPT = "Once upon a time"
 GREEDY: dict[str, Any] = {"model": DEMO_MODEL, "temperature": 0}
