@@ -7,15 +7,18 @@ docstring is its help. Entries go to standard output, a line of JSON each, as th
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-FOLDER = Path(__file__).parent
-
+STUDIES = {
+    "kernels": "attention and the kernels over rows, beside the device's limits",
+    "steps": "steps of a whole model with random weights",
+    "matmul_sweep": "kernels and tiles for products of few tokens; writes the engine's table",
+    "quantized_matmul": "the same with packed weights; writes the engine's tables",
+}
 
 #: Entries of the study of this process.
 _entries: list[Mapping[str, Any]] = []
@@ -35,22 +38,10 @@ class Study(Protocol):
     run: Callable[[argparse.Namespace], None]
 
 
-def names() -> dict[str, str]:
-    """All studies with the first line of their docstrings; imports none."""
-    found = {}
-    for file in sorted(FOLDER.glob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        if {"add_arguments", "run"} <= functions:
-            found[file.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
-
-
 def main(arguments: Sequence[str]) -> None:
     """The command line: the name of a study, then its own options."""
-    studies = names()
-    if not arguments or arguments[0] not in studies:
-        for name, summary in studies.items():
+    if not arguments or arguments[0] not in STUDIES:
+        for name, summary in STUDIES.items():
             print(f"{name:16} {summary}")
         if arguments and arguments[0] not in ("-h", "--help"):
             raise SystemExit(f"there is no study '{arguments[0]}'")
