@@ -41,3 +41,19 @@ async def test_a_producer_that_comes_late_inherits_the_wait() -> None:
         await until(lambda: objectives(session)["x"] == LATENCY)
         waiting.cancel()
         service.close_session(session)
+
+
+async def test_running_calls_are_told_of_a_new_group_though_their_objective_stays() -> None:
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
+        parts = [submit(service, session, f"m{number}", "x") for number in range(2)]
+        await until(lambda: runner.running == 2)
+        changed: list[str] = []
+        service.objectives.on_change = changed.append
+        last = submit(service, session, "reduce", " ".join(reference_of(each.id) for each in parts))
+        waiting = asyncio.create_task(service.readers.value(last))
+        await until(lambda: objectives(session)["reduce"] == LATENCY)
+        assert {objectives(session)[name] for name in ("m0", "m1")} == {THROUGHPUT}
+        assert set(changed) == {each.producer for each in parts}
+        waiting.cancel()
+        service.close_session(session)
