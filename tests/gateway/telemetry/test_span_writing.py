@@ -25,18 +25,19 @@ from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry import span_writer, tracing
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent
-from parrot_gateway.telemetry.span_fields import CallFacts, step_attributes
+from parrot_gateway.telemetry.span_fields import CallFacts, Source, step_attributes
 from parrot_gateway.telemetry.span_writer import SpanWriter
 from parrot_gateway.telemetry.tracing import CallTracer
 
 
 class CountingWriter(SpanWriter):
-    """Counts the spans of sessions, which are exported later."""
+    """Counts spans, which are exported later."""
 
-    sessions = 0
+    sessions = calls = 0
 
     def begin(self, name: str, *args: Any, **kwargs: Any) -> Span:
         self.sessions += name == "invoke_workflow tale"
+        self.calls += name == "text_completion"
         return super().begin(name, *args, **kwargs)
 
 
@@ -85,6 +86,49 @@ async def test_sessions_beyond_the_bound_get_their_span_at_once(
     await until(lambda: writer.sessions == 2)
     await tracer.close()
     assert writer.sessions == 4
+
+
+async def test_a_session_lasts_from_its_first_begin_to_its_last_end() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(TelemetrySettings(), facts_of, SpanWriter("gateway", exporter))
+    long, short = call("long"), call("short")
+    assert long.ended is not None
+    short.started += 0.25
+    short.started_at = long.started_at + short.started - long.started
+    short.ended = long.ended - 0.25
+    # The one that ended last is written first.
+    for each in (long, short):
+        tracer.ended(each)
+    await tracer.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    session = spans["invoke_workflow s"]
+    assert session.start_time is not None
+    assert session.end_time is not None
+    assert abs(session.start_time / 1e9 - long.started_at) < 1e-6
+    length_s = (session.end_time - session.start_time) / 1e9
+    assert abs(length_s - (long.ended - long.started)) < 1e-6
+
+
+async def test_links_lead_to_calls_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reading_the_first(record: CallRecord) -> CallFacts:
+        return CallFacts(record.session, "tale", sources=[Source("call_0", "output", 0.9)])
+
+    monkeypatch.setattr(tracing, "MAX_REMEMBERED", 2)
+    exporter = InMemorySpanExporter()
+    writer = CountingWriter("gateway", exporter)
+    tracer = CallTracer(TelemetrySettings(), reading_the_first, writer)
+    tracer.start()
+    for number in range(4):
+        tracer.ended(call(f"call_{number}"))
+    await until(lambda: writer.calls == 4)
+    await tracer.close()
+    linked = {
+        span.attributes["parrot.call.id"]: [dict(link.attributes or {}) for link in span.links]
+        for span in exporter.get_finished_spans()
+        if span.attributes is not None and "parrot.call.id" in span.attributes
+    }
+    told = {"parrot.link.kind": "output", "parrot.link.confidence": 0.9}
+    assert linked == {"call_0": [], "call_1": [told], "call_2": [told], "call_3": []}
 
 
 async def test_too_much_at_once_is_left_out_and_told(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
-from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace
+from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, is_sampled
 
 RATIOS = st.sampled_from((0.0, 0.3, 1.0))
 
@@ -45,6 +45,24 @@ def test_a_gateway_behind_another_exports_the_same_calls(
 def test_nothing_is_sent_on_where_no_traces_are_made() -> None:
     made = CallRecord("req_1", "call_1", 0.0)
     assert sent_on(made) == {b"accept": b"*/*"}
+
+
+def test_the_lower_half_of_the_id_decides_as_in_opentelemetry() -> None:
+    low, middle, high = 1, 1 << 63, (1 << 64) - 1
+    for upper in (0, 1 << 64, ((1 << 64) - 1) << 64):
+        told = [is_sampled(upper + lower, 0.5) for lower in (low, middle - 1, middle, high)]
+        assert told == [True, True, False, False]
+        assert is_sampled(upper + high, 1.0)
+        assert not is_sampled(upper, 0.0)
+
+
+@pytest.mark.parametrize(("version", "is_read"), [("00", False), ("01", True), ("ff", False)])
+def test_only_later_versions_may_have_more_fields(version: str, is_read: bool) -> None:
+    header = f"{version}-{7:032x}-{9:016x}-01-more"
+    trace = CallTrace.of_client(header.encode())
+    assert (trace is not None) == is_read
+    if trace is not None:
+        assert (trace.trace_id, trace.parent_id, trace.sampled) == (7, 9, True)
 
 
 @pytest.mark.parametrize(
