@@ -40,6 +40,7 @@ ALLOWED = {
         "parrot_bench.simulator",
         "parrot_bench.applications",
         "parrot_bench.tables",
+        "parrot_bench.policies",
         "parrot_gateway.semantic",
     ),
     "parrot_engine": (),

@@ -23,8 +23,7 @@ def scheduler_command(
     json_file: JsonFile = None,
 ) -> None:
     """Measure the scheduler's decisions: CPU time of each call, on engines with room."""
-    from parrot_scheduler.config import PRESETS
-
+    from parrot_bench.policies import preset_of
     from parrot_bench.scheduler_decisions import REFERENCE_PAIRS_PER_S, measure
 
     try:
@@ -33,10 +32,10 @@ def scheduler_command(
         counts = []
     if not counts or min(counts) < 1:
         raise typer.BadParameter("expected numbers like 4,64,1000", param_hint="--engines")
-    if policy not in PRESETS:
-        known = ", ".join(sorted(PRESETS))
-        raise typer.BadParameter(f"there are {known}", param_hint="--policy")
-    config = replace(PRESETS[policy], explain=explain)
+    try:
+        config = replace(preset_of(policy), explain=explain)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--policy") from None
     rows = measure(time.process_time, engines=counts, calls=calls, config=config)
     head = (
         *("engines", "decision", "p99", "prompt computed", "end", "heap pairs/s"),

@@ -87,17 +87,20 @@ def policies_command(
 
 def _config(text: str) -> SchedulerConfig:
     """Read a set-up: the name of a preset, and fields that differ from it."""
-    from parrot_scheduler.config import PRESETS
-    from parrot_scheduler.scheduler import policies_of
+    from parrot_scheduler.policies import policies_of
+
+    from parrot_bench.policies import preset_of
 
     name, *changes = text.split(",")
-    if name not in PRESETS:
-        raise ValueError(f"--policy {name!r}: there are {', '.join(PRESETS)}")
+    try:
+        preset = preset_of(name)
+    except ValueError as error:
+        raise ValueError(f"--policy {name!r}: {error}") from None
     fields = dict(change.partition("=")[::2] for change in changes)
     known = ("admission", "order", "place", "keep")
     for field in fields:
         if field not in known:
             raise ValueError(f"--policy {text!r}: {field!r} is none of {', '.join(known)}")
-    config = replace(PRESETS[name], **fields)  # type: ignore[arg-type]
+    config = replace(preset, **fields)  # type: ignore[arg-type]
     policies_of(config)
     return config

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from parrot_bench.policies import PRESETS
 from parrot_bench.scheduler_decisions import measure
-from parrot_scheduler.config import PRESETS
 
 
 @pytest.mark.parametrize("preset", PRESETS)

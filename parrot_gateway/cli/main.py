@@ -137,8 +137,8 @@ def serve(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="How calls are placed on engines: parrot, or a simple policy to compare with: "
-            "round-robin, least-loaded, session-affinity, prefix-linear, lmetric, paper.",
+            help="How calls are placed on engines: parrot, or a class by its import path "
+            "(package.module:Class).",
             show_default="parrot",
         ),
     ] = None,

@@ -10,6 +10,12 @@ import typer
 
 def replay_command(
     log: Annotated[Path, typer.Argument(help="An event log, as `scheduler.record` writes it.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:CLASS", help="A policy of your own that the log names and may load."
+        ),
+    ] = None,
 ) -> None:
     """Replay an event log and compare each decision with the recorded one.
 
@@ -19,7 +25,7 @@ def replay_command(
 
     try:
         with log.open(encoding="utf-8") as lines:
-            outcome = compare(lines)
+            outcome = compare(lines, policy or ())
         if not outcome.compared:
             raise ValueError(f"{outcome.steps} steps, but no decisions to compare")
     except (OSError, ValueError) as error:

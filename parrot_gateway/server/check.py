@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from parrot_scheduler.policies import policies_of
+
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.extras import advice_on, missing_of
@@ -60,7 +62,7 @@ def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSetti
     """
     secrets = list(_secrets(settings))
     found = [*secrets, *_packages(settings), *_models(settings), *_files(settings)]
-    found += _targets(settings)
+    found += [*_targets(settings), *_policies(settings)]
     server, telemetry = settings.server, settings.telemetry
     note, problem = _port(server.host, server.port, "--port")
     if problem:
@@ -84,6 +86,15 @@ def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSetti
 
 def _line(sources: SettingsSources, place: tuple[Any, ...], text: str) -> str:
     return f"{sources.origin(place)}: {'.'.join(map(str, place))}: {text}"
+
+
+def _policies(settings: Settings) -> Iterator[_Problem]:
+    """Policies of the scheduler that cannot be loaded."""
+    try:
+        policies_of(settings.scheduler.config)
+    except ValueError as error:
+        field, _, text = str(error).partition(": ")
+        yield ("scheduler", field), text
 
 
 def _packages(settings: Settings) -> Iterator[_Problem]:

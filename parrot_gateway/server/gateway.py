@@ -358,10 +358,15 @@ def _keeps_standby(settings: EngineLinkSettings) -> bool:
 def _scheduling(
     settings: SchedulerSettings, registry: EngineRegistry, is_drained: Callable[[str], bool]
 ) -> SchedulerRunner:
+    try:
+        config = settings.config
+        scheduler = Scheduler(config)
+    except ValueError as error:
+        raise ConfigError(f"scheduler.{error}") from None
     event_log = None
     if settings.record is not None:
         try:
-            event_log = EventLogFile(settings.record, settings.config, settings.record_max_bytes)
+            event_log = EventLogFile(settings.record, config, settings.record_max_bytes)
         except OSError as error:
             raise ConfigError(f"scheduler.record: {error}") from None
 
@@ -377,6 +382,4 @@ def _scheduling(
     explanations = None
     if settings.explain_calls:
         explanations = Explanations(name_of, is_drained=is_drained)
-    return SchedulerRunner(
-        Scheduler(settings.config), drop_kept, event_log=event_log, explanations=explanations
-    )
+    return SchedulerRunner(scheduler, drop_kept, event_log=event_log, explanations=explanations)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from parrot_scheduler.config import PRESETS, SchedulerConfig
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from parrot_scheduler.config import SchedulerConfig
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from parrot_gateway.settings.memory_shares import share_conflict
@@ -302,9 +302,9 @@ class EngineLinkSettings(_Section):
 class SchedulerSettings(_Section):
     """The placement of calls on engines of our own, in space and time."""
 
-    #: A whole set-up: `parrot`, or one of the simple ones to compare with.
+    #: A whole set-up: `parrot`, or a class by its import path (`package.module:Class`).
     policy: str = "parrot"
-    #: Single policies in the place of that set-up's.
+    #: Single policies in the place of that set-up's, by name or import path.
     admission: str | None = None
     order: str | None = None
     place: str | None = None
@@ -323,27 +323,27 @@ class SchedulerSettings(_Section):
     #: The recording stops at this size.
     record_max_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
 
-    @model_validator(mode="after")
-    def _check_policies(self) -> SchedulerSettings:
-        if self.model_fields_set & {"policy", "admission", "order", "place", "keep"}:
+    @field_validator("policy", "admission", "order", "place", "keep")
+    @classmethod
+    def _check_policy(cls, name: str | None, info: ValidationInfo) -> str | None:
+        """Check a name. Settings may come over the network, so that no class is loaded here."""
+        if name is not None and info.field_name is not None:
             # Imported here because it loads numpy, which most commands do without.
-            from parrot_scheduler.scheduler import policies_of
+            from parrot_scheduler.policies import check_name
 
-            policies_of(self.config)
-        return self
+            check_name(info.field_name, name)
+        return name
 
     @property
     def config(self) -> SchedulerConfig:
-        """The same as the scheduler takes it.
+        """The same as the scheduler takes it. Loads the class that `policy` names.
 
         Raises:
-            ValueError: there is no such set-up.
+            ValueError: it cannot be loaded; begins with the field.
         """
-        preset = PRESETS.get(self.policy)
-        if preset is None:
-            raise ValueError(
-                f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
-            )
+        from parrot_scheduler.policies import preset_of
+
+        preset = preset_of(self.policy)
         excluded = {"policy", "explain_calls", "record", "record_max_bytes"}
         given = self.model_dump(exclude=excluded, exclude_none=True)
         return replace(preset, explain=self.explain_calls, **given)

@@ -8,9 +8,11 @@ applications are held, and those admitted run on.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -167,6 +169,11 @@ class WorkingSet(AdmissionPolicy):
 
     name = "working-set"
 
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model."""
+        return cls(config)
+
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = config.working_set_target
         self._starvation_s = config.starvation_s
@@ -304,7 +311,4 @@ class Open(AdmissionPolicy):
         return True
 
 
-POLICIES: dict[str, AdmissionFactory] = {
-    "open": lambda config, rng: Open(),
-    "working-set": lambda config, rng: WorkingSet(config),
-}
+POLICIES: dict[str, AdmissionFactory] = {"open": Open.make, "working-set": WorkingSet.make}

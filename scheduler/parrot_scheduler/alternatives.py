@@ -11,7 +11,7 @@ from operator import attrgetter
 from parrot_scheduler.actions import Alternative
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.engines.table import rows_of
-from parrot_scheduler.placement.common import cached_on
+from parrot_scheduler.placement.cached import cached_on
 from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice
 from parrot_scheduler.task_state import Application, TaskState

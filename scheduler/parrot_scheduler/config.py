@@ -1,4 +1,4 @@
-"""Settings of a scheduler, with all defaults, and presets of whole set-ups."""
+"""Settings of a scheduler, with all defaults."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Policies by name (see the `POLICIES` of each kind), their knobs, and every bound.
+    """Policies by name or import path (see `policies.py`), their knobs, and every bound.
 
     Times are seconds on the clock of whoever calls `Scheduler.step`.
     """
 
     admission: str = "working-set"
     order: str = "fair"
-    #: Name of the placement policy.
+    #: The placement policy.
     place: str = "parrot"
-    #: Name of the retention policy.
+    #: The retention policy.
     keep: str = "hazard"
     #: Whether the rest of a task group is placed right behind its first task, before others.
     group_tasks: bool = False
@@ -48,23 +48,3 @@ class SchedulerConfig:
     explain: bool = False
     #: Seeds every random choice.
     seed: int = 0
-
-
-#: Whole set-ups by the name that `--policy` takes.
-PRESETS: dict[str, SchedulerConfig] = {
-    "parrot": SchedulerConfig(),
-    "paper": SchedulerConfig(
-        admission="open",
-        order="application-fifo",
-        place="paper",
-        keep="none",
-        group_tasks=True,
-        predict_lengths=False,
-    ),
-    **{
-        name: SchedulerConfig(
-            admission="open", order="fcfs", place=name, keep="none", predict_lengths=False
-        )
-        for name in ("round-robin", "least-loaded", "session-affinity", "prefix-linear", "lmetric")
-    },
-}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, get_args
 
@@ -24,6 +24,7 @@ from parrot_scheduler.events import (
     TaskSubmitted,
     TaskUpdated,
 )
+from parrot_scheduler.policies import paths_in
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepModel, Task
 
@@ -77,8 +78,12 @@ def read_step(line: str) -> LoggedStep:
     return LoggedStep(float(data["now"]), tuple(event_from_json(event) for event in data["events"]))
 
 
-def replay(lines: Iterable[str]) -> Iterator[str]:
-    """What a scheduler decides at each step of a log, as lines; decisions in it are passed over.
+def replay(lines: Iterable[str], policies: Collection[str] = ()) -> Iterator[str]:
+    """Decide each step of a log once more, as lines; decisions in it are passed over.
+
+    Args:
+        lines: of the log.
+        policies: import paths that may be loaded. A log alone makes nobody run code.
 
     Raises:
         ValueError: A line does not belong in an event log; names its number.
@@ -89,7 +94,13 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
             continue
         try:
             if scheduler is None:
-                scheduler = Scheduler(read_config(line))
+                config = read_config(line)
+                for path in paths_in(config):
+                    if path not in policies:
+                        raise ValueError(
+                            f"it was decided by {path}; name that with --policy to run its code"
+                        )
+                scheduler = Scheduler(config)
                 continue
             step = read_step(line)
         except (ValueError, KeyError, TypeError) as error:
@@ -128,8 +139,10 @@ class ReplayComparison:
     replayed: str = ""
 
 
-def compare(lines: Iterable[str]) -> ReplayComparison:
+def compare(lines: Iterable[str], policies: Collection[str] = ()) -> ReplayComparison:
     """Replay an event log and compare the decisions with the recorded ones, in constant memory.
+
+    `policies` are import paths that may be loaded.
 
     Raises:
         ValueError: A line does not belong in an event log; the message names its number.
@@ -145,7 +158,7 @@ def compare(lines: Iterable[str]) -> ReplayComparison:
                 recorded.append(line.rstrip("\r\n"))
             yield line
 
-    decisions = replay(watched())
+    decisions = replay(watched(), policies)
     while True:
         decided = next(decisions, None)
         if decided is not None:

@@ -28,7 +28,7 @@ from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import TaskUpdated
 from parrot_scheduler.lengths import LengthPredictor
-from parrot_scheduler.placement.common import cached_on
+from parrot_scheduler.placement.cached import cached_on
 from parrot_scheduler.policy import EngineChoice, Policies
 from parrot_scheduler.queue.admission_queue import AdmissionQueue, HeldApplication
 from parrot_scheduler.queue.application_registry import ApplicationRegistry

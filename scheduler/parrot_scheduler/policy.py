@@ -1,26 +1,40 @@
 """The four questions of scheduling as base classes, and the types of their answers.
 
-A policy is one small class: it inherits from one of these, overrides what it decides by, and is
-registered by name in the `POLICIES` of its kind, a dict from names to factories
-`(SchedulerConfig, random.Random) -> policy`. `ModelScheduler` calls the policies in the order in
-which they stand here and does all bookkeeping; each model has an instance of each. A policy reads
-no clock and draws no random numbers of its own: `now` (seconds) is an argument, and the factory
-gets a seeded `random.Random`.
+A policy is one small class: it inherits from one of these and overrides what it decides by. It is
+named by its import path in `SchedulerConfig`; those of this package have names of their own, in the
+`POLICIES` of their kind. `ModelScheduler` calls the policies in the order in which they stand here
+and does all bookkeeping; each model has an instance of each. A policy reads no clock and draws no
+random numbers of its own: `now` (seconds) is an argument, and `make` gets a seeded `random.Random`.
 """
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.task import TenantId
 from parrot_scheduler.task_state import Application, TaskState
+
+
+class Policy(ABC):
+    """Base of the four kinds of policies."""
+
+    #: What explanations and logs call it.
+    name: str
+    #: Fields of `SchedulerConfig` that it runs with when it is named as a whole set-up, besides
+    #: itself. Default: all as they are.
+    setup: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model. Default: made without arguments."""
+        return cls()
 
 
 class AdmissionCandidate(NamedTuple):
@@ -42,7 +56,7 @@ class AdmissionRank(NamedTuple):
     rank: tuple[float, ...]
 
 
-class AdmissionPolicy(ABC):
+class AdmissionPolicy(Policy):
     """1. May an application's tasks enter the queue, or is the application held?
 
     Whole applications are held, never single tasks of a running one. The policy is called again
@@ -50,8 +64,6 @@ class AdmissionPolicy(ABC):
     `SchedulerConfig.max_hold_s` without asking. In which turn held applications are offered is the
     order policy's decision: see `AdmissionQueue`.
     """
-
-    name: str
 
     @abstractmethod
     def may_enter(
@@ -88,7 +100,7 @@ class AdmissionPolicy(ABC):
         return
 
 
-class OrderPolicy(ABC):
+class OrderPolicy(Policy):
     """2. Which queued task is placed next? All calls are O(log n) in queued tasks.
 
     Orders that rank tasks or applications by a key inherit from `TaskOrder` or `ApplicationOrder`
@@ -96,8 +108,6 @@ class OrderPolicy(ABC):
     queued here: they run when nothing else waits. Held applications wait in the same order:
     tenants by `service_of`, those of one tenant by `admission_rank`.
     """
-
-    name: str
 
     # Queued tasks
 
@@ -185,14 +195,13 @@ class EngineChoice:
     compared: Sequence[tuple[int, float]] = ()
 
 
-class PlacementPolicy(ABC):
+class PlacementPolicy(Policy):
     """3. On which engine does a task run?
 
     The rows of `pool.table` that `accepts` are the candidates. Loops over them in Python are too
     slow: use `pool.prefixes`, numpy expressions over columns, or both.
     """
 
-    name: str
     #: Whether tasks wait in the scheduler until an engine has room for them; otherwise they go to
     #: an engine's own queue at once, as with gateways that have no queue.
     late_binding: bool = False
@@ -215,10 +224,8 @@ class PlacementPolicy(ABC):
         return
 
 
-class RetentionPolicy(ABC):
+class RetentionPolicy(Policy):
     """4. What does an engine do with a task's KV once the task has ended?"""
-
-    name: str
 
     def retention_of(
         self, state: TaskState, application: Application, pool: EnginePool, now: float

@@ -16,7 +16,9 @@ dropped within `MAX_LEASE_S`: memory that nobody needs is worth nothing.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -69,6 +71,11 @@ class HazardRetention(RetentionPolicy):
     """
 
     name = "hazard"
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model."""
+        return cls(config)
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = min(config.working_set_target, 1.0 - _MIN_FREE)
@@ -142,7 +149,4 @@ class NoRetention(RetentionPolicy):
     name = "none"
 
 
-POLICIES: dict[str, RetentionFactory] = {
-    "hazard": lambda config, rng: HazardRetention(config),
-    "none": lambda config, rng: NoRetention(),
-}
+POLICIES: dict[str, RetentionFactory] = {"hazard": HazardRetention.make, "none": NoRetention.make}

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from parrot_scheduler import admission, order, placement, retention
 from parrot_scheduler.actions import Action, Reject, WakeAt
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
@@ -32,32 +31,11 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.model_scheduler import ModelScheduler
+from parrot_scheduler.policies import policies_of
 from parrot_scheduler.policy import Policies
 from parrot_scheduler.snapshot import snapshot_of
 from parrot_scheduler.task import EngineDescription, EngineId, Task, TaskId
 from parrot_scheduler.task_state import TaskState
-
-
-def policies_of(config: SchedulerConfig) -> Policies:
-    """The policies that a configuration names.
-
-    Raises:
-        ValueError: An unknown policy; lists the known ones.
-    """
-    return Policies(
-        admission=_named(admission.POLICIES, "admission", config.admission),
-        order=_named(order.POLICIES, "order", config.order),
-        placement=_named(placement.POLICIES, "place", config.place),
-        retention=_named(retention.POLICIES, "keep", config.keep),
-    )
-
-
-def _named(policies: dict[str, Any], field: str, name: str) -> Any:
-    try:
-        return policies[name]
-    except KeyError:
-        known = ", ".join(sorted(policies))
-        raise ValueError(f"{field}: no policy is called {name!r}; there are {known}") from None
 
 
 class Scheduler:

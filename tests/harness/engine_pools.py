@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from parrot_scheduler.config import PRESETS, SchedulerConfig
+from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.placement import POLICIES
+from parrot_scheduler.policies import policies_of, preset_of
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task import THROUGHPUT, EngineDescription, GroupRef, Objective, Task
 from parrot_scheduler.task_state import Application, TaskState
@@ -44,11 +44,10 @@ class Engines:
             )
             for i in range(num)
         ]
-        self.policy = (
-            POLICIES[policy](PRESETS[policy], random.Random(0))
-            if isinstance(policy, str)
-            else policy
-        )
+        if isinstance(policy, str):
+            config = preset_of(policy)
+            policy = policies_of(config).placement(config, random.Random(0))
+        self.policy = policy
         self.applications: dict[str, Application] = {}
         self._ids = count()
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from harness.own_policies import TURNS
 from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
-from parrot_scheduler.config import PRESETS, SchedulerConfig
+from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
     ApplicationFinished,
     BlocksEvicted,
@@ -28,6 +29,7 @@ from parrot_scheduler.events import (
     TaskUpdated,
     Tick,
 )
+from parrot_scheduler.policies import preset_of
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepModel, Task
 
@@ -575,9 +577,9 @@ def test_an_application_that_has_returned_is_not_forgotten_with_the_paused_ones(
 # Names, determinism
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_every_preset_places_a_task(preset: str) -> None:
-    scheduler = Scheduler(PRESETS[preset])
+@pytest.mark.parametrize("policy", ["parrot", TURNS])
+def test_every_preset_places_a_task(policy: str) -> None:
+    scheduler = Scheduler(preset_of(policy))
     only = task()
     actions = scheduler.step(0.0, [EngineJoined(engine()), TaskSubmitted(only)])
     assert placed(actions) == [only.id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from harness.own_policies import TURNS
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -64,7 +65,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         admission=st.sampled_from(sorted(ADMISSIONS)),
         order=st.sampled_from(sorted(ORDERS)),
-        place=st.sampled_from(["parrot", "round-robin", "lmetric"]),
+        place=st.sampled_from(["parrot", TURNS]),
         keep=st.sampled_from(["none", "hazard"]),
         group_tasks=st.booleans(),
         predict_lengths=st.booleans(),
@@ -398,7 +399,7 @@ class Machine(RuleBasedStateMachine):
             table = queue.pool.table
             for name in ("batch", "latency_batch", "pending_prefill", "working_set", "retained"):
                 assert not getattr(table, name).any(), name
-        assert list(replay(self.log)) == self.decisions
+        assert list(replay(self.log, [TURNS])) == self.decisions
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -16,6 +16,7 @@ import msgspec
 
 from parrot_bench.apps.runner import GatewayClient, RunResult, run_workload
 from parrot_bench.apps.workload import Way, Workload
+from parrot_bench.policies import PATHS
 from parrot_bench.servers import START_TIMEOUT_S, BenchmarkError, Server, start_gateway
 from parrot_gateway.settings import DEMO_MODEL
 
@@ -102,7 +103,7 @@ async def start_arms(
         settings = {"models": [model], "engines": {"heartbeat_s": _HEARTBEAT_S}, **arm.settings}
         # JSON is YAML too.
         config.write_bytes(msgspec.json.encode(settings))
-        arguments = ("--config", str(config), "--policy", arm.policy)
+        arguments = ("--config", str(config), "--policy", PATHS.get(arm.policy, arm.policy))
         server = await start_gateway(*arguments, name=arm.name, timeout_s=timeout_s)
         stack.push_async_callback(server.stop)
         return server

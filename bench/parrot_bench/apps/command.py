@@ -157,15 +157,18 @@ def apps_command(
     Every arm has a gateway and engines of its own.
     """
     # The command line must not wait for an HTTP client to be imported.
-    from parrot_scheduler.config import PRESETS
-
     from parrot_bench.apps import comparison, tables
+    from parrot_bench.policies import preset_of
 
     ways, linking = compare is Compared.WAYS, compare is Compared.LINKING
     recipes = BY_WAY if ways else MANY
     apps = tuple(dict.fromkeys(app or DEFAULTS[compare]))
     _check_names("--app", apps, recipes)
-    _check_names("--policy", policy or (), PRESETS)
+    for each in policy or ():
+        try:
+            preset_of(each)
+        except ValueError as error:
+            raise typer.BadParameter(f"'{each}': {error}", param_hint="--policy") from None
     policies = tuple(dict.fromkeys(policy or ()))
     delays_ms = network_delay or ((QUICK_DELAYS_MS if quick else DELAYS_MS) if ways else [0.0])
 

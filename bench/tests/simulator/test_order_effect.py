@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
+from parrot_bench.policies import PRESETS
 from parrot_bench.simulator.metrics import Results
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_bench.simulator.profiles import PROFILES
 from parrot_bench.simulator.simulation import simulate
-from parrot_scheduler.config import PRESETS
 from parrot_scheduler.task import THROUGHPUT, Objective
 
 

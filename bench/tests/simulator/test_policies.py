@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from parrot_bench.policies import PATHS, PRESETS
 from parrot_bench.simulator import applications, workloads
 from parrot_bench.simulator.applications import APPLICATIONS, Loads
 from parrot_bench.simulator.policies import POLICIES, PolicyFigure, behind, policies_table, run
 from parrot_bench.simulator.profiles import DEFAULT_PROFILE, PROFILES
 from parrot_bench.tables import number
-from parrot_scheduler.config import PRESETS
 from typer.testing import CliRunner
 
 from parrot_gateway.cli.main import app
@@ -96,14 +96,15 @@ def test_the_command_compares_all_policies_on_the_same_calls(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("small")
 def test_a_set_up_is_a_preset_with_changes(tmp_path: Path) -> None:
-    arguments = ["--policy", "parrot", "--policy", "parrot,order=fcfs,place=round-robin"]
+    other = f"parrot,order=fcfs,place={PATHS['round-robin']}"
+    arguments = ["--policy", "parrot", "--policy", other]
     arguments += ["--load", "3", "--engines", "2", "--seeds", "1"]
     result = CliRunner().invoke(app, ["simulate", "policies", *arguments])
     assert result.exit_code == 0, result.output
     changed = run(
         applications.APPLICATIONS,
         {
-            "one": replace(PRESETS["parrot"], order="fcfs", place="round-robin"),
+            "one": replace(PRESETS["parrot"], order="fcfs", place=PATHS["round-robin"]),
             "other": PRESETS["parrot"],
         },
         profile=DEFAULT_PROFILE,

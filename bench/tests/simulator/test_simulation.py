@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_bench.policies import PRESETS
 from parrot_bench.simulator.metrics import Measures, Results
 from parrot_bench.simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_bench.simulator.profiles import PROFILES
 from parrot_bench.simulator.simulation import simulate
 from parrot_scheduler.actions import Action
-from parrot_scheduler.config import PRESETS, SchedulerConfig
+from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import EngineReport, Event, TaskFinished, TaskSubmitted
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef
 from simulated import profile, step
@@ -131,7 +132,7 @@ def test_tenants_share_no_prefixes() -> None:
 
 PROGRAM = """
 import hashlib, sys
-from parrot_scheduler.config import PRESETS
+from parrot_bench.policies import PRESETS
 from parrot_bench.simulator.profiles import PROFILES
 from parrot_bench.simulator.simulation import simulate
 from parrot_bench.simulator.workloads import gpts

@@ -8,8 +8,8 @@ from parrot_scheduler.policy import OrderFactory
 
 POLICIES: dict[str, OrderFactory] = {
     "fcfs": lambda config, rng: Fcfs(),
-    "plas": lambda config, rng: Plas(config),
-    "atlas": lambda config, rng: Atlas(config),
+    "plas": Plas.make,
+    "atlas": Atlas.make,
     "application-fifo": lambda config, rng: ApplicationFifo(),
-    "fair": lambda config, rng: Fair(config),
+    "fair": Fair.make,
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Self
+
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.order.ranked import Aging, ApplicationOrder, TaskOrder
 from parrot_scheduler.task_state import Application, TaskState
@@ -38,6 +41,11 @@ class Plas(ApplicationOrder):
     """
 
     name = "plas"
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model."""
+        return cls(config)
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(Aging(config.starvation_s))

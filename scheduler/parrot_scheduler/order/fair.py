@@ -25,8 +25,10 @@ plus what turns by age gave.
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Self
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import HeapItem, ItemHeap
@@ -166,6 +168,11 @@ class Fair(RankedOrder):
     """
 
     name = "fair"
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model."""
+        return cls(config)
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(Aging(config.starvation_s))

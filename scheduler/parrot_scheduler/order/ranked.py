@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import Self
 
+from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import AdmissionRank, OrderPolicy
 from parrot_scheduler.task_state import Application, TaskState
@@ -92,6 +95,11 @@ class RankedOrder(OrderPolicy):
         # A task that came while no other was queued: ranked once that matters, as most are placed
         # at once.
         self._alone: TaskState | None = None
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one with turns by age."""
+        return cls(Aging(config.starvation_s))
 
     @abstractmethod
     def _insert(self, state: TaskState, application: Application) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.engines.table import rows_of
-from parrot_scheduler.placement.common import cached_on, tokens_of
+from parrot_scheduler.placement.cached import cached_on, tokens_of
 from parrot_scheduler.prefix_index.index import chain_of
 from parrot_scheduler.task_state import Application, TaskState
 

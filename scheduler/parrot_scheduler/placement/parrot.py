@@ -37,8 +37,9 @@ Rules, each with what it gives in `simulate policies` and on recorded programs (
 
 from __future__ import annotations
 
+import random
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
@@ -80,6 +81,11 @@ class Parrot(PlacementPolicy):
 
     name = "parrot"
     late_binding = True
+
+    @classmethod
+    def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
+        """Return a new one for one model."""
+        return cls(config)
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._starvation_s = config.starvation_s

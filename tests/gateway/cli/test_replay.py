@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from harness.own_policies import TURNS
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.event_log import write_actions, write_config, write_step
 from parrot_scheduler.events import EngineJoined, TaskSubmitted, Tick
@@ -66,6 +67,15 @@ def test_a_broken_line_is_named(log: Path) -> None:
     result = replay(log)
     assert result.exit_code == 2
     assert f"{log}: line 4" in result.stderr
+
+
+def test_a_log_alone_loads_no_policy(log: Path) -> None:
+    log.write_text(log.read_text().replace('"place":"parrot"', f'"place":"{TURNS}"'))
+    result = replay(log)
+    assert result.exit_code == 2
+    assert f"line 1: it was decided by {TURNS}; name that with --policy" in result.stderr
+    result = CliRunner().invoke(app, ["replay", str(log), "--policy", TURNS])
+    assert "step 2 is decided otherwise" in result.stdout
 
 
 def test_a_missing_file_is_named() -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
 from harness.gateway.serving import Service, serving, until
+from harness.own_policies import STAYS
 from parrot_scheduler.actions import Alternative, Reasons
 from parrot_scheduler.task import LATENCY, GroupRef, Task
 
@@ -155,7 +156,7 @@ async def ask(service: Service, prompt: str, **semantic: Any) -> None:
 
 
 async def test_a_session_that_stays_on_its_engine_is_said() -> None:
-    policy = SchedulerSettings(policy="session-affinity")
+    policy = SchedulerSettings(policy=STAYS)
     async with serving(small_engine(), small_engine(), scheduler=policy) as service:
         await ask(service, SYSTEM, session="s")
         await ask(service, SYSTEM + "Again.", session="s")
@@ -170,7 +171,7 @@ async def test_a_group_that_is_kept_together_is_said() -> None:
     def running() -> int:
         return sum(map(fills, engines))
 
-    policy = SchedulerSettings(policy="paper")
+    policy = SchedulerSettings(policy=STAYS)
     async with serving(*engines, scheduler=policy) as service:
         calls = []
         for number in range(3):

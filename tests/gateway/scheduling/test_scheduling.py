@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
 from harness.gateway.serving import Service, serving, until
+from harness.own_policies import TURNS
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.kv_cache.block_hash import prompt_hashes
@@ -20,8 +22,10 @@ from parrot_engine.link.wire import Adapters
 from parrot_engine.protocol import AdapterInfo, BlockChanges, EngineStats, Fill, SamplingParams
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.task import StepModel
+from typer.testing import CliRunner
 
 from parrot_gateway.cli.graph import read_graph
+from parrot_gateway.cli.main import app
 from parrot_gateway.exceptions import ModelNotFoundError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
@@ -167,9 +171,9 @@ async def test_calls_with_one_prefix_go_where_it_is() -> None:
         assert fills(engines[1 - at]) == 6
 
 
-async def test_round_robin_is_as_it_says() -> None:
+async def test_a_policy_of_the_users_own_decides() -> None:
     engines = [small_engine(), small_engine(), small_engine()]
-    async with serving(*engines, scheduler=SchedulerSettings(policy="round-robin")) as service:
+    async with serving(*engines, scheduler=SchedulerSettings(policy=TURNS)) as service:
         for number in range(9):
             await ask(service, f"{SYSTEM}{number}")
     assert [fills(engine) for engine in engines] == [3, 3, 3]
@@ -271,6 +275,35 @@ async def test_the_queue_header_tells_of_the_wait_for_an_engine_too() -> None:
 def test_a_policy_that_there_is_not_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         load_settings({"scheduler": {field: "nonsense"}})
+    with pytest.raises(ConfigError, match=rf"scheduler\.{field}.*'own\.Policy'"):
+        load_settings({"scheduler": {field: "own.Policy"}})
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "message"),
+    [
+        ("policy", "no.such:Policy", "no.such cannot be imported: No module named 'no'"),
+        ("policy", "harness.own_policies:Gone", "harness.own_policies has no class Gone"),
+        ("policy", "harness.own_policies:not_a_class", "is no policy: .* AdmissionPolicy, "),
+        ("policy", "harness.own_policies:Unfinished", "cannot be made: .* abstract method '?place"),
+        ("policy", "harness.own_policies:Misconfigured", "the setup of .*'colour'"),
+        ("order", TURNS, "is no policy: it does not inherit from OrderPolicy"),
+        ("keep", "harness.own_policies:not_a_class", "it does not inherit from RetentionPolicy"),
+    ],
+)
+async def test_a_policy_that_cannot_be_loaded_is_named_by_its_field(
+    field: str, path: str, message: str, tmp_path: Path
+) -> None:
+    """A start tells it, and so does `serve --check`."""
+    settings = SchedulerSettings(**{field: path})
+    with pytest.raises(ConfigError, match=rf"^scheduler\.(policy|place|{field}): .*{message}"):
+        async with serving(small_engine(), scheduler=settings):
+            raise AssertionError
+    file = tmp_path / "parrot.yaml"
+    file.write_text(f"scheduler:\n  {field}: {path}\n")
+    checked = CliRunner().invoke(app, ["serve", "--check", "--port", "0", "--config", str(file)])
+    assert checked.exit_code == 2
+    assert re.search(rf"scheduler\.(policy|place|{field}): .*{message}", checked.output)
 
 
 # -- how long steps take --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from parrot_scheduler.actions import Place
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import EngineJoined, TaskFinished, TaskSubmitted
-from parrot_scheduler.order import POLICIES
+from parrot_scheduler.policies import preset_of
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import EngineDescription, Task
 
@@ -45,16 +46,33 @@ def placed(order: str, *, submitted_at: float, ended_at: float) -> list[int]:
     return prompts
 
 
-def test_the_documented_policy_orders_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "shortest-prompt"
-    with pytest.raises(ValueError, match=f"order: no policy is called '{name}'"):
-        placed(name, submitted_at=0.0, ended_at=1.0)
-    # Undone at the end of the test, whatever the example registers.
-    monkeypatch.setitem(POLICIES, name, POLICIES["fcfs"])
-    first_come = placed(name, submitted_at=0.0, ended_at=1.0)
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The example as a module that can be imported: its name."""
+    (tmp_path / "my_policies.py").write_text(example(), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
+    return "my_policies"
+
+
+def test_the_documented_policy_orders_tasks(own: str) -> None:
+    with pytest.raises(ValueError, match="order: no policy is called 'shortest-prompt'"):
+        placed("shortest-prompt", submitted_at=0.0, ended_at=1.0)
+    first_come = placed("fcfs", submitted_at=0.0, ended_at=1.0)
     assert first_come == [10, 900, 300, 700, 100, 500, 200]
-    exec(compile(example(), str(DOCUMENT), "exec"), {"__name__": "example"})
-    assert placed(name, submitted_at=0.0, ended_at=1.0) == [10, 100, 200, 300, 500, 700, 900]
+    path = f"{own}:ShortestPrompt"
+    assert placed(path, submitted_at=0.0, ended_at=1.0) == [10, 100, 200, 300, 500, 700, 900]
     # Past `starvation_s` every fourth placement goes to the oldest task.
-    starved = placed(name, submitted_at=0.0, ended_at=STARVATION_S + 1.0)
+    starved = placed(path, submitted_at=0.0, ended_at=STARVATION_S + 1.0)
     assert starved == [10, 100, 200, 900, 300, 500, 700]
+
+
+def test_the_documented_policy_places_tasks(own: str) -> None:
+    config = preset_of(f"{own}:FewestCalls")
+    assert config == SchedulerConfig(place=f"{own}:FewestCalls")
+    scheduler = Scheduler(config)
+    engines = [EngineDescription(f"e{number}", "m", 100_000, 8, 2048) for number in range(3)]
+    tasks = [TaskSubmitted(Task(number, "m", "t", "a", 100, 10)) for number in range(6)]
+    actions = scheduler.step(0.0, [*map(EngineJoined, engines), *tasks])
+    where = [action.engine_id for action in actions if isinstance(action, Place)]
+    assert where == ["e0", "e1", "e2"] * 2

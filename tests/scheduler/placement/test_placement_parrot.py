@@ -52,17 +52,13 @@ def test_tasks_of_one_prefix_meet_where_the_first_one_computes_it() -> None:
 
 
 def test_the_queued_tokens_of_its_own_prefix_are_no_queue_to_a_task() -> None:
-    """LMetric's product counts what the task is spared as what it has to wait for."""
-    rows: dict[str, set[int]] = {}
-    for policy in ("lmetric", "parrot"):
-        engines = Engines(policy, 4)
-        shared = chain(1, LONG)
-        states = [engines.state(6500, 50, shared + chain(10 + i, 5)) for i in range(6)]
-        rows[policy] = {placed(engines, state).row for state in states}
-        # Others see that queue.
-        assert placed(engines, engines.state(500, 50)).row not in rows.get("parrot", ())
-    assert len(rows["parrot"]) == 1
-    assert len(rows["lmetric"]) == 4
+    engines = Engines("parrot", 4)
+    shared = chain(1, LONG)
+    states = [engines.state(6500, 50, shared + chain(10 + i, 5)) for i in range(6)]
+    rows = {placed(engines, state).row for state in states}
+    assert len(rows) == 1
+    # Others see that queue.
+    assert placed(engines, engines.state(500, 50)).row not in rows
 
 
 def test_of_its_own_prefix_only_what_is_not_computed_is_no_queue() -> None:

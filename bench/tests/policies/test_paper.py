@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from harness.engine_pools import Engines, chain
-from parrot_scheduler.placement.paper import LATENCY_TOKENS
+from parrot_bench.policies import LATENCY_TOKENS, PATHS
 from parrot_scheduler.task import LATENCY, GroupRef
 
 
 def test_a_group_stays_on_one_engine_and_waits_when_that_is_full() -> None:
-    engines = Engines("paper", 2, max_batch=4)
+    engines = Engines(PATHS["paper"], 2, max_batch=4)
     group = (GroupRef("map", 6),)
     members = [engines.state(100, 10, groups=group) for _ in range(6)]
     rows = [choice and choice.row for choice in map(engines.place, members)]
@@ -19,7 +19,7 @@ def test_a_group_stays_on_one_engine_and_waits_when_that_is_full() -> None:
 
 
 def test_a_group_waits_for_room_for_all_of_it_while_engines_are_busy() -> None:
-    engines = Engines("paper", 1, max_batch=8)
+    engines = Engines(PATHS["paper"], 1, max_batch=8)
     busy = engines.load(0, 4)
     member = engines.state(100, 10, groups=(GroupRef("map", 6),))
     assert engines.place(member) is None
@@ -29,7 +29,7 @@ def test_a_group_waits_for_room_for_all_of_it_while_engines_are_busy() -> None:
 
 
 def test_a_latency_task_cuts_an_engine_down_and_prefers_one_that_is_cut() -> None:
-    engines = Engines("paper", 3)
+    engines = Engines(PATHS["paper"], 3)
     first = engines.place(engines.state(1000, 100, objective=LATENCY))
     assert first is not None
     second = engines.place(engines.state(1000, 100, objective=LATENCY))
@@ -44,7 +44,7 @@ def test_a_latency_task_cuts_an_engine_down_and_prefers_one_that_is_cut() -> Non
 
 
 def test_a_holder_of_the_prefix_wins_whatever_it_has_to_do() -> None:
-    engines = Engines("paper", 2)
+    engines = Engines(PATHS["paper"], 2)
     engines.pool.prefixes.stored(0, chain(1, 4))
     engines.load(0, 50, prompt=1000, output=500)
     choice = engines.place(engines.state(70, 1000, chain(1, 4)))
@@ -53,7 +53,7 @@ def test_a_holder_of_the_prefix_wins_whatever_it_has_to_do() -> None:
 
 
 def test_a_group_whose_engine_drains_goes_on_elsewhere() -> None:
-    engines = Engines("paper", 2)
+    engines = Engines(PATHS["paper"], 2)
     groups = (GroupRef("g", 4),)
     first = engines.place(engines.state(100, 10, groups=groups))
     assert first is not None

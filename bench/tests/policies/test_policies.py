@@ -1,63 +1,56 @@
-"""Duties of every placement policy, and the choices of the plain ones."""
+"""Duties of the policies for comparison, and their choices."""
 
 from __future__ import annotations
 
-import random
-import sys
-from typing import Any
-
 import pytest
-from harness.engine_pools import BLOCK, CONFIG, Engines, chain
+from harness.engine_pools import Engines, chain
+from harness.placement_duties import (
+    check_draining,
+    check_no_engines,
+    check_same_history,
+    check_too_small,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_scheduler.config import PRESETS
-from parrot_scheduler.placement import POLICIES
-from parrot_scheduler.task import LATENCY, THROUGHPUT, EngineDescription, GroupRef
+from parrot_bench.policies import PATHS, PRESETS, preset_of
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.task import EngineDescription
 
-every_policy = pytest.mark.parametrize("policy", sorted(POLICIES))
-
-
-def test_every_preset_names_a_policy() -> None:
-    assert {preset.place for preset in PRESETS.values()} == set(POLICIES)
+every_policy = pytest.mark.parametrize("policy", PATHS.values(), ids=PATHS)
 
 
-@every_policy
-def test_policies_know_their_names(policy: str) -> None:
-    assert POLICIES[policy](CONFIG, random.Random(0)).name == policy
-
-
-@every_policy
-def test_without_engines_a_task_waits(policy: str) -> None:
-    engines = Engines(policy, 0)
-    assert engines.choose(engines.state(100, 10)) is None
+def test_presets_are_found_by_name_and_by_import_path() -> None:
+    assert preset_of("parrot") == SchedulerConfig()
+    for name, path in PATHS.items():
+        assert preset_of(name) == preset_of(path) == PRESETS[name]
+        assert PRESETS[name].place == path
+    with pytest.raises(ValueError, match="there are parrot, paper, "):
+        preset_of("best")
 
 
 @every_policy
-def test_an_engine_that_drains_gets_nothing(policy: str) -> None:
-    engines = Engines(policy, 2)
-    engines.pool.prefixes.stored(0, chain(1, 100))
-    engines.pool.drain(0)
-    for _ in range(4):
-        choice = engines.place(engines.state(1600, 10, chain(1, 100)))
-        assert choice is not None
-        assert choice.row == 1
-        assert choice.expected_cached_tokens in (0, 1599)
+def test_every_placement_has_its_duties(policy: str) -> None:
+    check_no_engines(policy)
+    check_draining(policy)
 
 
 @every_policy
 @pytest.mark.parametrize("capacity", [1_100, 100_000])
 def test_an_engine_too_small_is_passed_over(policy: str, capacity: int) -> None:
-    engines = Engines(policy, 1, capacity=500)
-    row = engines.pool.join(EngineDescription("large", "m", capacity, 64, 2048, BLOCK))
-    choice = engines.choose(engines.state(1000, 100))
-    assert choice is not None
-    assert choice.row == row
+    check_too_small(policy, capacity)
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**16))
+def test_the_same_history_leads_to_the_same_places(policy: str, seed: int) -> None:
+    check_same_history(policy, seed)
 
 
 @pytest.mark.parametrize("policy", ["lmetric", "prefix-linear"])
 def test_engines_whose_blocks_are_seen_and_others_are_compared(policy: str) -> None:
     """Blocks that one engine is assumed to cache take nothing from what the other has."""
-    engines = Engines(policy, 1)
+    engines = Engines(PATHS[policy], 1)
     engines.pool.prefixes.stored(0, chain(1, 100))
     description = EngineDescription("hidden", "m", 100_000, 64, 2048, block_tokens=0)
     hidden = engines.pool.join(description)
@@ -71,66 +64,8 @@ def test_engines_whose_blocks_are_seen_and_others_are_compared(policy: str) -> N
     assert (choice.row, choice.expected_cached_tokens) == (hidden, 100)
 
 
-@every_policy
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**16))
-def test_the_same_history_leads_to_the_same_places(policy: str, seed: int) -> None:
-    def history() -> list[tuple[int, str, int] | None]:
-        rng = random.Random(seed)
-        engines = Engines(policy, 5, capacity=20_000, max_batch=8)
-        placed = []
-        log: list[tuple[int, str, int] | None] = []
-        for step in range(40):
-            groups = (GroupRef(f"g{step // 6}", 6),) if rng.random() < 0.5 else ()
-            state = engines.state(
-                rng.randrange(64, 3000),
-                rng.randrange(1, 200),
-                chain(rng.randrange(4), rng.randrange(4)),
-                groups=groups,
-                objective=rng.choice([LATENCY, THROUGHPUT]),
-                application=f"a{rng.randrange(5)}",
-            )
-            choice = engines.place(state, float(step))
-            log.append(choice and (choice.row, choice.decided_by, choice.expected_cached_tokens))
-            if choice is not None:
-                engines.fill(state)
-                placed.append(state)
-            if placed and rng.random() < 0.4:
-                engines.end(placed.pop(rng.randrange(len(placed))))
-        return log
-
-    assert history() == history()
-
-
-def test_a_decision_runs_as_many_lines_for_a_thousand_engines_as_for_ten() -> None:
-    def lines(num: int) -> int:
-        engines = Engines("parrot", num)
-        for row in engines.rows:
-            engines.pool.prefixes.stored(row, chain(1, 20))
-        for row in engines.rows[:3]:
-            engines.pool.prefixes.stored(row, chain(1, 30))
-            engines.load(row, 2)
-        state = engines.state(800, 100, chain(1, 40))
-        ran = 0
-
-        def trace(frame: Any, event: str, argument: Any) -> Any:
-            nonlocal ran
-            ran += event == "line"
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            assert engines.choose(state) is not None
-        finally:
-            sys.settrace(before)
-        return ran
-
-    assert lines(1000) <= lines(10) + 20
-
-
 def test_round_robin_takes_turns_over_those_that_are_there() -> None:
-    engines = Engines("round-robin", 3)
+    engines = Engines(PATHS["round-robin"], 3)
     rows = [engines.place(engines.state(10, 1)) for _ in range(4)]
     assert [choice and choice.row for choice in rows] == [0, 1, 2, 0]
     engines.pool.drain(1)
@@ -139,7 +74,7 @@ def test_round_robin_takes_turns_over_those_that_are_there() -> None:
 
 
 def test_least_loaded_counts_sequences_then_tokens_to_prefill() -> None:
-    engines = Engines("least-loaded", 3)
+    engines = Engines(PATHS["least-loaded"], 3)
     engines.load(0, 2)
     engines.put_on(1, engines.state(100, 10))
     engines.put_on(2, engines.state(50, 10))
@@ -152,7 +87,7 @@ def test_least_loaded_counts_sequences_then_tokens_to_prefill() -> None:
 
 
 def test_session_affinity_stays_until_the_engine_leaves() -> None:
-    engines = Engines("session-affinity", 2)
+    engines = Engines(PATHS["session-affinity"], 2)
     engines.load(0, 1)
     first = engines.state(100, 10, application="chat")
     assert (choice := engines.place(first)) is not None
@@ -169,7 +104,7 @@ def test_session_affinity_stays_until_the_engine_leaves() -> None:
 
 
 def test_the_linear_cost_adds_prefill_and_decode() -> None:
-    engines = Engines("prefix-linear", 2)
+    engines = Engines(PATHS["prefix-linear"], 2)
     engines.pool.prefixes.stored(0, chain(1, 100))
     engines.load(0, 2, prompt=500, output=200)
     # 1400 tokens of decodes there against 1600 that are cached there.
@@ -181,7 +116,7 @@ def test_the_linear_cost_adds_prefill_and_decode() -> None:
 
 
 def test_lmetric_multiplies_and_chases_a_hot_engine() -> None:
-    engines = Engines("lmetric", 2, max_batch=512)
+    engines = Engines(PATHS["lmetric"], 2, max_batch=512)
     engines.pool.prefixes.stored(0, chain(1, 100))
     engines.load(0, 9, prompt=100, output=10)
     assert (choice := engines.choose(engines.state(1700, 10, chain(1, 100)))) is not None
@@ -196,7 +131,7 @@ def test_lmetric_multiplies_and_chases_a_hot_engine() -> None:
 
 
 def test_queued_tokens_of_the_same_prefix_count_as_cached() -> None:
-    engines = Engines("round-robin", 2)
+    engines = Engines(PATHS["round-robin"], 2)
     prompts = [engines.state(3200, 10, chain(1, 200)) for _ in range(4)]
     choices = [engines.place(state) for state in prompts]
     assert [c and c.expected_cached_tokens for c in choices] == [0, 0, 3199, 3199]
@@ -216,3 +151,11 @@ def test_silent_engines_are_believed_to_hold_what_ran_there(policy: str) -> None
     again = engines.state(1200, 10, application="chat", template="t", template_tokens=300)
     assert (choice := engines.choose(again)) is not None
     assert choice.expected_cached_tokens == 1010
+
+
+def test_lmetric_counts_the_queued_tokens_of_its_own_prefix() -> None:
+    """So engines compute it anew."""
+    engines = Engines(PATHS["lmetric"], 4)
+    states = [engines.state(6500, 50, chain(1, 400) + chain(10 + i, 5)) for i in range(6)]
+    choices = [engines.place(state) for state in states]
+    assert len({choice.row for choice in choices if choice is not None}) == 4
