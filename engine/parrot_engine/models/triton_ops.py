@@ -17,13 +17,12 @@ from torch import Tensor
 from parrot_engine.attention.launch import DeviceLimits, device_limits
 from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.experts.expert_routing import choose
-from parrot_engine.kernels.experts.grouped_product import mixture
 from parrot_engine.kernels.experts.grouped_tuning import (
     Mixture,
     mixture_tuning,
     packed_mixture_tuning,
 )
-from parrot_engine.kernels.experts.packed_experts import packed_mixture
+from parrot_engine.kernels.experts.mixture import mixture
 from parrot_engine.kernels.matmul.dequantize import dequantize
 from parrot_engine.kernels.matmul.lora_product import StackedWeights, add_lora
 from parrot_engine.kernels.matmul.quantized_matmul import quantized_product
@@ -257,12 +256,11 @@ class TritonOps(Ops):
         shared_memory, copy_engine = limits.shared_memory, limits.copy_engine
         if weights.packed is None:
             tuning = mixture_tuning(case, shared_memory, copy_engine=copy_engine)
-            mixed = mixture(x, weights, chosen, tuning, residual)
         else:
             tuning = packed_mixture_tuning(
                 case, weights.packed, shared_memory, copy_engine=copy_engine
             )
-            mixed = packed_mixture(x, weights, chosen, tuning, residual)
+        mixed = mixture(x, weights, chosen, tuning, residual)
         if self._collective is None:
             return Residual(mixed)
         if self._collective.sums_onto(hidden):

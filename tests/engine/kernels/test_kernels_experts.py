@@ -9,13 +9,13 @@ from harness.engine.attention_cases import relative_error
 from harness.engine.expert_cases import compute, draw, reference, sum_of_ranks
 from parrot_engine.kernels.experts import expert_routing
 from parrot_engine.kernels.experts.expert_routing import align, choose
-from parrot_engine.kernels.experts.grouped_product import mixture
 from parrot_engine.kernels.experts.grouped_tuning import (
     MAX_VECTOR_TOKENS,
     Mixture,
     MixtureTuning,
     mixture_tuning,
 )
+from parrot_engine.kernels.experts.mixture import mixture
 from parrot_engine.kernels.tuning import Tuning
 from parrot_engine.models.ops import Affine, Experts, Ops
 from parrot_engine.models.triton_ops import TritonOps

@@ -33,9 +33,8 @@ from parrot_engine.kernels.experts.grouped_tuning import (
     mixture_tuning,
     packed_mixture_tuning,
 )
+from parrot_engine.kernels.experts.mixture import blocks_of, layout_of
 from parrot_engine.kernels.experts.packed_experts import (
-    blocks_of,
-    layout_of,
     packed_tile_product,
     packed_vector_down,
     packed_vector_gate_up,

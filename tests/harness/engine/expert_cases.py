@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from parrot_engine.kernels.experts.expert_routing import choose
-from parrot_engine.kernels.experts.grouped_product import mixture
 from parrot_engine.kernels.experts.grouped_tuning import (
     ExpertWeights,
     Mixture,
     MixtureTuning,
     PackedExperts,
 )
-from parrot_engine.kernels.experts.packed_experts import packed_mixture
+from parrot_engine.kernels.experts.mixture import mixture
 from parrot_engine.quantization.packed import PackedWeight, above_each_other, pack
 from torch import Tensor
 
@@ -129,8 +128,7 @@ def compute(
     """Run the kernels; `operands` hold no experts but `local` ones."""
     x, experts, logits, residual = operands
     chosen = choose(logits, case.top_k, normalize=normalize, local=local)
-    kernels = mixture if experts.packed is None else packed_mixture
-    return kernels(x, experts, chosen, tuning, residual)
+    return mixture(x, experts, chosen, tuning, residual)
 
 
 def sum_of_ranks(case: Mixture, operands: Operands, tuning: MixtureTuning) -> Tensor:
