@@ -15,17 +15,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
-
 from harness.schema_document import document_of
+from harness.scripted_upstream import Answer, Received, ScriptedUpstream, document, event_stream
 
 MODEL = "scripted"
 OTHER_MODEL = "scripted-two"
@@ -204,62 +198,21 @@ def completion_events(body: Body) -> Iterator[str]:
     return events(body, head, [*choices, {**choice, "text": ""}])
 
 
-@dataclass
-class ScriptedModel:
-    """The server, on a thread of its own; a context manager.
+class ScriptedModel(ScriptedUpstream):
+    """The upstream that answers calls of these models by the rules."""
 
-    Attributes:
-        bodies: of the calls so far.
-    """
-
-    bodies: list[Body] = field(default_factory=list)
-
-    def __enter__(self) -> ScriptedModel:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._server = uvicorn.Server(uvicorn.Config(self._app(), log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._socket.close()
+    models = (MODEL, OTHER_MODEL, THINKING_MODEL)
 
     @property
-    def base_url(self) -> str:
-        """Value for `OPENAI_BASE_URL`."""
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+    def bodies(self) -> list[Body]:
+        """Bodies of the calls up to now."""
+        return [call.json for call in self.received]
 
-    def _app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.get("/v1/models")
-        async def models() -> Body:
-            names = (MODEL, OTHER_MODEL, THINKING_MODEL)
-            data = [
-                {"id": name, "object": "model", "created": 1, "owned_by": "tests"} for name in names
-            ]
-            return {"object": "list", "data": data}
-
-        @app.post("/v1/chat/completions")
-        async def chat(request: Request) -> Any:
-            return await self._answer(request, chat_events, chat_answer)
-
-        @app.post("/v1/completions")
-        async def completions(request: Request) -> Any:
-            return await self._answer(request, completion_events, completion_answer)
-
-        return app
-
-    async def _answer(
-        self,
-        request: Request,
-        events: Callable[[Body], Iterator[str]],
-        answer: Callable[[Body], Body],
-    ) -> Any:
-        body = await request.json()
-        self.bodies.append(body)
+    def unscripted(self, call: Received) -> Answer:
+        """Answer a call by the rules."""
+        body = call.json
+        is_chat = call.target == "/v1/chat/completions"
         if body.get("stream"):
-            return StreamingResponse(events(body), media_type="text/event-stream")
-        return JSONResponse(answer(body))
+            events = chat_events(body) if is_chat else completion_events(body)
+            return event_stream(*(event.encode() for event in events))
+        return document(chat_answer(body) if is_chat else completion_answer(body))

@@ -119,6 +119,9 @@ class ScriptedUpstream:
         received: every POST in order of arrival.
     """
 
+    #: Models that `GET /v1/models` lists.
+    models: tuple[str, ...] = (LISTED_MODEL,)
+
     def __init__(self) -> None:
         self.received: list[Received] = []
         self._scripts: dict[str, list[Answer]] = {}
@@ -174,6 +177,10 @@ class ScriptedUpstream:
         """A gate for a script of this server."""
         return Gate(self._loop)
 
+    def unscripted(self, call: Received) -> Answer:
+        """Answer a call of a model that has no script."""
+        return error(404)
+
     def calls(self, model: str) -> list[Received]:
         """The calls of a model so far."""
         with self._arrival:
@@ -218,13 +225,13 @@ class ScriptedUpstream:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         call = Received(method, target, headers, body)
         if method == "GET":
-            listed = {"object": "list", "data": [_listed(LISTED_MODEL)]}
+            listed = {"object": "list", "data": [_listed(name) for name in self.models]}
             await _send(writer, document(listed))
             return b""
         with self._arrival:
             self.received.append(call)
             self._arrival.notify_all()
-        answers = self._scripts.get(_model_of(call)) or [error(404)]
+        answers = self._scripts.get(_model_of(call)) or [self.unscripted(call)]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         return await self._play(answer, call, reader, writer)
 
