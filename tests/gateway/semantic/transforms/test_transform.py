@@ -19,7 +19,7 @@ from parrot_gateway.semantic.transforms.functions import FUNCTIONS
 from parrot_gateway.semantic.transforms.grammar import parse_pipeline
 from parrot_gateway.semantic.transforms.transform import parse_transform
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "transforms.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "transforms.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r'("(?:[^"\\]|\\.)*") +-> (.+?) +-> (error|"(?:[^"\\]|\\.)*")')
 EXAMPLES = DOCUMENT.split("```transforms\n")[1].split("```\n\n## ")[0].splitlines()
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
