@@ -1,4 +1,4 @@
-"""What differs between the APIs whose calls are chats or completions: how answers are written."""
+"""The interface by which each API whose calls are chats or completions writes its answers."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ class CallRoutes:
             await self._linked(exchange, request.body, answer, recorded)
 
     def _is_passed(self, target: Target) -> bool:
-        """Whether a request of Anthropic's API goes there unchanged."""
+        """Return whether a request of Anthropic's API goes there unchanged."""
         if isinstance(target, EngineTarget):
             return False
         return self._models.upstreams[target.upstream].settings.api == "anthropic"

@@ -95,7 +95,7 @@ class EventStream:
 
     @property
     def is_silent(self) -> bool:
-        """Whether a comment is due."""
+        """Return whether a comment is due."""
         return time.perf_counter() >= self.quiet_until
 
     def send(self, events: bytes) -> Awaitable[None]:

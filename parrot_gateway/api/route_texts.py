@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of each route: what it does, an example, its errors.
+"""Texts of the OpenAPI document for each route: a description, an example, its errors.
 
 Texts alone; routes and fields come from the code that answers them.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class RouteText(NamedTuple):
-    """What a route does beyond its summary, and a body that it takes."""
+    """The description of a route beyond its summary, and a body that it takes."""
 
     description: str
     example: Any = None

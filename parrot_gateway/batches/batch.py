@@ -73,7 +73,7 @@ class Batch(msgspec.Struct):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will change."""
+        """Return whether nothing of it will change."""
         return self.status not in _NEXT
 
     @property
@@ -82,7 +82,7 @@ class Batch(msgspec.Struct):
         return self.reached.get(self.status, 0) if self.has_ended else 0
 
     def can_become(self, status: Status) -> bool:
-        """Whether this status may follow."""
+        """Return whether this status may follow."""
         return status in _NEXT.get(self.status, ())
 
     def become(self, status: Status, now: float) -> None:

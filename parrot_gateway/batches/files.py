@@ -92,7 +92,7 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        """What all contents come to."""
+        """The size of all contents."""
         return sum(file.num_bytes for file in self._files.values())
 
     def load(self) -> None:

@@ -1,4 +1,4 @@
-"""What a running batch has been answered so far: two files that only grow, a line for each request.
+"""The answers of a running batch so far: two files that only grow, a line for each request.
 
 They become its output and error files. A process that is killed leaves at most half a line at their
 ends, which the next one cuts off; what is whole says which requests have their answer. Every method

@@ -57,7 +57,7 @@ class BatchLine(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """What is known of an input file once it was read."""
+    """The findings of reading an input file."""
 
     total: int
     errors: list[LineError]
@@ -66,7 +66,7 @@ class Validation(NamedTuple):
 
 
 class _Head(msgspec.Struct):
-    """What decides about a body; of any type, so that each fault has a message of its own."""
+    """Fields that decide about a body, of any type: each fault has a message of its own."""
 
     model: Any = None
     stream: Any = None
@@ -196,7 +196,7 @@ def validate(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: i
 
 
 class LineAnswer(NamedTuple):
-    """What a route answered to a line."""
+    """A route's answer to a line."""
 
     status: int
     request_id: str
@@ -281,7 +281,7 @@ def single_line(body: bytes) -> bytes | None:
 
 
 class WrittenLine(NamedTuple):
-    """What a line of an output or error file says."""
+    """The contents of a line of an output or error file."""
 
     #: Of the request in the input.
     number: int

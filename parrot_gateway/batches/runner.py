@@ -71,7 +71,7 @@ class AnswerLine(Protocol):
 
 
 class Tools(NamedTuple):
-    """What all batches of a gateway share."""
+    """Parts that all batches of a gateway share."""
 
     settings: BatchSettings
     folder: DataFolder

@@ -1,4 +1,4 @@
-"""How many lines are in work at once, by whoever serves their models."""
+"""Limits on the lines in work at once, for each server of their models."""
 
 from __future__ import annotations
 

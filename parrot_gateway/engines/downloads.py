@@ -137,7 +137,7 @@ class Downloads:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many run or wait that there may be no more."""
+        """Return whether too many run or wait for another to begin."""
         return len(self._tasks) >= _MAX_UNFINISHED
 
     def start(self, model: str) -> Download:

@@ -1,4 +1,4 @@
-"""Which headers cross the gateway, in either direction.
+"""The headers that cross the gateway, in either direction.
 
 Towards the upstream everything passes except: hop-by-hop headers and those named in `Connection`,
 `Host`, `Content-Length` (made anew), cookies, what is meant for the gateway (`X-Parrot-*`), and the
@@ -115,7 +115,7 @@ class RequestHeaders:
 
 
 def can_be_passed_on(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether an answer with this head can be sent to a client at all.
+    """Return whether an answer with this head can be sent to a client at all.
 
     HTTP clients, the one for upstreams included, let more pass than a server may
     send: statuses that no HTTP knows, one that switches protocols, control characters in headers.

@@ -68,7 +68,7 @@ class EngineRegistry:
         self._observers: list[EngineObserver] = []
 
     def check(self, registration: Register) -> None:
-        """Whether an engine may join.
+        """Refuse an engine that may not join.
 
         Raises:
             RegistrationRefused: the registry is full, or the engine's model is served with
@@ -156,7 +156,7 @@ class EngineRegistry:
             self._notify("drained" if drained else "resumed", engine)
 
     def models(self) -> list[ServedModel]:
-        """What is served now or drained, in the order of joining."""
+        """List the models that are served now or drained, in the order of joining."""
         return [
             ServedModel(name, int(engines[0].joined_at), engines[0].info)
             for name, engines in (*self.serving.items(), *self.drained.items())

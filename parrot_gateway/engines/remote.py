@@ -59,7 +59,7 @@ _MAX_KEPT_EACH = 256
 
 @dataclass(slots=True)
 class _Load:
-    """What a context has to do."""
+    """The unfinished work of one context."""
 
     #: Primitives that have not ended.
     unfinished: int = 0
@@ -173,7 +173,7 @@ class RemoteEngine:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether new calls may be placed on it."""
+        """Return whether new calls may be placed on it."""
         return not (self.draining or self.drained)
 
     @property

@@ -30,7 +30,7 @@ class RetryPolicy:
     max_backoff_s: float
 
     def wants_retry(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Whether an answer with this status is to be tried again."""
+        """Return whether an answer with this status is to be tried again."""
         advice = headers.get("x-should-retry", "").lower()
         if advice in ("true", "false"):
             return advice == "true"

@@ -89,7 +89,7 @@ class EngineProcess:
 
     @property
     def loads_first(self) -> bool:
-        """Whether it loads its model and has not failed to do so, unlike after a crash."""
+        """Return whether it loads its model for the first time, not again after a crash."""
         return (
             self.state == "loading"
             and self.task is not None
@@ -177,11 +177,11 @@ class EngineSupervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether processes may be started."""
+        """Return whether processes may be started."""
         return self._join is not None
 
     def settings_of_models(self) -> dict[str, ModelSettings]:
-        """Of those, by name, as their first process has them."""
+        """Return the settings of the served models by name, as their first process has them."""
         found: dict[str, ModelSettings] = {}
         for process in self.processes:
             if process.state != "unloading":
@@ -189,7 +189,7 @@ class EngineSupervisor:
         return found
 
     def owns(self, name: str) -> bool:
-        """Whether an engine's name is that of a process."""
+        """Return whether an engine's name is that of a process."""
         return any(process.name == name for process in self.processes)
 
     def processes_of(self, model: str) -> list[EngineProcess]:
@@ -406,7 +406,7 @@ async def _end_tasks(processes: Sequence[EngineProcess]) -> None:
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> bool:
-    """Whether `event` is set within so many seconds."""
+    """Wait until `event` is set; False if that takes longer than `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
             await event.wait()

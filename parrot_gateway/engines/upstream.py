@@ -85,11 +85,11 @@ class UpstreamRequest(NamedTuple):
 
 
 class UpstreamClient(Protocol):
-    """What a call needs of an upstream: one server, or several that take it in turns."""
+    """The upstream of a call: one server, or several that take it in turns."""
 
     @property
     def settings(self) -> UpstreamSettings:
-        """As checked."""
+        """The checked settings."""
 
     @property
     def name(self) -> str:
@@ -172,11 +172,11 @@ class Upstream:
 
     @property
     def ready(self) -> bool:
-        """Whether its models are known. It may still be failing: see `describe`."""
+        """Return whether its models are known. It may still be failing: see `describe`."""
         return self._ready.is_set()
 
     def has_present_key(self) -> bool:
-        """Whether its key is still the one that its settings refer to.
+        """Return whether its key is still the one that its settings refer to.
 
         Raises:
             ConfigError: they refer to none any more.
@@ -557,7 +557,7 @@ _model_list_decoder = msgspec.json.Decoder(_ModelList)
 
 
 def _below_v1(path: bytes) -> str:
-    """What follows `/v1` in a path as the client sent it.
+    """Return the part of a path behind `/v1`, as the client sent it.
 
     NOTE: it is appended to the upstream's URL as it is. An encoded slash in the place of the first
     one would make the upstream's host the user name of another host, and `..` would lead out of

@@ -60,7 +60,7 @@ class RequestTracker(Protocol):
 
 
 def explain(name: str, settings: UpstreamSettings, cause: BaseException, otherwise: str) -> Broken:
-    """What a failure of the connection to the server `name` means to the client. Names no
+    """Word a failure of the connection to the server `name` for the client, without an
     address."""
     upstream = f"The upstream '{name}'"
     logger.debug("%s: %r", name, cause)
@@ -181,7 +181,7 @@ class UpstreamResponse:
         return data
 
     async def ends_within(self, timeout_s: float) -> bool:
-        """Whether the body ends within so many seconds, without any further byte.
+        """Wait for the end of the body; False if it takes longer, or if another byte comes.
 
         A failure in the meantime is raised by the next `read`.
         """

@@ -25,7 +25,7 @@ class LockRequest:
 
     @property
     def is_granted(self) -> bool:
-        """Whether this request holds the lock."""
+        """Return whether this request holds the lock."""
         return self.future.done() and not self.future.cancelled()
 
 
@@ -45,7 +45,7 @@ class FifoLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request holds it or waits for it."""
+        """Return whether no request holds it or waits for it."""
         return not self._requests
 
     def request(self, what: str = "this") -> LockRequest:

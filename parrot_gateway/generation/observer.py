@@ -79,7 +79,7 @@ class Observers(GenerationObserver):
 
     @property
     def reads_deltas(self) -> bool:
-        """Whether any of them does something for each delta."""
+        """Return whether any of them does something for each delta."""
         return bool(self._readers)
 
     def submitted(self) -> None:

@@ -1,4 +1,4 @@
-"""What a call needs of an engine and of whoever finds it one, and what is said of it for that.
+"""The interface through which a call gets an engine, and the metadata that it is placed by.
 
 Plain values and protocols: which engine it becomes is decided by the scheduler, behind
 `parrot_gateway.scheduling`.
@@ -30,8 +30,8 @@ def salt_of(tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """What is known of a call beside its prompt. The default is an ordinary call: a client waits
-    for it, and nothing else is known."""
+    """Facts about a call beside its prompt. The default is an ordinary call: a client waits for
+    it, and nothing else is known."""
 
     tenant: str = DEFAULT_TENANT
     #: Its id, if it is a session's; more may become known of such a call while it waits.
@@ -61,7 +61,7 @@ class CallMetadata:
         object.__setattr__(self, "salt", salt_of(self.tenant))
 
     def common_tokens_of(self, prompt_tokens: int) -> int | None:
-        """`Task.common_tokens` of a prompt of so many tokens."""
+        """Compute `Task.common_tokens` for a prompt of `prompt_tokens` tokens."""
         return None if self.common_share is None else round(self.common_share * prompt_tokens)
 
 
@@ -69,11 +69,11 @@ ORDINARY_CALL = CallMetadata()
 
 
 class ServedModel(Protocol):
-    """What can be known of a model without an engine to run it on."""
+    """A model as known without an engine to run it on."""
 
     @property
     def info(self) -> EngineInfo:
-        """What each of them is."""
+        """Description of its engines."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -81,7 +81,7 @@ class ServedModel(Protocol):
 
     @property
     def parses_reasoning(self) -> bool:
-        """Whether reasoning is parted from the content; may be true of a model that writes none."""
+        """True if reasoning is parted from the content; also for models that write none."""
 
 
 class Placement(Protocol):
@@ -97,7 +97,7 @@ class Placement(Protocol):
 
     @property
     def retention(self) -> Retention:
-        """What shall become of its KV when it has ended, once taken."""
+        """How its KV is retained when it has ended, once taken."""
 
     @property
     def application(self) -> str:
@@ -113,7 +113,7 @@ class Placement(Protocol):
 
     @property
     def engine_name(self) -> str:
-        """What the engine calls itself, once there is one."""
+        """The engine's own name, once there is one."""
 
     @property
     def queued_s(self) -> float:

@@ -25,7 +25,7 @@ _GAP = "\n\r\t "
 
 
 def writes_reasoning(template: str) -> bool:
-    """Whether the answers of a model may hold reasoning, by the source of its chat template."""
+    """Return whether answers may hold reasoning, by the source of the model's chat template."""
     return CLOSING in template
 
 
@@ -59,7 +59,7 @@ def without_reasoning(template: str, prompt: str) -> str:
 
 
 def uses_special_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether a marker is a token that texts are usually shown without."""
+    """Return whether a marker is a token that texts are usually shown without."""
     ids = [tokenizer.token_id(marker) for marker in (OPENING, CLOSING)]
     return any(token_id is not None and tokenizer.is_special(token_id) for token_id in ids)
 
@@ -137,7 +137,7 @@ class ReasoningText:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text so far ends within the reasoning."""
+        """Return whether the text so far ends within the reasoning."""
         return self._state == "opened"
 
     def push(self, text: str, *, ends: bool) -> Split:
@@ -175,6 +175,6 @@ class ReasoningText:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How many characters at the end of the text may be the beginning of the marker."""
+    """Count the characters at the end of the text that may begin the marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(marker[:length])), 0)

@@ -78,7 +78,7 @@ class PromptFilled(NamedTuple):
 
 
 class ChoiceDelta(NamedTuple):
-    """What one engine step added to one candidate."""
+    """Text and tokens that one engine step added to one candidate."""
 
     prompt: int
     #: Number of the candidate within its prompt, from 0.

@@ -56,7 +56,7 @@ def _closed(value: Any, combined: set[int]) -> Any:
 
 
 def _lists_all(schema: _Schema) -> bool:
-    """Whether an object may be taken to have no properties but those it lists."""
+    """Return whether an object may be taken to have only the properties it lists."""
     listed = schema.get("properties")
     if not isinstance(listed, Mapping) or any(key in schema for key in _SAYS_MORE):
         return False
@@ -109,7 +109,7 @@ class _Parts:
                     self._add(part, found)
 
     def _target(self, schema: _Schema) -> _Schema | None:
-        """What `$ref` refers to, within the schema."""
+        """Look up what `$ref` refers to, within the schema."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None

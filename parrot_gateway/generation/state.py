@@ -51,7 +51,7 @@ MAX_OPEN_CONTEXTS = 256
 
 
 class TextDelta(NamedTuple):
-    """What a push made visible."""
+    """Text and tokens that a push made visible."""
 
     text: str
     #: Tokens of which some text is visible now, each given out once.
@@ -75,7 +75,7 @@ class ChoiceText:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._output.finished
 
     def push(
@@ -133,7 +133,7 @@ class _OpenPrompt:
 
 
 class Progress(NamedTuple):
-    """What an event brought about."""
+    """The effects of one event."""
 
     update: Update | None
     #: To be sent to the engine.
@@ -177,7 +177,7 @@ class GenerationState:
 
     @property
     def waits(self) -> bool:
-        """Whether anything of this call is on the engine, so that events are to come."""
+        """Return whether anything of this call is on the engine, so that events are to come."""
         return bool(self._places)
 
     @property
@@ -187,7 +187,7 @@ class GenerationState:
 
     @property
     def contexts_needed(self) -> int:
-        """How many contexts `begin` can use now; 0 when there is no room or nothing to begin."""
+        """The number of contexts that `begin` can use now; 0 without room or work."""
         room = (MAX_OPEN_CONTEXTS - len(self._places)) // self._per_prompt
         if not self._places:
             room = max(room, 1)

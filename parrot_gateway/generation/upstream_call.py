@@ -73,7 +73,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What may be an error: of chats and messages, and the two kinds of responses."""
+    """Fields by which chats, messages and both kinds of responses report errors."""
 
     type: Any = None
     error: Any = None

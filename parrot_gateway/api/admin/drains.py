@@ -64,7 +64,7 @@ class DrainRoutes:
 
     @route("GET", "/admin/v1/drain")
     async def describe(self, exchange: Exchange) -> None:
-        """Whether the gateway is drained, and how many calls still run."""
+        """Tell whether the gateway is drained, and how many calls still run."""
         await exchange.respond_json(self.gate.describe_drain())
 
     @route("POST", "/admin/v1/drain")

@@ -175,7 +175,7 @@ class MessageWriter:
         return events
 
     def _signature(self, thought: str) -> str:
-        """What tells our blocks from those of others, and holds the text that is left out."""
+        """Return the signature that marks our blocks and holds the text that is left out."""
         return pack_reasoning(thought if self._thinking == "omitted" else "")
 
     def _text(self, text: str) -> bytes:

@@ -140,7 +140,7 @@ class FileRoutes(LocalRoutes):
         return self.service.files
 
     def _is_too_long(self, exchange: Exchange) -> bool:
-        """Whether an upload cannot be passed on, and is one of ours if it is any."""
+        """Return whether an upload is too long to pass on, and so can only be one of ours."""
         announced = exchange.headers.get(b"content-length") or b""
         runs = self.service.settings.upstream_batches == "run"
         return runs and announced.isdigit() and int(announced) > self.max_body_bytes

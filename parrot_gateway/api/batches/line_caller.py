@@ -85,7 +85,7 @@ class _Answer:
         self._body = bytearray()
 
     async def send(self, message: Message) -> None:
-        """As of ASGI."""
+        """Take an ASGI message of the answer."""
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
             return

@@ -1,4 +1,4 @@
-"""What the routes of files and of batches have in common.
+"""The base of the routes of files and of batches.
 
 Some objects are kept here, others by an upstream; the id of each says where.
 """
@@ -33,7 +33,7 @@ class LocalRoutes:
     mark: ClassVar[str]
 
     def is_foreign_list(self, found: Sequence[Any], query: Query) -> bool:
-        """Whether an upstream lists its objects: there are none of ours, or `after` is none."""
+        """Return whether an upstream answers: there are none of ours, or `after` is none."""
         after = query.text("after")
         is_foreign = not found or bool(after and not after.startswith(self.mark))
         return bool(self.models.upstreams) and is_foreign

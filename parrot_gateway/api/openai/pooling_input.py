@@ -1,4 +1,4 @@
-"""What embeddings, rerank and score have in common: a model that can, and texts as tokens."""
+"""Steps of embeddings, rerank and score: a model that can, and texts as tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WHAT_WOULD = {
 
 
 def pooling_of(info: EngineInfo, model: str, task: Literal["embed", "score"]) -> PoolingInfo:
-    """What a model makes of texts.
+    """Return the pooling of a model, which has to be for `task`.
 
     Raises:
         UnsupportedError: something else than `task`, or nothing.
@@ -66,13 +66,13 @@ async def encode_texts(
     truncation: Truncation | None,
     instruction: str | None = None,
 ) -> list[PoolingTokens]:
-    """Texts, or pairs, as the model reads them.
+    """Tokenize texts, or pairs of them, as the model reads them.
 
     Args:
         placer: of the model.
         texts: first and second text of each.
         name: the field that holds them.
-        truncation: cut them to so many tokens.
+        truncation: tokens that each is cut to.
         instruction: for a model whose template writes pairs; None: its default.
 
     Raises:
@@ -129,7 +129,7 @@ async def encode_texts(
 
 
 def num_tokens(sequences: Sequence[PoolingTokens]) -> int:
-    """Of all of them."""
+    """Count the tokens of all sequences."""
     return sum(len(item.token_ids) for item in sequences)
 
 

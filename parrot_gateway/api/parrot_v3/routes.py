@@ -141,7 +141,7 @@ class ParrotRoutes:
             self._routes[_NAME.sub("{}", path)][method] = handler
 
     def find(self, exchange: Exchange) -> Callable[[Exchange], Awaitable[None]] | None:
-        """Who answers, if the path is one of these; their errors have a form of their own."""
+        """Find the handler of a path of this API, whose errors have a form of their own."""
         found = self._route(exchange.path)
         if found is None:
             return None

@@ -209,7 +209,7 @@ class ResponseAnswer:
         return events + self.writer.close_item(item.to_dict())
 
     def _rest(self, item: _OpenItem) -> bytes:
-        """What an item that ends has held back."""
+        """Write the events of the text that an ending item has held back."""
         rest = item.read("", ends=True)
         return self._delta(rest, []) if rest else b""
 
@@ -243,7 +243,7 @@ class _OpenItem:
         self._input = CustomInput() if kind == "custom_tool_call" else None
 
     def read(self, text: str, *, ends: bool = False) -> str:
-        """What a piece of a call's arguments adds to the item."""
+        """Return the text that a piece of a call's arguments adds to the item."""
         return text if self._input is None else self._input.push(text, ends=ends)
 
     def item(self) -> Item:

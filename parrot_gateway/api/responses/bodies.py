@@ -224,7 +224,7 @@ def _check_text(text: dict[str, Any] | None) -> None:
 
 
 def response_output(body: ResponseBody, served: ServedModel) -> OutputOptions:
-    """What the output has to follow: a grammar, and tools that may be called.
+    """Read the constraints on the output: a grammar, and tools that may be called.
 
     Raises:
         InvalidRequestError: a field is malformed, or two set a grammar.

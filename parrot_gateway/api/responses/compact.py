@@ -87,7 +87,7 @@ async def handle_compact(
 
 
 def _said(items: list[Item]) -> list[str]:
-    """What the user wrote, that of earlier compactions included."""
+    """Collect the user's texts, those of earlier compactions included."""
     said: list[str] = []
     for item in items:
         if isinstance(item, CompactionItem):

@@ -42,7 +42,7 @@ def output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _written(item: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """What the deltas of an item come to: its text, and the log-probabilities of a message."""
+    """Return all deltas of an item joined: its text, and a message's log-probabilities."""
     if item["type"] in _GROWING:
         return item[_GROWING[item["type"]][0]], []
     part = item["content"][0]

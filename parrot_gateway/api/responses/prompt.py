@@ -48,7 +48,7 @@ class History(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no items."""
+        """Return whether it has no items."""
         return self.turn is None
 
 

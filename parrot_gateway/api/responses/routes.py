@@ -166,8 +166,8 @@ class ResponseRoutes:
         return True
 
     def _is_ours(self, exchange: Exchange, body: bytes) -> bool:
-        """Whether a new conversation is for models of our own, by the field `model`, an extension;
-        without it, it goes to the first upstream, if there is one."""
+        """Return whether a new conversation is for models of our own, by the extension `model`;
+        without that it goes to the first upstream, if there is one."""
         model = model_of(exchange, body)
         if model is not None:
             return isinstance(self.models.resolve(model), EngineTarget)

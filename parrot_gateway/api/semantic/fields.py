@@ -52,7 +52,7 @@ class SemanticFields(CallOptions):
 
     @property
     def is_empty(self) -> bool:
-        """Whether all have their defaults."""
+        """Return whether all have their defaults."""
         return self == _NOTHING
 
 
@@ -66,7 +66,7 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 
 
 def may_be_semantic(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-    """Whether a request may use anything semantic: one look at header names and body bytes.
+    """Guess whether a request is semantic, by one look at header names and body bytes.
 
     No semantic request is missed; some that only look like one are seen through later.
     """

@@ -1,4 +1,4 @@
-"""Which session a request belongs to when it does not say so by `X-Parrot-Session`.
+"""The session of a request that names none by `X-Parrot-Session`.
 
 Clients, agents and tracers name their conversations in many ways. `SessionIdentity` reads them in
 an order that is a setting (`sessions.identity`); the first source that is there counts. A name
@@ -76,7 +76,7 @@ class SessionIdentity:
         return bool(self._headers or self._body or self._vendors)
 
     def reads(self, header: bytes) -> bool:
-        """Whether a header of this lower-case name may name a session."""
+        """Return whether a header of this lower-case name may name a session."""
         if header in self._headers:
             return True
         return self._vendors is not None and header.endswith(_VENDOR_ENDING)

@@ -140,7 +140,7 @@ class EventTail:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer came to its end."""
+        """Return whether the answer came to its end."""
         mark = _END_MARKS.get(self._dialect)
         return (
             self._ended

@@ -63,7 +63,7 @@ _NAME = re.compile(rb';[ \t]*name=(?:"([^"\r\n]*)"|([^;"\s]*))', re.IGNORECASE)
 
 
 class Envelope(IdentityFields):
-    """What is read of a request for one of the other routes."""
+    """The fields that are read of a request for one of the other routes."""
 
     model: str | None = None
 
@@ -143,7 +143,7 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
 
 
 def envelope_of(exchange: Exchange, body: bytes) -> Envelope:
-    """What is read of a JSON body, or of the form field `model` of a multipart body.
+    """Read the fields of a JSON body, or the form field `model` of a multipart body.
 
     Raises:
         InvalidRequestError: the body is declared as JSON and is not, or `model` is no string.

@@ -244,7 +244,7 @@ class IdentityFields(msgspec.Struct, kw_only=True):
 
     @property
     def may_name_session(self) -> bool:
-        """Whether any of them is there."""
+        """Return whether any of them is there."""
         return bool(
             self.previous_response_id or self.conversation or self.prompt_cache_key or self.metadata
         )
@@ -333,7 +333,7 @@ class CallRequest:
 
     @property
     def semantic_head(self) -> SemanticHead:
-        """What is read of every call of a session.
+        """The fields that are read of every call of a session.
 
         Raises:
             InvalidRequestError: as `head`.
@@ -417,7 +417,7 @@ class Template(Protocol):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the body stays as it came."""
+        """Return whether the body stays as it came."""
         ...
 
     def render(self, values: Mapping[str, str]) -> bytes:

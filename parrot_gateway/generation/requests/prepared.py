@@ -1,4 +1,4 @@
-"""What chats and completions for models of own engines share.
+"""The steps that chats and completions for models of own engines share.
 
 A request that was checked against a model, its prompts as tokens, its sampling parameters. Every
 text is tokenized whole. Long ones go to a thread: the tokenizer releases the GIL.
@@ -79,7 +79,7 @@ class PreparedCall(Generic[_BodyT]):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Return whether the model may call tools."""
         return False
 
     def rebound(self, request: _BodyT, served: ServedModel, size: int) -> Self | None:
@@ -162,8 +162,7 @@ async def tokenize(
 
 
 def start_tokens(tokenizer: Tokenizer, info: EngineInfo) -> list[int]:
-    """What an empty prompt stands for: the beginning-of-text token, else an end-of-text one, if
-    there is one."""
+    """Return the token of an empty prompt: beginning-of-text, else end-of-text, if there is any."""
     bos = tokenizer.bos_token_id
     return info.eos_token_ids[:1] if bos is None else [bos]
 

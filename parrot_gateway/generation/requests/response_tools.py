@@ -56,7 +56,7 @@ def shown_tools(tools: list[Any] | None) -> list[Any]:
 
 
 class ToolName(NamedTuple):
-    """What a client calls a tool."""
+    """A client's name for a tool."""
 
     name: str
     namespace: str | None = None
@@ -64,7 +64,7 @@ class ToolName(NamedTuple):
 
 
 def client_names(tools: list[Any] | None) -> dict[str, ToolName]:
-    """What clients call checked tools, by what the model does."""
+    """Map the model's names of checked tools to the client's."""
     names: dict[str, ToolName] = {}
     for given in tools or ():
         is_namespace = given["type"] == "namespace"

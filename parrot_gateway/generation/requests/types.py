@@ -54,7 +54,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class SamplingFields(msgspec.Struct):
-    """What completions and chat have in common."""
+    """Fields that completions and chat have in common."""
 
     model: str | None = None
     frequency_penalty: Penalty | None = None

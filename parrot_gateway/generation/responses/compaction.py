@@ -1,4 +1,4 @@
-"""What a compaction keeps of a history, as an opaque text that clients carry."""
+"""Compacted histories, as opaque texts that clients carry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MARK = "parrot1."
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What the user wrote, newest last, and a summary of all that was said."""
+    """The user's texts, newest last, and a summary of all that was said."""
 
     said: tuple[str, ...]
     summary: str
 
     @property
     def text(self) -> str:
-        """As a model reads it."""
+        """The text that a model reads."""
         parts = []
         if self.said:
             parts.append("Earlier in this conversation I wrote:\n\n" + "\n\n".join(self.said))
@@ -36,7 +36,7 @@ _DECODER = msgspec.json.Decoder(Compaction)
 
 
 def packed(compaction: Compaction) -> str:
-    """As the content of a compaction item."""
+    """Write a compaction as the content of a compaction item."""
     return pack(_MARK, msgspec.json.encode(compaction))
 
 
@@ -50,7 +50,7 @@ def unpacked(content: str) -> Compaction | None:
 
 
 def newest_within(texts: Sequence[str], tokens: int, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The newest texts that come to so many tokens; the first that does not fit is cut."""
+    """Return the newest texts that fit into `tokens`; the first that does not fit is cut."""
     kept: list[str] = []
     for text in reversed(texts):
         # NOTE: hardly a token is longer than 8 characters, and no more of a text than can be kept

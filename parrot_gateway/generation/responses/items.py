@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class _TextItem:
-    """What all items have in common."""
+    """Base of all items."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class ToolCallItem(_TextItem):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutputItem(_TextItem):
-    """What a tool returned."""
+    """The output of a tool."""
 
     id: str
     call_id: str
@@ -133,7 +133,7 @@ class ToolOutputItem(_TextItem):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningItem(_TextItem):
-    """What a model thought before it wrote, of which a template shows what it likes."""
+    """A model's reasoning before it wrote; the template decides how much of it is shown."""
 
     id: str
     summary: tuple[str, ...]
@@ -163,7 +163,7 @@ class ReasoningItem(_TextItem):
 
 @dataclass(frozen=True, slots=True)
 class CompactionItem(_TextItem):
-    """What a history was compacted to."""
+    """A compacted history."""
 
     id: str
     #: As clients carry it.
@@ -172,7 +172,7 @@ class CompactionItem(_TextItem):
 
     @property
     def text(self) -> str:
-        """As a model reads it."""
+        """The text that a model reads."""
         return self.compaction.text
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ Item: TypeAlias = MessageItem | ToolCallItem | ToolOutputItem | ReasoningItem | 
 
 
 class Turn:
-    """What one call added to a history: its input and its output. Never changed.
+    """The input and output that one call added to a history. Never changed.
 
     Turns form chains, which share their beginnings. `refs` counts the holders of a turn; its bytes
     become free with the last one.

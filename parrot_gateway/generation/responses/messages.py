@@ -50,7 +50,7 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
 
 
 class _Step:
-    """What an assistant says in one go."""
+    """An assistant's reasoning, text and calls up to the next message of somebody else."""
 
     def __init__(self) -> None:
         self.reasoning: list[str] = []

@@ -22,7 +22,7 @@ _CONVERSATION_SHARE = 8
 
 
 class Cut(NamedTuple):
-    """One delta of a stream: so many characters, and so many log-probabilities, of an item."""
+    """One delta of a stream, as numbers of characters and log-probabilities of an item."""
 
     characters: int
     logprobs: int
@@ -55,7 +55,7 @@ class StoredResponse:
 
     @property
     def input_items(self) -> list[Item]:
-        """What the model was given, but for the instructions."""
+        """The items that the model was given; instructions are not among them."""
         return history_of(self.turn.parent) + list(self.turn.input)
 
 

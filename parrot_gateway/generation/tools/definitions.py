@@ -51,7 +51,7 @@ class Tool:
         return replace(self, name=name, description=description or None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the API writes it, for templates."""
+        """Write the tool as the API does, for templates."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -60,7 +60,7 @@ class Tool:
 
 
 def qualified_name(namespace: str | None, name: str) -> str:
-    """What a model calls a tool that may be one of a namespace."""
+    """Return the model's name for a tool, which may belong to a namespace."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -89,7 +89,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def knows_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template reads `tools`."""
+    """Return whether the chat template reads `tools`."""
     return _KNOWS_TOOLS.search(template_source(tokenizer.assets)) is not None
 
 

@@ -32,7 +32,7 @@ def calls_grammar(
     parallel: bool,
     content: Grammar | None = None,
 ) -> Grammar:
-    """Nothing but calls: one, or with `parallel` up to `MAX_CALLS`.
+    """Build a grammar that allows calls only: one, or with `parallel` up to `MAX_CALLS`.
 
     Args:
         tools: at least one.

@@ -193,7 +193,7 @@ class ToolCallReader:
         return pieces
 
     def _is_glue_only(self, text: str) -> bool:
-        """Whether it only closes a call; or begins to, or begins another, and was cut there."""
+        """Return whether a text only closes a call or opens another, perhaps cut short."""
         if not self.num_calls:
             return False
         closing, opening = self._writing.closing.strip(), self._writing.opening
@@ -290,7 +290,7 @@ class ToolCallReader:
         self._expects_call = True
 
     def _give_back(self, pieces: list[ToolPiece], count: int = 0) -> None:
-        """What was passed over, and `count` characters more, are content."""
+        """Turn the text passed over, and `count` characters more, into content."""
         text = self._skipped + self._buffer[:count]
         self._buffer = self._buffer[count:]
         self._expects_call, self._skipped = False, ""
@@ -438,7 +438,7 @@ def _opened(raw: str) -> str | None:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How many characters at the end of the text may be the beginning of the marker."""
+    """Count the characters at the end of the text that may begin the marker."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length
