@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from harness.gateway.scripted_remote import byte_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
-from parrot_engine.protocol import TokenLogprobs
+from parrot_engine.protocol import Filled, Generated, SamplingParams, TokenLogprobs
 from parrot_engine.text import OutputText
 
-from parrot_gateway.generation.request import TextToken, choice_seed
-from parrot_gateway.generation.state import ChoiceText
+from parrot_gateway.generation.request import (
+    ChoiceDelta,
+    GenerationRequest,
+    TextToken,
+    TokenizedPrompt,
+    choice_seed,
+)
+from parrot_gateway.generation.state import ChoiceText, GenerationState
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.token_id("<|im_end|>") or 0
@@ -124,3 +131,18 @@ def test_seeds(seed: int, choice: int) -> None:
 def test_the_first_choice_keeps_the_seed() -> None:
     assert choice_seed(42, 0) == 42
     assert choice_seed(None, 3) is None
+
+
+@pytest.mark.parametrize(("text", "stop_string"), [('{"a": 1}', None), ('{"a": STOP', "STOP")])
+def test_an_answer_that_a_stop_string_ends_was_not_closed(
+    text: str, stop_string: str | None
+) -> None:
+    prompt = TokenizedPrompt(TOKENIZER.encode("x"))
+    sampling = SamplingParams(max_tokens=20, stop=("STOP",))
+    state = GenerationState(GenerationRequest([prompt], sampling), TOKENIZER)
+    state.begin([1])
+    state.apply(Filled(1, 1, 0))
+    update = state.apply(Generated(1, [*TOKENIZER.encode(text), END], None, "closed")).update
+    assert isinstance(update, ChoiceDelta)
+    assert (update.stop_string, update.is_closed) == (stop_string, stop_string is None)
+    assert state.done

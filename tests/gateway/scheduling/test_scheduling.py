@@ -234,6 +234,9 @@ async def test_what_is_recorded_replays_to_the_same_decisions(tmp_path: Path) ->
     inputs = [line for line in lines if not line.startswith('{"actions"')]
     decided = [line for line in lines if line.startswith('{"actions"')]
     assert len(decided) > 40
+    events = [event for line in inputs for event in json.loads(line).get("events", ())]
+    ended = [event for event in events if event["kind"] == "TaskFinished"]
+    assert {event["generated_tokens"] for event in ended} == {3}
     assert "".join(inputs).count('"succeeded":true') == 40
     assert list(replay(inputs)) == decided
 

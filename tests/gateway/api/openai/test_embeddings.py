@@ -7,6 +7,7 @@ import base64
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,3 +389,19 @@ class TestOtherModels:
                 await client.embeddings.create(model="m", input="a")
             with pytest.raises(openai.BadRequestError, match="/v1/embeddings"):
                 await client.responses.create(model="qwen3", input="a")
+
+
+async def test_texts_of_a_call_keep_two_steps_ahead(folders: dict[str, Path]) -> None:
+    engine = PoolingRemote(folders["bert"], "bert", automatic=False)
+    engine.info = replace(engine.info, max_batch_tokens=20)
+    widths: list[int] = []
+    async with serving(engine) as service:
+        task = asyncio.create_task(embed(service, input=["the king sleeps"] * 30))
+        while sum(widths) < 30:
+            await engine.wait_for(lambda: bool(engine.contexts), 20)
+            widths.append(len(engine.contexts))
+            engine.step()
+        assert len((await task)["data"]) == 30
+    # As many at a time until there are no more, not one by one once there was no room.
+    assert len(set(widths[:-1])) == 1
+    assert widths[0] > 1
