@@ -201,7 +201,7 @@ async def test_a_receiver_that_fails_is_in_the_log_once(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     # A batch a span.
     writer = SpanWriter("gateway", ScriptedExporter([False, False, True]), 8 * 1024 * 1024)
-    for _ in range(3):
+    for _ in range(4):
         writer.begin("one", 1, 1, 1).end(2)
     await writer.close()
     assert caplog.messages == [
