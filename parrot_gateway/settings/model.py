@@ -318,7 +318,7 @@ class SchedulerSettings(_Section):
     working_set_target: float = Field(default=0.85, gt=0, le=1)
     #: Keep for the latest calls what they would have taken on other engines.
     explain_calls: bool = True
-    #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.
+    #: A file that gets every event and decision, for `parrot-gateway replay`.
     record: Path | None = None
     #: The recording stops at this size.
     record_max_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
