@@ -143,6 +143,36 @@ def test_an_agent_returns_after_its_tools() -> None:
     assert agent.successors[0][0] == agent.template
 
 
+def test_an_answer_that_is_continued_twice_returns_once() -> None:
+    client = Client()
+    for _ in range(40):
+        call = client.ask("agent")
+        for _ in range(2):
+            client.ask("title", call, kind="continues")
+        client.ask("agent")
+        client.now += 400.0
+    client.send("title")
+    assert client.forecast("agent").returns == pytest.approx(0.5, abs=0.05)
+
+
+def test_few_gaps_do_not_tell_when_an_answer_is_unused() -> None:
+    client = Client()
+    for number in range(20):
+        call = client.ask("agent")
+        if number > 16:
+            client.now += 0.5
+            client.ask("title", call)
+        client.now += 400.0
+        client.tell()
+    client.send("title")
+    before = client.forecast("agent").settled
+    client.ask("agent")
+    for wait_s, is_settled in ((50.0, False), (11.0, True)):
+        client.now += wait_s
+        client.send("title")
+        assert client.forecast("agent").settled - before == is_settled
+
+
 def test_failed_calls_teach_nothing_of_lengths() -> None:
     client = Client()
     for _ in range(20):

@@ -119,8 +119,9 @@ def test_stock_phrases_in_what_varies_are_no_templates() -> None:
 
 def test_prompts_that_are_equal_to_the_end_are_a_template() -> None:
     body = chat(("user", "Are you there, and is all well?"))
-    learner = learned([body] * 30)
-    assert longest(learner, body) == prompt_of(body)
+    assert longest(learned([body] * 30), body) == prompt_of(body)
+    # A few may be one program's accident.
+    assert longest(learned([body] * 6), body) == b""
 
 
 def test_a_million_equal_prompts_cost_no_memory() -> None:
