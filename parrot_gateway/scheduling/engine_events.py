@@ -62,7 +62,7 @@ class EngineEventForwarder:
             self._runner.engine_left(engine.id)
 
     def _scale_of(self, info: EngineInfo) -> Scale:
-        """What engines of its kind share."""
+        """Return the scale that engines of its kind share."""
         kind = (info.model, info.device.partition(":")[0], info.dtype)
         if kind not in self._scales and len(self._scales) >= _MAX_KINDS:
             del self._scales[next(iter(self._scales))]

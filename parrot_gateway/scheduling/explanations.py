@@ -220,7 +220,7 @@ def _when(reasons: Reasons) -> str:
 
 
 def _elsewhere(each: Alternative, call: Placed) -> str:
-    """What it would have taken on another engine."""
+    """Tell the time that it would have taken on another engine."""
     name = (call.names or {}).get(each.engine_id, each.engine_id)
     if not each.has_room:
         state = "without room"

@@ -59,7 +59,7 @@ class FleetServer:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether new calls may be placed on it."""
+        """True if new calls may be placed on it."""
         return self.is_joined and not self.drained
 
     def note_times(self, steps: int, filled: float, used: float, busy_s: float) -> None:
@@ -70,7 +70,7 @@ class FleetServer:
         self._busy_s += busy_s
 
     def fit(self, now: float) -> bool:
-        """Whether there is a new step model.
+        """Learn from the answers so far; return true if there is a new step model.
 
         A stream that should have begun long ago counts as beginning now, so that a server that
         answers nothing any more does not pass for a fast one.

@@ -93,7 +93,7 @@ class Catalog:
         self._patterns = sorted(patterns, key=lambda item: len(item[0]), reverse=True)
 
     def resolve(self, name: str) -> Target:
-        """Who serves `name`.
+        """Find the engine or upstream that serves `name`.
 
         Raises:
             ModelNotFoundError: no engine and no upstream does.
@@ -121,7 +121,7 @@ class Catalog:
         raise ModelNotFoundError(f"{what} {self._known()}", param="model")
 
     def knows(self, name: str) -> bool:
-        """Whether a name is that of a model or of an alias; patterns do not count."""
+        """Return true if a name is that of a model or of an alias; patterns do not count."""
         listed = (upstream.serves(name) for upstream in self._upstreams.values())
         return name in self._exact or name in self._engine_models() or any(listed)
 
@@ -311,7 +311,7 @@ class ModelDirectory(Catalog):
 
     @property
     def explains(self) -> bool:
-        """Whether placements are remembered with what they are explained by."""
+        """True if placements are remembered with what they are explained by."""
         return self._scheduler.explanations is not None
 
     def placer(self, model: str, metadata: CallMetadata) -> Placer:

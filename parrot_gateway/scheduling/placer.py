@@ -373,8 +373,7 @@ class SchedulerRunner:
                     yield model.pool.table.ids[row], shared_prefixes(model, row)
 
     def memory_needed(self) -> float:
-        """Of the model with the most of it, the share of its engines' KV that calls and retained
-        contexts need."""
+        """Return the largest share of a model's KV that calls and retained contexts need."""
         pools = (model.pool for model in self.scheduler.models.values())
         return max((pool.memory_needed for pool in pools), default=0.0)
 
@@ -386,7 +385,7 @@ class SchedulerRunner:
             self._forget(request)
 
     def waiting(self, model: str) -> int:
-        """How many calls wait for an engine of a model."""
+        """Count the calls that wait for an engine of a model."""
         return len(self._waiting(model))
 
     def refuse_waiting(self, model: str, error: GatewayError) -> None:
@@ -630,7 +629,7 @@ def task_of(
 
 
 def template_of(prefix: Sequence[int]) -> str:
-    """What a call counts as one of where its template is not known: those that begin alike."""
+    """Return a template for a call whose own is not known: calls that begin alike have the same."""
     return f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}" if prefix else ""
 
 

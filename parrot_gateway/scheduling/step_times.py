@@ -33,7 +33,7 @@ _MIN_CHANGE = 1.25
 
 
 class Scale:
-    """How much longer steps take than guessed, over all engines of one kind."""
+    """The factor by which steps take longer than guessed, over all engines of one kind."""
 
     def __init__(self) -> None:
         self.readings = 0

@@ -1,4 +1,4 @@
-"""Which of several upstream servers keeps what: responses, stored completions, files, batches.
+"""The objects that upstream servers keep: responses, stored completions, files, batches.
 
 Such an object lives on the server that made it, and later requests name its id in their path or
 their body. Ids are found again in the bytes of requests; nothing is rewritten.

@@ -1,4 +1,4 @@
-"""What becomes known of sessions' calls after they were submitted, passed on to the scheduler."""
+"""Passes on to the scheduler what becomes known of sessions' calls after their submission."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskUpdater:
         return len(self._known)
 
     def now(self, metadata: CallMetadata) -> CallMetadata:
-        """What is known of a session's call by now."""
+        """Return what is known of a session's call by now."""
         return self._current_metadata(metadata)
 
     def submitted(self, metadata: CallMetadata, task_id: int) -> None:
@@ -55,7 +55,7 @@ class TaskUpdater:
             del self._known[call_id]
 
     def changed(self, call_id: str) -> None:
-        """What is known of a call has changed; notify the scheduler of the difference."""
+        """Notify the scheduler of what has changed in what is known of a call."""
         known = self._known.get(call_id)
         if known is None:
             return

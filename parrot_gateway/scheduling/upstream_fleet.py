@@ -84,7 +84,7 @@ class UpstreamFleet:
         self.has_left = False
 
     def serves(self, model: str) -> bool:
-        """Whether all servers that have listed their models serve this one."""
+        """Return true if all servers that have listed their models serve this one."""
         ready = [server.upstream for server in self._servers.values() if server.upstream.ready]
         return bool(ready) and all(each.serves(model) for each in ready)
 
@@ -98,12 +98,12 @@ class UpstreamFleet:
 
     @property
     def ready(self) -> bool:
-        """Whether the models of a server are known."""
+        """True if the models of any server are known."""
         return any(server.upstream.ready for server in self._servers.values())
 
     @property
     def drained(self) -> bool:
-        """Whether the operator has drained all servers."""
+        """True if the operator has drained all servers."""
         return all(server.drained for server in self._servers.values())
 
     def upstreams(self) -> list[Upstream]:
@@ -111,12 +111,12 @@ class UpstreamFleet:
         return [server.upstream for server in self._servers.values()]
 
     async def start(self) -> None:
-        """As `Upstream.start`, for each server."""
+        """Do what `Upstream.start` does, for each server."""
         await self.open()
         self.join()
 
     async def open(self) -> None:
-        """As `Upstream.open`, for each server; the scheduler does not know them yet."""
+        """Do what `Upstream.open` does, for each server; the scheduler does not know them yet."""
         for server in self._servers.values():
             await server.upstream.open()
 
@@ -139,7 +139,7 @@ class UpstreamFleet:
             self._let_join(server)
 
     def succeed(self, other: object) -> None:
-        """As `Upstream.succeed`. The scheduler forgets the other's servers."""
+        """Do what `Upstream.succeed` does. The scheduler forgets the other's servers."""
         if not isinstance(other, UpstreamFleet):
             return
         other.leave()
@@ -193,7 +193,7 @@ class UpstreamFleet:
         return all(server.upstream.has_present_key() for server in self._servers.values())
 
     def set_drained(self, name: str, *, drained: bool) -> list[str]:
-        """As `Upstream.set_drained`, for one server, or for all by the upstream's name.
+        """Do what `Upstream.set_drained` does, for one server, or for all by the upstream's name.
 
         Requests for what only a drained server keeps still go there.
         """

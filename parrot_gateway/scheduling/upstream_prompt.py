@@ -1,4 +1,4 @@
-"""What the scheduler gets to know of a request for one of several upstream servers.
+"""The part of a request for one of several upstream servers that the scheduler is told.
 
 The tokenizer of such a model is not here: four bytes of JSON count as a token, and prompts are
 compared in blocks of 512 bytes, from the beginning of what chat templates put first. Which of a

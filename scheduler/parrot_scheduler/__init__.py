@@ -1,1 +1,1 @@
-"""Which task runs where and when: pure decisions, no I/O, no clock, no torch."""
+"""Placement of tasks in space and time: pure decisions, no I/O, no clock, no torch."""

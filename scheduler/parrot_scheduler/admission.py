@@ -97,14 +97,14 @@ class DistinctBlocks:
 
 
 def _is_busy(pool: EnginePool) -> bool:
-    """Whether engines have more than `_BUSY_S` of prefill queued, for a mean engine."""
+    """Return true if a mean engine has more than `_BUSY_S` of prefill queued."""
     table = pool.table
     backlog_s = float(table.pending_prefill @ table.prefill_token_s)
     return backlog_s > _BUSY_S * max(1, int(np.count_nonzero(table.accepts)))
 
 
 def _goes_on(application: Application, first: TaskState, pool: EnginePool) -> bool:
-    """Whether it has come back, or its kind does, with a context that is dear to compute anew."""
+    """Return true if it, or its kind, comes back with a context that is dear to compute anew."""
     if application.context_tokens <= 0 and first.task.returns < _RETURNS:
         return False
     table, here = pool.table, pool.table.accepts
@@ -202,7 +202,7 @@ class WorkingSet(AdmissionPolicy):
     def may_enter(
         self, application: Application, first: TaskState, pool: EnginePool, now: float
     ) -> bool:
-        """Whether its first waiting task fits besides everything admitted."""
+        """Return true if its first waiting task fits besides everything admitted."""
         fits = self._fits(application, first, pool)
         self._holds = self._holds or not fits
         return fits

@@ -1,4 +1,4 @@
-"""What a task would have taken on other engines: for explanations, never for decisions.
+"""Times that a task would have taken on other engines: for explanations, never for decisions.
 
 Computed once a task has been placed, before its engine counts it.
 """
@@ -41,7 +41,7 @@ def alternatives(
 
 
 def _on(state: TaskState, pool: EnginePool, row: int, cached: float) -> Alternative:
-    """Its times on one engine that caches so many prompt tokens, by that engine's step model."""
+    """Its times on one engine that caches `cached` prompt tokens, by that engine's step model."""
     scalars = pool.table.scalars
     prefill = scalars.pending_prefill[row] + state.task.prompt_tokens - cached
     return Alternative(

@@ -34,7 +34,7 @@ class TaskSubmitted:
 
 @dataclass(slots=True, unsafe_hash=True)
 class TaskUpdated:
-    """What is known of a submitted task has changed; None leaves a field as it is."""
+    """A submitted task has changed; None leaves a field as it is."""
 
     task_id: TaskId
     objective: Objective | None = None

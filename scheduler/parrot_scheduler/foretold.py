@@ -23,7 +23,7 @@ MAX_SIZE = 1024
 
 
 def feeds_group(share: float, calls: float, siblings: float) -> bool:
-    """Whether a call is taken for a member of a group.
+    """Return true if a call is taken for a member of a group.
 
     Args:
         share: of the calls of its kind whose answers were read together with others.

@@ -55,7 +55,7 @@ class LazyHeap(Generic[Item]):
             heapq.heapify(self._heap)
 
     def remove(self, item: Item) -> bool:
-        """Whether it was there."""
+        """Take an item out; return true if it was there."""
         known = self._live.pop(item, None)
         if known is None:
             return False
@@ -78,7 +78,7 @@ class LazyHeap(Generic[Item]):
 
 
 class HeapItem:
-    """What an `ItemHeap` has; it is in one at most."""
+    """An item of an `ItemHeap`; it is in one at most."""
 
     __slots__ = ("place",)
 
@@ -91,7 +91,7 @@ Placed = TypeVar("Placed", bound=HeapItem)
 
 
 class ItemHeap(HeapItem, Generic[Placed]):
-    """As `LazyHeap`, of items that know their own place: nothing is looked up. Keys are tuples.
+    """A `LazyHeap` of items that know their own place: nothing is looked up. Keys are tuples.
 
     May itself be an item of another one.
     """

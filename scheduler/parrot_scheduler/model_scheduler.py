@@ -269,7 +269,7 @@ class ModelScheduler:
         return self.applications.by_id[state.task.application]
 
     def _check_size(self, state: TaskState) -> bool:
-        """Whether an engine could hold the task; if not it is refused, its output cut if need be.
+        """Refuse a task that no engine could hold, or cut its output; return true if it may go on.
 
         Without engines it is not known: True.
         """
@@ -511,7 +511,7 @@ class ModelScheduler:
         return oldest is not None and now - oldest.submitted_at >= self.config.starvation_s
 
     def _try(self, state: TaskState, now: float) -> bool:
-        """Whether a queued task has been placed."""
+        """Try to place a queued task; return true if it has been placed."""
         pool = self.pool
         if self.reserved is not None and self.reserved[0] is state:
             # Only its own engine takes it.

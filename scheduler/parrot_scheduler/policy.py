@@ -69,7 +69,7 @@ class AdmissionPolicy(Policy):
     def may_enter(
         self, application: Application, first: TaskState, pool: EnginePool, now: float
     ) -> bool:
-        """Whether a new (or returning, paused) application with this first task may run now."""
+        """Return true if a new (or returning, paused) application with this first task may run."""
 
     def choose(
         self, candidates: Iterable[AdmissionCandidate], pool: EnginePool, now: float

@@ -110,7 +110,7 @@ class HazardRetention(RetentionPolicy):
     def expired(
         self, applications: Sequence[Application], pool: EnginePool, now: float
     ) -> list[Application]:
-        """Those idle for longer than `lease_s` of their engine, if that is full, or `MAX_LEASE_S`;
+        """Return applications idle for longer than `MAX_LEASE_S`, or `lease_s` of a full engine;
         longest idle first.
 
         What expires makes room, so the lease of its engine is longer for the next one. Applications

@@ -10,7 +10,7 @@ from parrot_scheduler.task import BlockHash
 
 
 def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
-    """How much waits, and how long the oldest task has; costs a pass over held applications."""
+    """Count what waits, and for how long; costs a pass over held applications."""
     oldest = model.waiting.oldest()
     held = model.admission_queue.held
     return {
@@ -72,7 +72,7 @@ def shared_prefixes(model: ModelScheduler, row: int, limit: int = 8) -> list[tup
 
 
 def _num_equal(one: tuple[BlockHash, ...], other: tuple[BlockHash, ...]) -> int:
-    """How many blocks are equal from the beginning on."""
+    """Count the blocks that are equal from the beginning on."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -32,7 +32,7 @@ _MAX_SHOWN = 60
 
 
 class Objective(NamedTuple):
-    """What a task is run for; `seconds` goes with the timed kinds only.
+    """The purpose of a task; `seconds` goes with the timed kinds only.
 
     The scheduler takes any combination, and treats a timed kind without a positive time as one
     without a bound; `of` and `parse` refuse it.
@@ -83,7 +83,7 @@ class Objective(NamedTuple):
 
     @property
     def is_latency(self) -> bool:
-        """Whether a user waits for it: such tasks bound an engine's step time."""
+        """True if a user waits for it: such tasks bound an engine's step time."""
         return self.kind in ("latency", "ttft", "tpot")
 
     @property
@@ -92,7 +92,7 @@ class Objective(NamedTuple):
         return OBJECTIVE_KINDS.index(self.kind), -(self.seconds or 0.0)
 
     def __str__(self) -> str:
-        """As `parse` reads it, in the largest unit that gives a short number."""
+        """Write it as `parse` reads it, in the largest unit that gives a short number."""
         if self.seconds is None:
             return self.kind
         for unit in ("h", "min", "s", "ms", "us"):
@@ -199,7 +199,7 @@ DEFAULT_STEP_MODEL = StepModel(
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What an engine can hold and do; constant for its life."""
+    """The abilities of an engine; constant for its life."""
 
     id: EngineId
     model: str

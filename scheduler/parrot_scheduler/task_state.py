@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a task, from its submission to its end, and of an application."""
+"""The scheduler's memory of a task, from its submission to its end, and of an application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TaskStatus: TypeAlias = Literal["new", "held", "queued", "placed", "ended"]
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What a placed task adds to the columns of its engine's row, to be taken away at its end."""
+    """The figures that a placed task adds to its engine's row, to be taken away at its end."""
 
     sequences: int
     latency_sequences: int
@@ -68,7 +68,7 @@ class TaskState:
 
     @property
     def is_fill(self) -> bool:
-        """Whether it only computes a prompt, ahead of the call that will need it."""
+        """True if it only computes a prompt, ahead of the call that will need it."""
         return self.task.max_tokens == 0
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from harness.own_policies import TURNS
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -123,7 +124,8 @@ class Machine(RuleBasedStateMachine):
         match action:
             case Place():
                 assert action.task_id in self.waiting, "placed twice, or after its end"
-                del self.waiting[action.task_id]
+                since = self.waiting.pop(action.task_id)
+                assert action.reasons.waited_s == self.scheduler.now - since
                 task = self.tasks[action.task_id]
                 assert self.engines[action.engine_id].model == task.model
                 assert task.bound_to in (None, action.engine_id)
@@ -375,7 +377,9 @@ class Machine(RuleBasedStateMachine):
                     assert pool.table.working_set[row] == 0
                     assert pool.table.latency_batch[row] == 0
                     assert pool.table.step_limit_s[row] == math.inf
-                assert pool.table.retained[row] >= 0
+                retained = [a for a in queue.applications.retained() if a.last_engine == engine_id]
+                tokens = sum(application.retained_tokens for application in retained)
+                assert pool.table.retained[row] == pytest.approx(tokens)
             assert len(queue.applications) <= 3 + len(self.waiting) + len(self.placed)
 
     def teardown(self) -> None:

@@ -79,7 +79,7 @@ class EnginePool:
         self._step_limits: dict[int, dict[float, int]] = {}
 
     def takes_work(self, row: int) -> bool:
-        """Whether an engine is here and not draining; it may be reserved for a task."""
+        """Return true if an engine is here and not draining; it may be reserved for a task."""
         return row >= 0 and row in self.placed and row not in self._draining
 
     @property
@@ -189,7 +189,7 @@ class EnginePool:
     # Tasks come and go
 
     def has_room(self, state: TaskState, row: int) -> bool:
-        """Whether an engine has room for a task now, or nothing to do at all."""
+        """Return true if an engine has room for a task now, or nothing to do at all."""
         scalars = self.table.scalars
         batch, most = scalars.batch[row], scalars.max_batch[row]
         if not batch:
@@ -204,7 +204,7 @@ class EnginePool:
 
     @property
     def has_open_row(self) -> bool:
-        """Whether any accepting engine is not full, or has nothing to do."""
+        """True if any accepting engine is not full, or has nothing to do."""
         return bool(self.accepting & ~(self.full & self.busy))
 
     def idle_row(self, state: TaskState) -> int:
@@ -326,7 +326,7 @@ class EnginePool:
             self.prefixes.assume(row, block_keys(state.task, block), blocks)
 
     def retain(self, row: int, tokens: float) -> None:
-        """Retain so many tokens of KV more for a paused application; fewer where negative."""
+        """Add tokens of KV that are retained for a paused application; negative ones end it."""
         self.table.scalars.retained[row] += tokens
         self.total_retained += tokens
 

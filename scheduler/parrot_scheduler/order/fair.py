@@ -53,7 +53,7 @@ _MAX_PRIORITY = 100
 
 
 def charge_of(state: TaskState, cached: float, output: float) -> float:
-    """What a task costs its tenant, in uncached prompt tokens."""
+    """Return the charge of a task to its tenant, in uncached prompt tokens."""
     return max(0.0, state.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
@@ -146,7 +146,7 @@ class _Tenant(HeapItem):
 
 @dataclass(slots=True)
 class _ApplicationRecord:
-    """What is remembered of an application between its tasks; work is in KV-token-steps."""
+    """The memory of an application between its tasks; work is in KV-token-steps."""
 
     virtual_start: float
     first_work: float

@@ -22,7 +22,7 @@ _FEW = 64
 
 
 class Aging:
-    """Which task is due because it waited longer than `starvation_s` seconds.
+    """Finds the task that is due because it waited longer than `starvation_s` seconds.
 
     A queued task older than `starvation_s` with k older ones in the queue is placed after at most
     `AGING_SHARE * (k + 1)` further placements, as long as there is room for it.

@@ -69,7 +69,7 @@ def candidates(
         application: whose task it is.
         pool: the engines.
         also: a set of rows to look at in any case.
-        breaks: tells which promises a row breaks with so many tokens to compute; the larger the
+        breaks: tells which promises a row breaks with a number of tokens to compute; the larger the
             number, the worse. None: nothing is promised.
 
     Returns:

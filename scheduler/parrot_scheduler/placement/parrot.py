@@ -160,7 +160,7 @@ def _home(state: TaskState, looked_at: list[Candidate], last: int) -> Candidate 
 def _broken(
     state: TaskState, pool: EnginePool, limit: _Limit | None, row: int, prefill: float
 ) -> int:
-    """The promises that would be broken on a row, with so many tokens to compute."""
+    """Tell the promises that would be broken on a row, with `prefill` tokens to compute."""
     scalars = pool.table.scalars
     predicted = predict_row(state, prefill, scalars, row)
     broken, limit_s = 0, scalars.step_limit_s[row]

@@ -1,1 +1,1 @@
-"""Which engines hold which beginnings of prompts, and which of them placed tasks need."""
+"""Beginnings of prompts by the engines that hold them, and those that placed tasks need."""

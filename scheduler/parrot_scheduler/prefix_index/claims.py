@@ -228,8 +228,8 @@ class ClaimTree:
         return last, 0
 
     def remove(self, row: int, last: ClaimPath, end: int) -> int:
-        """Remove a claim of so many blocks that ends on a path: how many of them the row needs no
-        more.
+        """Remove a claim of `end` blocks that ends on a path; return how many of them the row
+        needs no more.
         """
         self._walked = None
         path, depth, parent = last, end, last.parent

@@ -1,4 +1,4 @@
-"""Which engine holds which prefix blocks, as far as the scheduler knows.
+"""An index of prefix blocks by the engines that hold them, as far as the scheduler knows.
 
 A block's key stands for all tokens up to its end. So a prompt is a chain of keys, none twice, that
 agrees with another chain up to where they part. An engine that holds a block holds those before it,
@@ -26,7 +26,7 @@ from parrot_scheduler.task import Task
 
 
 class PrefixClaim(NamedTuple):
-    """What a placed task needs of its engine's blocks, to be given back with `release`."""
+    """The blocks of its engine that a placed task needs, to be given back with `release`."""
 
     row: int
     #: Which engine had the row: rows are reused.

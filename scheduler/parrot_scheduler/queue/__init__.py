@@ -1,1 +1,1 @@
-"""What waits: held applications, waiting and blocked tasks, and the applications of both."""
+"""All that waits: held applications, waiting and blocked tasks, and the applications of both."""

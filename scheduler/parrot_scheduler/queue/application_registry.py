@@ -14,7 +14,7 @@ _MAX_TEMPLATES = 8
 
 
 class ApplicationRegistry:
-    """What is known of each application, and the KV retained for paused ones.
+    """The known applications, and the KV retained for paused ones.
 
     At most `max_paused` paused applications are remembered, longest idle first out; those with
     unfinished tasks are bounded by these.
@@ -101,7 +101,7 @@ class ApplicationRegistry:
             self.forget(next(iter(self._paused.values())))
 
     def release_retained(self, application: Application) -> None:
-        """What it left on an engine does not count as retained any more."""
+        """Stop to count as retained what it left on an engine."""
         if application.retained_tokens:
             row = self._pool.row_of(application.last_engine)
             if row >= 0:
