@@ -243,6 +243,9 @@ async def test_upstreams_of_several_servers_are_exchanged() -> None:
         await gateway.service.gateway.upstreams["fleet"].upstreams()[0].wait_ready()  # type: ignore[union-attr]
         await gateway.change(upstreams=fleet(1, 2))
         # Still drained, by its name; what waited has a place on the others.
+        listed = (await gateway.http.get("/admin/v1/engines", headers=ADMIN)).json()["data"]
+        drained = {each["name"]: each["drained"] for each in listed if each["model"] == "fleet"}
+        assert drained == {"fleet-1": False, "fleet-2": True}
         assert (await waiting)[0] == "fleet-1"
         assert await gateway.ask("b") == ("fleet-1", "b")
         assert [chunk async for chunk in stream][-1].choices[0].finish_reason == "stop"

@@ -188,6 +188,8 @@ async def serving(
         http=HttpProtocol,
         lifespan="off" if batches is None else "on",
         server_header=False,
+        # As in `serve`: uvicorn's 5 s pass while a busy machine imports what a first call needs.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
     # Its main loop, which waits for signals, is not needed: starting and stopping takes no time.
