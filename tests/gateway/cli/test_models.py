@@ -15,6 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from parrot_gateway.cli.main import app
+from parrot_gateway.cli.models import list_text
 
 KEY = "key-of-the-operator"
 ELSEWHERE = "https://api.openai.com/v1"
@@ -123,6 +124,19 @@ def test_a_key_on_its_way_unencrypted_is_told() -> None:
     assert done.exit_code == 1
     assert "unencrypted" in done.stderr
     assert "No gateway answers" in done.stderr
+    done = models("list", "--base-url", "https://gateway.invalid/v1")
+    assert "unencrypted" not in done.stderr
+
+
+def test_downloads_are_listed_until_they_end() -> None:
+    downloads = [
+        {"state": state, "model": state, "done_bytes": 5e6, "total_bytes": 2e9}
+        for state in ("waiting", "downloading", "done", "failed")
+    ]
+    assert list_text({"data": [], "downloads": downloads}, 0.0).splitlines() == [
+        "downloading waiting: 5 MB of 2 GB",
+        "downloading downloading: 5 MB of 2 GB",
+    ]
 
 
 def test_a_download_here_needs_no_gateway() -> None:

@@ -107,6 +107,19 @@ def test_events_change_it_and_give_rates() -> None:
     assert " app" not in text(view)
 
 
+def test_rates_are_those_of_the_last_seconds() -> None:
+    now = NOW
+    view = View(lambda: now)
+    view.apply("overview", overview(tenants=[tenant(calls=0)]))
+    for calls in (10, 30, 60):
+        now += 2
+        view.apply("tenants", [tenant(calls=calls)])
+    assert "10.0 calls/s" in text(view)
+    now += 2
+    view.apply("tenants", [tenant(calls=100)])
+    assert "15.0 calls/s" in text(view)
+
+
 def test_keys_sort_sessions() -> None:
     sessions = [session("busy", calls=90, last_activity=1), session("fresh", calls=2)]
     view = view_of(sessions=sessions)
