@@ -503,6 +503,23 @@ def test_what_a_paused_application_keeps_expires_once() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
 
 
+def test_what_is_kept_is_looked_at_again_though_nothing_waits() -> None:
+    scheduler = started(engine(), keep="hazard")
+    turn = task(application="agent", successors=1)
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    assert WakeAt(2.0) in scheduler.step(1.0, [TaskFinished(turn.id, 0, 20)])
+
+
+def test_no_more_is_kept_than_an_engine_holds() -> None:
+    """An output may outgrow what was expected to fit."""
+    scheduler = started(engine(), keep="hazard")
+    turn = task(application="agent", successors=1, prompt_tokens=900, max_tokens=200)
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    scheduler.step(1.0, [TaskProgress(turn.id, 900, 0, 150)])
+    scheduler.step(2.0, [TaskFinished(turn.id, 0, 150)])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 1000
+
+
 def test_sessions_that_share_a_prefix_keep_it_once() -> None:
     scheduler = started(engine(), keep="hazard")
     system = tuple(range(5))  # 80 of 100 tokens

@@ -111,7 +111,7 @@ def candidates(
     alike = sequences == 1 and not least and breaks is None and block >= 0
     least_work, best_cost = decode_work + prompt - best_cached, math.inf
     looked_at: list[Candidate] = []
-    by_load, rest, num_seen, is_bare_seen = pool.rows_by_load, there ^ first, 0, False
+    by_load, rest, num_seen, has_unqueued = pool.rows_by_load, there ^ first, 0, False
     for load in (-1.0, *sorted(by_load)):
         rows = first if load < 0.0 else by_load[load] & rest
         if not rows:
@@ -120,7 +120,8 @@ def candidates(
         if alike and load >= 0.0:
             if least_work * (load // 1 + 1.0) > best_cost:
                 break
-            if is_bare_seen:
+            if has_unqueued:
+                # Those with more sequences that hold nothing of the prompt are no cheaper.
                 rows = held
             known = 0
             if rows and load.is_integer():
@@ -129,7 +130,7 @@ def candidates(
                     depth, known = prefixes.deepest(held, keys)
                     known_hit = float(tokens_of(depth, block, state, application))
                     rows = known
-                is_bare_seen = is_bare_seen or not held
+                has_unqueued = True
                 rows &= -rows
         while rows and num_seen < MOST_ENGINES:
             bit = (rows & held or rows) & -(rows & held or rows)

@@ -443,3 +443,17 @@ def test_a_heap_follows_keys_that_change(changes: list[tuple[int, int | None]]) 
         assert heap.first_key() == min(keys.values(), default=None)
         assert len(heap) == len(keys)
         assert not keys or keys[heap.first() or 0] == heap.first_key()
+
+
+def test_a_task_that_waits_alone_is_ranked_by_what_was_known_when_it_came() -> None:
+    """Others end faster than expected meanwhile, so that it could begin later."""
+    queue = Queue("fair")
+    for number in range(80):
+        queue.push(f"a{number}")
+    running = queue.drain()
+    alone = queue.push("alone", output=100, objective=Objective("deadline", 10.0))
+    queue.now = 0.01
+    for state in running:
+        queue.finish(state)
+    later = queue.push("later", objective=Objective("deadline", 9.0))
+    assert queue.drain() == [alone, later]

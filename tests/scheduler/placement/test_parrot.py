@@ -240,6 +240,24 @@ def test_a_task_goes_where_its_producer_was_unless_that_costs_much_more() -> Non
     assert placed(engines, engines.state(1000, 10, prefers="gone")).row >= 0
 
 
+@pytest.mark.parametrize(("cached", "row"), [(10, 1), (30, 0)])
+def test_a_preferred_engine_may_cost_a_quarter_more(cached: int, row: int) -> None:
+    """1.2 or 1.9 times as much, for what the other one caches."""
+    engines = Engines("parrot", 2)
+    engines.pool.prefixes.stored(0, chain(1, cached))
+    call = engines.state(1000, 10, chain(1, 62), common_tokens=900, prefers="e1")
+    assert placed(engines, call).row == row
+
+
+def test_a_template_counts_as_cached_beside_a_context_that_is_shorter() -> None:
+    """An engine without visible blocks is assumed to hold both."""
+    engines = Engines("parrot", 2, block_tokens=0, reports=False)
+    more = {"template": "x", "template_tokens": 100, "application": "agent"}
+    engines.end(engines.put_on(1, engines.state(300, 10, **more)))
+    choice = placed(engines, engines.state(300, 10, **more))
+    assert (choice.row, choice.expected_cached_tokens) == (1, 100)
+
+
 # Sessions
 
 
@@ -327,6 +345,36 @@ def test_calls_go_where_more_is_cached_than_what_any_applications_share(
         engines.fill(engines.put_on(0, engines.state(160, 50, chain(100 + other, 10))))
     call = engines.state(1800, 50, chain(1, 112), common_tokens=common)
     assert placed(engines, call).row == row
+
+
+def own_share(engines: Engines, busy: dict[int, int], last: str | None = None) -> int:
+    """Return the row of a call of 1,800 tokens, of which any applications share 500."""
+    for row, number in busy.items():
+        engines.load(row, number, prompt=100, output=10)
+    call = engines.state(1800, 50, chain(1, 112), common_tokens=500, application="agent")
+    engines.application(call).last_engine = last
+    return placed(engines, call).row
+
+
+def test_a_call_goes_where_its_own_is_though_the_engine_of_its_last_call_is_cheaper() -> None:
+    engines = Engines("parrot", 2)
+    engines.pool.prefixes.stored(0, chain(1, 20))
+    engines.pool.prefixes.stored(1, chain(1, 100))
+    assert own_share(engines, {1: 9}, "e0") == 1
+
+
+def test_of_engines_that_hold_as_much_of_its_own_a_call_takes_the_cheapest() -> None:
+    engines = Engines("parrot", 3)
+    engines.pool.prefixes.stored(0, chain(1, 100))
+    engines.pool.prefixes.stored(1, chain(1, 100))
+    assert own_share(engines, {0: 10, 1: 8}) == 1
+
+
+def test_where_the_engine_that_holds_most_is_full_the_next_one_is_a_calls_own() -> None:
+    engines = Engines("parrot", 3, max_batch=11)
+    engines.pool.prefixes.stored(0, chain(1, 105))
+    engines.pool.prefixes.stored(1, chain(1, 100))
+    assert own_share(engines, {0: 11, 1: 10}) == 1
 
 
 def test_calls_of_a_session_that_begin_together_spread() -> None:
