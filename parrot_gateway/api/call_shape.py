@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias
 from parrot_gateway.api.event_stream import Answer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.generation_request import GenerationRequest
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 
 #: Makes the encoder of one call's answer: of its typed body, the model, the name that the caller

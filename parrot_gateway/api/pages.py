@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from parrot_gateway.exceptions import invalid_value
-from parrot_gateway.generation.requests.validation import check_choice
+from parrot_gateway.generation.requests.field_checks import check_choice
 
 
 class Identified(Protocol):

@@ -25,7 +25,7 @@ from yarl import URL
 
 from parrot_gateway.engines.breaker import BreakerState, CircuitBreaker, Permit
 from parrot_gateway.engines.proxy_headers import RequestHeaders, can_be_passed_on
-from parrot_gateway.engines.retry import RetryPolicy
+from parrot_gateway.engines.retry_policy import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
 from parrot_gateway.engines.upstream_response import (
     Broken,

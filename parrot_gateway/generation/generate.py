@@ -16,10 +16,7 @@ from parrot_engine.protocol import Filled
 
 from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
-from parrot_gateway.generation.observer import GenerationObserver, Observers
-from parrot_gateway.generation.placement import Placement, Placer
-from parrot_gateway.generation.reasoning import ReasoningText
-from parrot_gateway.generation.request import (
+from parrot_gateway.generation.generation_request import (
     AnswerFinishReason,
     ChoiceDelta,
     GenerationRequest,
@@ -27,6 +24,9 @@ from parrot_gateway.generation.request import (
     TextToken,
     Update,
 )
+from parrot_gateway.generation.observer import GenerationObserver, Observers
+from parrot_gateway.generation.placement import Placement, Placer
+from parrot_gateway.generation.reasoning import ReasoningText
 from parrot_gateway.generation.state import GenerationState
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, GatewayError
-from parrot_gateway.generation.request import ChoiceDelta
+from parrot_gateway.generation.generation_request import ChoiceDelta
 from parrot_gateway.generation.tools.parsing import ContentPiece
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer
 
     from parrot_gateway.engines.remote import RemoteEngine
-    from parrot_gateway.generation.request import GenerationRequest
+    from parrot_gateway.generation.generation_request import GenerationRequest
 
 
 #: Whose requests those with the gateway's key are.

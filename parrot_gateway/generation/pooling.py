@@ -16,9 +16,9 @@ from parrot_engine.text.tokenizer import PoolingTokens
 from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import DeadlineError
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Placement, Placer
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS, failure_of
 
 #: Texts of a call that are at its engine, in tokens of steps of full size.

@@ -36,7 +36,7 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     OverloadedError,
 )
-from parrot_gateway.generation.request import (
+from parrot_gateway.generation.generation_request import (
     ChoiceDelta,
     GenerationRequest,
     PromptFilled,

@@ -21,9 +21,9 @@ from parrot_gateway.exceptions import (
     OverloadedError,
     UpstreamError,
 )
+from parrot_gateway.generation.generation_request import ChoiceDelta
 from parrot_gateway.generation.observer import GenerationObserver, Observers, TextObserver
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.request import ChoiceDelta
 from parrot_gateway.generation.requests.call import PATHS, CallKind, CallRequest
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,

@@ -48,8 +48,8 @@ from parrot_gateway.exceptions import (
     GatewayError,
     OverloadedError,
 )
+from parrot_gateway.generation.generation_request import GenerationRequest
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.scheduling.event_log_file import EventLogFile
 from parrot_gateway.scheduling.explanations import Explanations
 from parrot_gateway.scheduling.task_updates import TaskUpdater

@@ -1,6 +1,7 @@
 """One typed model of all that can be set.
 
-Every field has its default here and nowhere else. Where values come from is in `sources`.
+The gateway's defaults are here. A test compares those that it shares with `SchedulerConfig`. An
+engine's own, None here, are in `parrot_engine.settings`. Where values come from is in `sources`.
 """
 
 from __future__ import annotations
@@ -309,7 +310,10 @@ class SchedulerSettings(_Section):
     order: str | None = None
     place: str | None = None
     keep: str | None = None
-    #: Calls that wait for an engine, and the time after which one is refused.
+    #: Calls that wait for an engine, and the time after which one is refused. Other bounds are
+    #: those of calls that wait for an upstream (`max_waiting`), for inputs
+    #: (`sessions.max_waiting_calls`), for a model that is being loaded
+    #: (`engines.max_load_waiters`), and in an engine (its own `max_waiting`).
     max_queued: int = Field(default=100_000, gt=0)
     max_wait_s: Seconds = 600.0
     #: An application is held in the admission queue no longer than this.

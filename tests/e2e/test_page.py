@@ -247,7 +247,7 @@ def test_a_call_that_never_ran_has_a_lane_that_says_so(view: Page) -> None:
 
 
 LAYOUT = """async ([edges, groups, pane]) => {
-    const url = new URL("app/graph/layout_worker.js", document.baseURI);
+    const url = new URL("app/graph/layout.js", document.baseURI);
     const { placeGraph } = await import(url);
     const { CALL_SIZE } = await import(new URL("app/graph/sizes.js", document.baseURI));
     const boxes = groups.map((group, id) => ({ id, kind: "call", group }));

@@ -29,8 +29,8 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.opaque_text import unpack_reasoning
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.call import BodyDecoder, CallRequest, read_object
+from parrot_gateway.generation.requests.field_checks import check_choice, refuse, tool_name
 from parrot_gateway.generation.requests.types import REASONING_SWITCHES, ChatBody
-from parrot_gateway.generation.requests.validation import check_choice, refuse, tool_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a client of Anthropic's marks a block that is no part of the prompt, and differs each time.

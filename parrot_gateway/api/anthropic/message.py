@@ -13,8 +13,8 @@ import msgspec
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import Candidate
+from parrot_gateway.generation.generation_request import CLOSED, ChoiceDelta
 from parrot_gateway.generation.opaque_text import pack_reasoning
-from parrot_gateway.generation.request import CLOSED, ChoiceDelta
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ContentPiece, ToolCallBegin
 
 #: Whether an answer has blocks of reasoning: none, without its text, or with it.

@@ -20,9 +20,14 @@ from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
+from parrot_gateway.generation.generation_request import (
+    ChoiceDelta,
+    GenerationRequest,
+    PromptFilled,
+    Update,
+)
 from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.upstream_call import run_on_upstream

@@ -24,14 +24,14 @@ from parrot_gateway.api.openai.logprobs import (
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import (
+from parrot_gateway.generation.generation_request import (
     CLOSED,
     ChoiceDelta,
     GenerationRequest,
     PromptFilled,
     Update,
 )
+from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
 from parrot_gateway.generation.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
 

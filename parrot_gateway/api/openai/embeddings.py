@@ -37,9 +37,9 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.pooling import pool
 from parrot_gateway.generation.requests.call import BodyDecoder, in_thread_if_large
+from parrot_gateway.generation.requests.field_checks import check_choice, check_token_ids
 from parrot_gateway.generation.requests.prepared import check_context, texts_of, token_lists_of
 from parrot_gateway.generation.requests.types import AtLeast1, Prompts
-from parrot_gateway.generation.requests.validation import check_choice, check_token_ids
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.telemetry.call_record import CallObserver
 

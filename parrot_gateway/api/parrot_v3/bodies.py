@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, invalid_value
-from parrot_gateway.generation.requests import validation
+from parrot_gateway.generation.requests import field_checks
+from parrot_gateway.generation.requests.field_checks import check_choice, check_range
 from parrot_gateway.generation.requests.types import (
     AtLeast1,
     Fraction,
@@ -24,7 +25,6 @@ from parrot_gateway.generation.requests.types import (
     StopTokenIds,
     Temperature,
 )
-from parrot_gateway.generation.requests.validation import check_choice, check_range
 from parrot_gateway.scheduling.model_directory import MODEL_TYPES
 from parrot_gateway.semantic.session import MAX_NAME
 
@@ -201,9 +201,9 @@ def check_token_ids(config: SamplingConfig, vocab_size: int, where: str) -> None
     Raises:
         InvalidRequestError: an id is not in its vocabulary; names the field.
     """
-    validation.check_token_ids(f"{where}.stop_token_ids", config.stop_token_ids, vocab_size)
+    field_checks.check_token_ids(f"{where}.stop_token_ids", config.stop_token_ids, vocab_size)
     try:
-        validation.logit_bias_of(config.logit_bias, vocab_size)
+        field_checks.logit_bias_of(config.logit_bias, vocab_size)
     except InvalidRequestError as error:
         error.param = f"{where}.logit_bias"
         raise

@@ -13,7 +13,7 @@ from parrot_gateway.api.openai.logprobs import chat_logprobs
 from parrot_gateway.api.responses.events import EventWriter, output_text
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.request import CLOSED, PromptFilled, TextToken, Update
+from parrot_gateway.generation.generation_request import CLOSED, PromptFilled, TextToken, Update
 from parrot_gateway.generation.requests.response_tools import ToolName
 from parrot_gateway.generation.responses.items import (
     Item,

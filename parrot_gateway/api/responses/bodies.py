@@ -22,6 +22,7 @@ from parrot_gateway.exceptions import (
     wrong_type,
 )
 from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.requests.field_checks import check_choice, refuse
 from parrot_gateway.generation.requests.grammars import (
     check_supported,
     grammar_of_text_format,
@@ -36,7 +37,6 @@ from parrot_gateway.generation.requests.types import (
     SamplingFields,
     TopLogprobs,
 )
-from parrot_gateway.generation.requests.validation import check_choice, refuse
 
 #: Items of one request; a conversation's requests may hold fewer.
 MAX_ITEMS = 10_000

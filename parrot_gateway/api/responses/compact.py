@@ -16,8 +16,8 @@ from parrot_gateway.api.responses.answer import response_usage
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody, check_input_fields
 from parrot_gateway.api.responses.prompt import prompt_of, read_input
 from parrot_gateway.generation.generate import Generation, collect
+from parrot_gateway.generation.generation_request import GenerationRequest
 from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.generation.requests.prepared import check_context, sampling_of
 from parrot_gateway.generation.responses.compaction import Compaction, newest_within, packed

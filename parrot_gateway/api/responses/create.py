@@ -34,9 +34,9 @@ from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.generation_request import GenerationRequest
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.generation.requests.chat import chat_generation
 from parrot_gateway.generation.requests.prepared import check_sampling

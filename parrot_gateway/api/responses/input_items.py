@@ -15,8 +15,8 @@ from parrot_gateway.exceptions import (
     unsupported_value,
 )
 from parrot_gateway.generation.opaque_text import unpack_reasoning
+from parrot_gateway.generation.requests.field_checks import check_choice
 from parrot_gateway.generation.requests.types import ContentPart
-from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.generation.responses.compaction import unpacked
 from parrot_gateway.generation.responses.items import (
     CompactionItem,

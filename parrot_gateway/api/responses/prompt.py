@@ -17,8 +17,8 @@ from parrot_gateway.exceptions import (
     NotFoundError,
     missing_parameter,
 )
+from parrot_gateway.generation.generation_request import TokenizedPrompt
 from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.request import TokenizedPrompt
 from parrot_gateway.generation.requests.chat import chat_prompt
 from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.generation.responses.items import (

@@ -1,4 +1,4 @@
-"""The session of a request that names none by `X-Parrot-Session`.
+"""The session that a request names in another way than `X-Parrot-Session`.
 
 Clients, agents and tracers name their conversations in many ways. `SessionIdentity` reads them in
 an order that is a setting (`sessions.identity`); the first source that is there counts. A name

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.exceptions import LinkingBehindError, NotFoundError, SessionNotFoundError
-from parrot_gateway.generation.requests.validation import check_choice
+from parrot_gateway.generation.requests.field_checks import check_choice
 from parrot_gateway.http.exchange import Exchange, call_id_of_request
 from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.linking.service import LinkingService

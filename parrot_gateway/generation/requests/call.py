@@ -21,9 +21,9 @@ from parrot_gateway.exceptions import InvalidRequestError, missing_parameter
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.chat import ChatCall
 from parrot_gateway.generation.requests.completions import CompletionCall
+from parrot_gateway.generation.requests.field_checks import explain, nested_too_deeply
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, StreamOptions
-from parrot_gateway.generation.requests.validation import explain, nested_too_deeply
 
 #: Bodies up to this size are decoded in the event loop: within a millisecond, or some where most of
 #: it is small objects.

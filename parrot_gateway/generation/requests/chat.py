@@ -26,13 +26,14 @@ from parrot_gateway.exceptions import (
     unsupported_value,
     wrong_type,
 )
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.reasoning import (
     reasoning_and_grammar,
     uses_special_tokens,
     without_reasoning,
 )
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.generation.requests.field_checks import check_choice, nested_too_deeply, refuse
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
 from parrot_gateway.generation.requests.prepared import (
@@ -52,7 +53,6 @@ from parrot_gateway.generation.requests.types import (
     SamplingFields,
     TokenizeBody,
 )
-from parrot_gateway.generation.requests.validation import check_choice, nested_too_deeply, refuse
 from parrot_gateway.generation.tools.definitions import (
     Tool,
     described_in_text,

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from parrot_engine.protocol import Grammar
 
 from parrot_gateway.exceptions import InvalidRequestError, empty_array, invalid_value, long_array
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.generation.requests.field_checks import check_token_ids, refuse
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.prepared import (
     PreparedCall,
@@ -24,7 +25,6 @@ from parrot_gateway.generation.requests.prepared import (
     token_lists_of,
 )
 from parrot_gateway.generation.requests.types import CompletionBody
-from parrot_gateway.generation.requests.validation import check_token_ids, refuse
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS = 16

@@ -23,8 +23,8 @@ from parrot_gateway.exceptions import (
     unsupported_value,
     wrong_type,
 )
+from parrot_gateway.generation.requests.field_checks import nested_too_deeply
 from parrot_gateway.generation.requests.types import SamplingFields
-from parrot_gateway.generation.requests.validation import nested_too_deeply
 from parrot_gateway.generation.schemas import closed_objects
 
 #: Bytes of a grammar, as in the engine.

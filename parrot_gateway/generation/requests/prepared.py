@@ -24,19 +24,19 @@ from parrot_gateway.exceptions import (
     invalid_value,
     wrong_type,
 )
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.generation.requests.field_checks import (
+    check_token_ids,
+    logit_bias_of,
+    refuse,
+    shown_number,
+)
 from parrot_gateway.generation.requests.types import (
     ChatBody,
     CompletionBody,
     Prompts,
     SamplingFields,
-)
-from parrot_gateway.generation.requests.validation import (
-    check_token_ids,
-    logit_bias_of,
-    refuse,
-    shown_number,
 )
 
 #: Characters that are tokenized in place: about a millisecond.

@@ -17,6 +17,7 @@ from parrot_gateway.exceptions import (
     unsupported_value,
     wrong_type,
 )
+from parrot_gateway.generation.requests.field_checks import tool_name
 from parrot_gateway.generation.requests.grammars import check_size
 from parrot_gateway.generation.requests.tools import (
     ToolFields,
@@ -24,7 +25,6 @@ from parrot_gateway.generation.requests.tools import (
     optional_text,
     tool_use,
 )
-from parrot_gateway.generation.requests.validation import tool_name
 from parrot_gateway.generation.tools.definitions import Tool, ToolUse, qualified_name
 
 #: Tools that the server is to run, by the beginning of their type.

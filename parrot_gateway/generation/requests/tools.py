@@ -15,9 +15,9 @@ from parrot_gateway.exceptions import (
     unsupported_value,
     wrong_type,
 )
+from parrot_gateway.generation.requests.field_checks import refuse, tool_name
 from parrot_gateway.generation.requests.grammars import schema_grammar
 from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.generation.requests.validation import refuse, tool_name
 from parrot_gateway.generation.tools.definitions import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128

@@ -80,7 +80,7 @@ class SamplingFields(msgspec.Struct):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # Structured output, as vLLM names it now and did before; read in `structured`.
+    # Structured output, as vLLM names it now and did before; read in `grammars`.
     structured_outputs: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
@@ -145,7 +145,7 @@ class ChatBody(SamplingFields):
     reasoning_effort: str | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
-    # Read in `structured` and `tool_fields`.
+    # Read in `grammars` and `tools`.
     response_format: Any = None
     tool_choice: Any = None
     tools: Any = None

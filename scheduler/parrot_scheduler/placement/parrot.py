@@ -2,6 +2,8 @@
 
     argmin  (queued + new + decode work) x (sequences + 1)        ties: the fewest sequences
 
+`candidates` computes the product.
+
 `new` are prompt tokens that the engine neither caches nor is about to. `queued` are prompt tokens
 that wait there to be computed; those of the task's own prefix are no queue to it, they are work
 that it is spared. `decode work` is what its own tokens and those of one sequence beside them cost

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from parrot_gateway.engines.breaker import CircuitBreaker, Permit
-from parrot_gateway.engines.retry import RetryPolicy, named_delay
+from parrot_gateway.engines.retry_policy import RetryPolicy, named_delay
 from parrot_gateway.engines.slots import QueueFullError, Slots
 
 FAILURES, WINDOW_S, OPEN_S, SUCCESSES = 3, 10.0, 5.0, 2

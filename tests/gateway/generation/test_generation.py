@@ -15,7 +15,7 @@ from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS
 
 

@@ -15,8 +15,12 @@ from parrot_engine.protocol import Failed, SamplingParams, TokenLogprobs
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, GatewayError, ValueTooLargeError
 from parrot_gateway.generation.generate import Generation, collect
+from parrot_gateway.generation.generation_request import (
+    ChoiceDelta,
+    GenerationRequest,
+    TokenizedPrompt,
+)
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
-from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.tools.parsing import ToolCallBegin, ToolParsing
 from parrot_gateway.settings.model import SessionSettings
 

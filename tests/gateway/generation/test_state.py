@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from parrot_engine.protocol import Filled, Generated, SamplingParams, TokenLogprobs
 from parrot_engine.text import OutputText
 
-from parrot_gateway.generation.request import (
+from parrot_gateway.generation.generation_request import (
     ChoiceDelta,
     GenerationRequest,
     TextToken,

@@ -27,8 +27,8 @@ from typer.testing import CliRunner
 from parrot_gateway.cli.graph import read_graph
 from parrot_gateway.cli.main import app
 from parrot_gateway.exceptions import ModelNotFoundError
+from parrot_gateway.generation.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.scheduling.placer import task_of
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
 from parrot_gateway.semantic.drawing.text import to_text

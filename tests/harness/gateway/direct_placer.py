@@ -6,7 +6,7 @@ from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.generation.generation_request import GenerationRequest
 
 
 class DirectPlacement:

@@ -1,1 +1,1 @@
-"""Families of decoders: a small file each, and the table of all."""
+"""Families of decoders and encoders: a small file each; `registry` is the table."""

@@ -9,7 +9,7 @@ import { Bitmap } from "./bitmap.js";
 import { Camera } from "./camera.js";
 import { criticalPath } from "./critical_path.js";
 import { useGestures } from "./gestures.js";
-import { Layout } from "./layout.js";
+import { Layout } from "./layout_client.js";
 import { nextBox } from "./neighbours.js";
 import { NodeBox } from "./node_box.js";
 import { paint, TEXT_SCALE } from "./painter.js";
