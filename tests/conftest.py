@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from harness import processes
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port, upstream_settings
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, closed_port, upstream_settings
 from harness.scripted_upstream import LISTED_MODEL, ScriptedUpstream
 
 #: Counters come with heartbeats; an engine silent for three of them is lost.
@@ -190,7 +190,7 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
     `lame/`, which has a model of the scripted one to fall back on; `fragile/` is left alone after
     two failures, and `claude/` speaks Anthropic's API. Its log is JSON, with a line for each call.
     """
-    url, nowhere = upstream.base_url, f"http://127.0.0.1:{free_port()}/v1"
+    url, nowhere = upstream.base_url, f"http://127.0.0.1:{closed_port()}/v1"
     with GatewayProcess(
         config={
             "upstreams": [

@@ -16,7 +16,7 @@ from harness.processes import (
     API_KEY,
     DEMO_MODEL,
     GatewayProcess,
-    free_port,
+    closed_port,
     upstream_settings,
     wait_until,
 )
@@ -189,7 +189,7 @@ def calls() -> Iterator[Calls]:
                 {**upstream_settings("up", url, max_retries=0), "models": list(models.values())},
                 {**upstream_settings("slow", url, max_retries=0, read_timeout_s=0.2),
                  "models": [silent]},
-                {**upstream_settings("none", f"http://127.0.0.1:{free_port()}", max_retries=0),
+                {**upstream_settings("none", f"http://127.0.0.1:{closed_port()}", max_retries=0),
                  "models": ["gone"]},
             ],
             "server": {"access_log": True, "max_body_bytes": 20_000, "max_running_calls": 2},

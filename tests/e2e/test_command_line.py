@@ -130,7 +130,7 @@ def test_help_and_version() -> None:
     assert "--upstream" in serve
     for default in ("127.0.0.1", "8000", "parrot", "info"):
         assert f"[default: ({default})]" in serve
-    assert "[default: (all)]" in run_cli("simulate", "knowledge", "--help", environment=wide).stdout
+    assert "[default: (all)]" in run_cli("simulate", "policies", "--help", environment=wide).stdout
 
 
 def test_the_doctor_finds_this_machine_fit() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.interpreter import environment_of, run_python
-from harness.processes import GatewayProcess, clean_environment, free_port
+from harness.processes import GatewayProcess, clean_environment, closed_port
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -150,7 +150,7 @@ def test_functions(demo: GatewayProcess) -> None:
 def test_without_a_gateway_functions_say_so_in_a_line() -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / "functions_quickstart.py")],
-        env={**clean_environment(), "PARROT_BASE_URL": f"http://127.0.0.1:{free_port()}/v1"},
+        env={**clean_environment(), "PARROT_BASE_URL": f"http://127.0.0.1:{closed_port()}/v1"},
         capture_output=True,
         text=True,
         timeout=60,

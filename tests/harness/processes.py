@@ -21,12 +21,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from harness.forks import ForkedProcess
+
+#: See `closed_port`.
+_HELD = socket.socket()
 
 #: The interpreter with the server in it; the client's may be another one.
 SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
@@ -77,6 +81,14 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@cache
+def closed_port() -> int:
+    """Return a port at which nobody answers as long as this process lives."""
+    # Bound and not listening: the system refuses connections.
+    _HELD.bind(("127.0.0.1", 0))
+    return int(_HELD.getsockname()[1])
 
 
 def free_port() -> int:

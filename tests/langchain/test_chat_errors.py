@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.processes import GatewayProcess, free_port
+from harness.processes import GatewayProcess, closed_port
 from harness.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -63,7 +63,7 @@ KIND = pytest.mark.parametrize("kind", [ChatParrot, ParrotLLM])
 @KIND
 @HOW
 async def test_nothing_answers(kind: type[ChatParrot | ParrotLLM], how: str) -> None:
-    url = f"http://127.0.0.1:{free_port()}/v1"
+    url = f"http://127.0.0.1:{closed_port()}/v1"
     error = await raised(kind(model="m", base_url=url, max_retries=0), how)
     assert isinstance(error, ParrotConnectionError)
     assert isinstance(error, openai.APIConnectionError)

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.processes import GatewayProcess, free_port
+from harness.processes import GatewayProcess, closed_port
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from harness.scripted_upstream import error as scripted_error
 from langchain_core.prompts import PromptTemplate
@@ -99,7 +99,7 @@ async def test_a_deleted_session(
 
 @HOW
 async def test_nobody_there(how: str) -> None:
-    text = DeferredText("[[parrot:x]]", _resolver(f"http://127.0.0.1:{free_port()}/v1"))
+    text = DeferredText("[[parrot:x]]", _resolver(f"http://127.0.0.1:{closed_port()}/v1"))
     with pytest.raises(errors.DeferredUnreachableError, match="Is it running"):
         await _look(text, how)
 

@@ -7,7 +7,7 @@ import sys
 
 import langchain_parrot
 import pytest
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, closed_port
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -71,7 +71,7 @@ def test_counting_again_needs_no_gateway() -> None:
 
 
 def test_the_users_own_tokenizer_wins() -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}/v1"
+    nowhere = f"http://127.0.0.1:{closed_port()}/v1"
     model = ChatParrot(model="m", base_url=nowhere, custom_get_token_ids=lambda text: [1] * 7)
     assert model.get_num_tokens("x") == 7
     assert model.get_token_ids("x") == [1] * 7

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, closed_port
 from harness.scripted_upstream import ScriptedUpstream, document
 from llama_index.core import Settings
 from llama_index.core.base.llms.base import BaseLLM
@@ -112,7 +112,7 @@ def test_metadata_is_asked_once_and_not_before(demo: GatewayProcess) -> None:
     assert longest / 2 < window < longest
     assert (llm.metadata.num_output, llm.metadata.model_name) == (16, DEMO_MODEL)
     assert llm.metadata.is_function_calling_model
-    llm.base_url = f"http://127.0.0.1:{free_port()}/v1"
+    llm.base_url = f"http://127.0.0.1:{closed_port()}/v1"
     with pytest.raises(openai.APIConnectionError):
         _ = llm.metadata
     llm.base_url = demo.base_url
@@ -239,7 +239,7 @@ def test_the_key_is_nowhere_in_what_is_shown(demo: GatewayProcess) -> None:
 
 
 def test_no_gateway(no_environment: pytest.MonkeyPatch) -> None:
-    llm = Parrot(model=DEMO_MODEL, base_url=f"http://127.0.0.1:{free_port()}/v1", max_retries=0)
+    llm = Parrot(model=DEMO_MODEL, base_url=f"http://127.0.0.1:{closed_port()}/v1", max_retries=0)
     with pytest.raises(openai.APIConnectionError, match=r"parrot-gateway serve.*PARROT_BASE_URL"):
         llm.complete("Hello")
     with pytest.raises(openai.APIConnectionError, match="parrot-gateway serve"):

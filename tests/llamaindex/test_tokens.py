@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, closed_port
 from llama_index.core import Settings
 from llama_index.core import utils as llama_index_utils
 from llama_index.core.callbacks import TokenCountingHandler
@@ -84,7 +84,7 @@ def test_splitters_memories_and_handlers_take_it(demo: GatewayProcess) -> None:
 def test_a_gateway_that_is_gone(demo: GatewayProcess) -> None:
     llm = model(demo)
     count = llm.tokenizer()
-    llm.base_url = f"http://127.0.0.1:{free_port()}/v1"
+    llm.base_url = f"http://127.0.0.1:{closed_port()}/v1"
     llm.max_retries = 0
     assert len(count("Still there.")) > 1
     with pytest.raises(openai.APIConnectionError, match="parrot-gateway serve"):
