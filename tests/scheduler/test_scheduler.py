@@ -438,6 +438,37 @@ def test_a_large_task_begins_as_soon_as_an_engine_is_not_full() -> None:
     assert placed(scheduler.step(2.0, ends)) == [small.id]
 
 
+def test_fewer_successors_than_none_are_none() -> None:
+    scheduler = started(engine(max_batch=1), order="fair")
+    running = task(application="a")
+    first, second = task(application="a", successors=-5), task(application="a")
+    scheduler.step(0.0, [TaskSubmitted(each) for each in (running, first, second)])
+    assert placed(scheduler.step(1.0, [TaskFinished(running.id, 0, 20)])) == [first.id]
+
+
+def test_the_rest_of_a_group_follows_the_largest_first() -> None:
+    scheduler = started(engine(), group_tasks=True)
+    group = (GroupRef("g", 3),)
+    other = task()
+    first, small, large = (task(groups=group, max_tokens=tokens) for tokens in (20, 10, 50))
+    actions = scheduler.step(0.0, [TaskSubmitted(each) for each in (first, other, small, large)])
+    assert placed(actions) == [first.id, large.id, small.id, other.id]
+
+
+def test_a_policy_says_what_else_it_runs_with() -> None:
+    rest = {"admission": "open", "order": "fcfs", "keep": "none"}
+    assert preset_of(TURNS) == SchedulerConfig(place=TURNS, **rest)  # type: ignore[arg-type]
+
+
+def test_an_engines_own_queue_runs_what_is_waited_for_first() -> None:
+    scheduler = started(engine(max_batch=8, capacity_tokens=10_000))
+    kinds = ["latency", "ttft=1s", "tpot=50ms", "deadline=9s", "throughput"]
+    tasks = [task(objective=Objective.parse(kind)) for kind in kinds]
+    actions = scheduler.step(0.0, [TaskSubmitted(each) for each in tasks])
+    by_task = {each.task_id: each.priority for each in actions if isinstance(each, Place)}
+    assert [by_task[each.id] for each in tasks] == [0, 0, 0, 1, 2]
+
+
 def test_reasons_tell_why_and_how_long() -> None:
     scheduler = started(engine(max_batch=1))
     first, second = task(), task(objective=Objective("latency"))

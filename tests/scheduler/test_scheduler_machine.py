@@ -398,6 +398,7 @@ class Machine(RuleBasedStateMachine):
         for queue in self.scheduler.models.values():
             assert queue.waiting.num_groups == 0
             assert queue.reserved is None
+            assert queue.pool.num_step_limits == 0
             for application in queue.applications.retained():
                 self.step(ApplicationFinished(application.id))
             table = queue.pool.table

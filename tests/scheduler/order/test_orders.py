@@ -310,8 +310,9 @@ def test_batch_gets_its_share_beside_urgent_calls() -> None:
     assert kinds.count("throughput") == 4
 
 
-def test_applications_of_a_known_kind_go_by_their_whole_work() -> None:
-    """A small one that comes later overtakes a large one, which both would do as unknowns."""
+@pytest.mark.parametrize(("seen", "overtakes"), [(2, False), (3, True)])
+def test_applications_of_a_known_kind_go_by_their_whole_work(seen: int, overtakes: bool) -> None:
+    """A small one that comes later overtakes a large one, once three of each kind have ended."""
     queue = Queue("fair")
 
     def run_one(name: str, template: str, calls: int) -> None:
@@ -319,12 +320,12 @@ def test_applications_of_a_known_kind_go_by_their_whole_work() -> None:
             queue.finish(_placed(queue, queue.push(name, template=template)))
         queue.order.application_finished(queue.applications[name], queue.now)
 
-    for number in range(3):
+    for number in range(seen):
         run_one(f"large{number}", "large", 12)
         run_one(f"small{number}", "small", 1)
     large = queue.push("large", template="large")
     small = queue.push("small", template="small")
-    assert queue.drain() == [small, large]
+    assert queue.drain() == ([small, large] if overtakes else [large, small])
 
 
 def test_a_new_application_is_admitted_behind_what_came_before_others_were_served() -> None:

@@ -194,6 +194,14 @@ def test_blocks_taken_and_given_back_are_those_of_the_claims_that_are_left(
         assert needed == len({key for claim in claims for key in claim.keys})
 
 
+def test_engines_that_need_more_of_other_prompts_need_as_much_of_this_one() -> None:
+    index = PrefixIndex()
+    index.claim(0, [1, 2, 3, 4])
+    index.claim(1, [1, 2, 3])
+    index.claim(2, [1])
+    assert index.deepest(-1, [1, 2, 9]) == (2, 0b11)
+
+
 def test_keys_that_are_no_chain_do_no_harm() -> None:
     """Twice in one prompt, or behind different beginnings: nonsense, and forgotten as well."""
     index = PrefixIndex()
