@@ -226,12 +226,13 @@ class SessionGraph:
         for call in self._open:
             if self._signature(call, live) != self._signatures.get(call):
                 self._dirty[call] = None
-        if session is not None:
-            return list(self._dirty)
         # NOTE: the linking process may tell of an older call later; numbers and stages go by age.
         return sorted(self._dirty, key=lambda call: self._arrival(call, live))
 
     def _arrival(self, call: str, live: Live) -> float:
+        node = None if self._session is None else self._session.graph.get(call)
+        if node is not None:
+            return node.submitted
         linked = self._linked.get(call)
         if linked is not None:
             return float(linked["submitted"])

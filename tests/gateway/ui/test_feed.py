@@ -58,6 +58,22 @@ class Stream:
 
         return meant(await self.until("change", meant))[0]
 
+    async def graph(self, is_meant: Callable[[Any], object]) -> Any:
+        """The graph with its changes so far, once something is true of it.
+
+        What the linking process is late with comes as a change.
+        """
+        graph: dict[str, Any] = {"calls": [], "links": []}
+        while not is_meant(graph):
+            name, data = await self.next()
+            if name == "graph":
+                graph = data
+            elif name == "change":
+                nodes = {call["id"]: call for call in (*graph["calls"], *data["nodes"])}
+                graph["calls"] = list(nodes.values())
+                graph["links"] += data["links"]
+        return graph
+
     async def session(self, is_meant: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The view of a session of which something is true, once it is told."""
         views: list[dict[str, Any]] = []
@@ -154,7 +170,7 @@ async def test_a_loop_without_headers_appears_as_a_graph_while_it_runs(
                 assert node["first_token_s"] <= node["finished_s"]
             # Who comes later sees the same.
             async with page.stream(path) as graph:
-                _, after = await graph.next()
+                after = await graph.graph(lambda graph: graph["links"])
                 assert [call["stage"] for call in after["calls"]] == [0, 1]
                 (link,) = after["links"]
                 assert (link["from"], link["to"], link["kind"]) == (
@@ -272,10 +288,9 @@ async def test_inferred_links_stand_in_named_sessions_too(engine: ScriptedRemote
         view = await stream.session(lambda view: (view["calls"], view["depth"]) == (3, 3))
         assert (view["name"], view["inferred"], view["width"]) == ("named", False, 1)
         async with page.stream(f"/ui/api/sessions/{view['id']}/events") as graph:
-            _, whole = await graph.next()
+            whole = await graph.graph(lambda graph: len(graph["links"]) == 2)
             calls = [(call["name"], call["stage"]) for call in whole["calls"]]
             assert calls == [("chat 1", 0), ("chat 2", 1), ("chat 3", 2)]
-            assert len(whole["links"]) == 2
 
 
 @pytest.mark.parametrize("names_variables", [False, True])
