@@ -29,7 +29,7 @@ class _Missing(TyperGroup):
     """A group that refuses every argument but `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--help" in args:
+        if args[:1] == ["--help"]:
             return super().parse_args(ctx, args)
         message = f"`parrot-gateway {ctx.info_name}` needs parrot-bench, which is not installed"
         typer.secho(f"{message}: {INSTALL}.", err=True, fg=typer.colors.RED)

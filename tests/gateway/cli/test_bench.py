@@ -16,7 +16,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("arguments", [["bench", "overhead", "--quick"], ["simulate"], ["bench"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "overhead", "--quick"], ["bench", "overhead", "--help"], ["simulate"], ["bench"]],
+)
 def test_a_missing_distribution_is_named(arguments: list[str]) -> None:
     command = [sys.executable, "-c", WITHOUT, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
