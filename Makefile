@@ -19,7 +19,7 @@ ARGS ?=
 PIP_ARGS ?=
 NPM ?= npm
 # Folders whose docstrings begin as .ci/lint_docstrings.py asks.
-DOCSTRINGS ?= .ci bench tests engine scheduler parrot_gateway/semantic/drawing parrot_gateway/telemetry parrot_gateway/ui $(addprefix parrot_gateway/,api batches engines generation cli http server settings exceptions.py extras.py linking scheduling semantic) integrations examples
+DOCSTRINGS ?= .ci bench tests engine scheduler parrot_gateway integrations examples
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test test-bench drop-in lint format bench clean

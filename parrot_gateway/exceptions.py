@@ -264,7 +264,7 @@ class VariableStateError(ConflictError, code="variable_already_written"):
 class PreconditionFailedError(
     GatewayError, status=412, code="settings_changed", should_retry=False
 ):
-    """What was to be replaced is not what the client has seen."""
+    """The thing to be replaced has changed since the client read it."""
 
 
 class PreconditionRequiredError(
@@ -392,7 +392,7 @@ class HubError(GatewayError, status=502, code="hub_unreachable", should_retry=Fa
 
 
 class DiskFullError(GatewayError, status=507, code="disk_full", should_retry=False):
-    """What was to be downloaded does not fit on the disk."""
+    """A download does not fit on the disk."""
 
 
 # The gateway has already retried: the client must not do the work three times over.

@@ -231,7 +231,7 @@ class Paper(PlacementPolicy):
     ) -> EngineChoice | None:
         table, task = pool.table, state.task
         size = group_size(state) if self._group_tasks else 1
-        # What counts of a group is its last member: it is batched as large as it gets.
+        # A group counts by its last member: it is batched as large as it gets.
         is_latency = state.objective.is_latency and size == 1
         cached = cached_tokens(state, application, pool)
         now_capacity = np.where(

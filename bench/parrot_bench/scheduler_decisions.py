@@ -54,7 +54,7 @@ class Row:
     calls: int
     #: The step that a call is submitted in, and placed.
     decision_us: float
-    #: The same at the 99th percentile.
+    #: The 99th percentile of `decision_us`.
     decision_p99_us: float
     #: The step that its computed prompt and the engine's new blocks are reported in.
     progress_us: float

@@ -179,7 +179,7 @@ class BuiltinSettings:
                 raise SettingsError(name, f"must be above 0 and at most 1, not {value}")
         self._check_host_tier()
         if self.deterministic and (self.tensor_parallel > 1 or self.max_loras):
-            raise SettingsError("deterministic", "not with tensor_parallel or adapters yet")
+            raise SettingsError("deterministic", "not with tensor_parallel or adapters")
         if not 0 <= self.max_loras <= MAX_LORAS:
             raise SettingsError("max_loras", f"must be from 0 to {MAX_LORAS}, not {self.max_loras}")
         if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:

@@ -24,15 +24,9 @@ _STOP_TIMEOUT_S = 10.0
 class Standby:
     """At most one spare process; a new one is made when asked for."""
 
-    def __init__(self, command: Sequence[str] = _COMMAND) -> None:
-        self._command = command
+    def __init__(self) -> None:
         self._child: asyncio.subprocess.Process | None = None
         self._making: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the spare process; None without one."""
-        return None if self._child is None else self._child.pid
 
     def make(self) -> None:
         """Begin to start a spare process, unless there is one."""
@@ -70,7 +64,7 @@ class Standby:
 
     async def _make(self) -> None:
         try:
-            self._child = await start(self._command, engine_environment())
+            self._child = await start(_COMMAND, engine_environment())
         except OSError as error:
             logger.warning("no spare engine process could be started: %s", error)
         finally:

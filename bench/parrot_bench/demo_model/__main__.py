@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     trainer.run()
 
-    # What is scored is what is shipped: the weights as the bfloat16 file will hold them.
+    # The score is that of the shipped weights, as the bfloat16 file will hold them.
     model = trainer.average.bfloat16().float()
     score = trainer.evaluate(model)
     samples = [_sample(model, tokenizer, shape, kind, request) for kind, request in _PROMPTS]

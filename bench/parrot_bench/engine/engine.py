@@ -48,6 +48,7 @@ _ENGINE_OPTIONS = (
     "block_size", "num_blocks", "kv_cache_bytes", "kv_cache_dtype", "gpu_memory_utilization",
     "cuda_graphs", "overlap", "kernels", "max_batch_size", "max_batch_tokens",
     "max_context_tokens", "num_threads", "tensor_parallel", "enable_expert_parallel",
+    "deterministic",
 )  # fmt: skip
 
 

@@ -40,9 +40,10 @@ def equal_trials(script: Script, number: int) -> None:
 
 
 def equal_trials_without_ids(script: Script, number: int) -> None:
-    """The same in plain text: nothing tells which of five equal first calls a trial continues.
+    """Run `equal_trials` in plain text.
 
-    The column "or equal" counts those as right.
+    Nothing tells which of five equal first calls a trial continues. The column "or
+    equal" counts those as right.
     """
     _trial(script, number, with_ids=False)
 

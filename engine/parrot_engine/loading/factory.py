@@ -114,7 +114,7 @@ class EngineOptions:
         if self.adapters and self.kind == "huggingface":
             raise SettingsError("adapters", "the huggingface engine takes none")
         if self.deterministic and self.kind == "huggingface":
-            raise SettingsError("deterministic", "the huggingface engine is not")
+            raise SettingsError("deterministic", "the huggingface engine does not support it")
 
     @classmethod
     def from_json(cls, text: str) -> EngineOptions:
@@ -157,7 +157,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "cuda_graphs": {
         "choices": ("auto", "start", "lazy", "off"),
-        "help": "capture them when first needed or idle, before the start, when needed, or never",
+        "help": "capture them when needed or idle, before it is ready, when needed, or never",
     },
     "overlap": {
         "choices": ("auto", "on", "off"),
@@ -284,6 +284,8 @@ def _load(
             raise SettingsError("kind", "only the builtin engine computes vectors and scores")
         if options.adapters and not pooling.also_generates:
             raise SettingsError("adapters", "models of vectors and scores take none")
+        if settings.deterministic and not pooling.also_generates:
+            raise SettingsError("deterministic", "models of vectors and scores do not support it")
         engine = _load_pooling(folder, pooling, settings, name, tokenizer_json)
         _load_adapters(engine, options.adapters or {})
         return engine
@@ -360,7 +362,13 @@ def _load_pooling(
     device, kernels = prepare_device(settings)
     seed = (settings.seed or 0) if settings.dummy_weights else None
     model, defaults, spec = load_model(
-        folder, device, settings.dtype, progress, kernels=kernels, dummy_seed=seed
+        folder,
+        device,
+        settings.dtype,
+        progress,
+        kernels=kernels,
+        dummy_seed=seed,
+        deterministic=settings.deterministic,
     )
     adapters = adapter_slots(model, settings, device, spec.dtype)
     runner = runner_of(model, defaults, settings, device, spec.dtype, kernels, adapters=adapters)

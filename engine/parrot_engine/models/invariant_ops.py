@@ -1,4 +1,4 @@
-"""Operations in which what comes out for a token does not depend on the tokens beside it.
+"""Operations whose result for a token does not depend on the tokens beside it.
 
 A library chooses the kernel of a product by the number of rows, and kernels add up columns in
 different orders. Here every product has the same number of rows: cuBLAS then takes the same kernel
@@ -40,7 +40,7 @@ class InvariantOps(TritonOps):
 
 
 def _by_rows(x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `multiply` to `_ROWS` rows of `x` at a time."""
+    """Apply `multiply` (`[rows, in]` to `[rows, out]`) to `_ROWS` rows of `x` at a time."""
     count = len(x)
     if not count:
         return multiply(x)

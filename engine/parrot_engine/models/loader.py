@@ -89,13 +89,15 @@ def load_model(
     Raises:
         UnsupportedModelError: the model is not one that this engine knows how to run.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: the dtype cannot be had, or a mixture of experts is to be deterministic.
+        SettingsError: the dtype cannot be had, or the model cannot be `deterministic`.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw, headless=headless)
     config = family.read_config(raw)
-    if deterministic and config.experts is not None:
-        raise SettingsError("deterministic", "mixtures of experts cannot be had so yet")
+    if deterministic and (config.experts is not None or config.quantization is not None):
+        raise SettingsError(
+            "deterministic", "mixtures of experts and quantised weights are not supported"
+        )
     if headless:
         config = replace(config, tie_embeddings=True)
     quantization = config.quantization

@@ -1,4 +1,4 @@
-"""Weights from memory-mapped files to a GPU, as fast as the host's cores can read them."""
+"""Copies of weights from memory-mapped files to a GPU, read on all cores of the host."""
 
 from __future__ import annotations
 

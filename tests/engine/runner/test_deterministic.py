@@ -10,9 +10,11 @@ import pytest
 import torch
 from harness.engine.checkpoints import CONFIGS, make_checkpoint
 from harness.engine.paged import PagedHarness, PagedSequence
+from harness.engine.quantized_checkpoints import write_checkpoint
+from harness.pooling_checkpoints import write_model
 from parrot_engine.batch import StepBatch
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.loading.factory import EngineOptions
+from parrot_engine.loading.factory import EngineOptions, load_engine_alone
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
@@ -66,9 +68,18 @@ def test_what_cannot_be_deterministic_is_refused(
     assert refused.value.setting == "deterministic"
 
 
-def test_mixtures_and_the_other_engine_are_refused(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, CONFIGS["qwen3-moe"])
-    with pytest.raises(SettingsError, match="mixtures"):
-        load_runner(path, BuiltinSettings(device="cpu", kernels="triton", deterministic=True))
+def test_other_models_and_the_other_engine_are_refused(tmp_path: Path) -> None:
+    mixture = make_checkpoint(tmp_path / "mixture", CONFIGS["qwen3-moe"])
+    quantised = write_checkpoint(tmp_path, "awq").path
+    for path in (mixture, quantised):
+        with pytest.raises(SettingsError, match="mixtures of experts and quantised weights"):
+            load_runner(path, BuiltinSettings(device="cpu", kernels="triton", deterministic=True))
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    write_model("bert", encoder)
+    with pytest.raises(SettingsError, match="vectors and scores"):
+        load_engine_alone(
+            EngineOptions(str(encoder), device="cpu", kernels="triton", deterministic=True)
+        )
     with pytest.raises(SettingsError, match="huggingface"):
         EngineOptions("m", kind="huggingface", deterministic=True)

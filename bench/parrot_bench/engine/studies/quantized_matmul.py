@@ -239,7 +239,7 @@ def _rows(entry: dict[str, Any]) -> dict[str, Tuning]:
             continue
         tuning = Tuning(*options)
         table = HOPPER_TABLE if tuning.kind == "specialized" else TABLE
-        # What splits x is a matter of the device, not of the table.
+        # The device decides which kernel splits x; the table does not.
         kind = "tile" if tuning.kind == "split" else tuning.kind
         rows.setdefault(table.name, tuning._replace(kind=kind))
     return rows
