@@ -165,13 +165,17 @@ class CallGate:
         self._refusal, self._refuses_drained = None, True
 
     def describe_drain(self) -> dict[str, Any]:
-        """Describe if the operator has drained the gateway, and what still runs; plain types."""
-        left_s = 0.0 if self._refuses_drained else None
+        """Describe if the operator has drained the gateway, and what still runs; plain types.
+
+        `refuses_in_s` is 0 only once calls are refused.
+        """
+        refuses_in_s = 0.0 if self._refuses_drained else None
         if self._refusal is not None:
-            left_s = max(0.0, self._refusal.when() - asyncio.get_running_loop().time())
+            left_s = self._refusal.when() - asyncio.get_running_loop().time()
+            refuses_in_s = max(0.1, round(left_s, 1))
         return {
             "drained": self.drained,
-            "refuses_in_s": None if left_s is None else round(left_s, 1),
+            "refuses_in_s": refuses_in_s,
             "running": self.running,
         }
 
