@@ -65,7 +65,7 @@ LONG = (
     "test_layers.py",
     "engine/engine/test_builtin_engine.py",
     "engine/models/test_demo_model.py",
-    "gateway/engines/test_upstream.py",
+    "gateway/backends/upstreams/test_client.py",
     "engine/runner/test_graphs.py",
     "engine/engine/test_speculation_models.py",
 )

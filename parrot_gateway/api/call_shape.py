@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeAlias
 
 from parrot_gateway.api.event_stream import Answer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
+from parrot_gateway.calls.generation_request import GenerationRequest
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.requests.call import CallKind, CallRequest
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.generation_request import GenerationRequest
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
 
 #: Makes the encoder of one call's answer: of its typed body, the model, the name that the caller
 #: has for it, and the request for the engine.

@@ -29,16 +29,12 @@ from parrot_gateway.api.semantic.recorded_exchange import (
     RecordedExchanges,
 )
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
-from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.engines.upstream import UpstreamClient
-from parrot_gateway.exceptions import (
-    InvalidRequestError,
-    NotFoundError,
-    UnsupportedError,
-    missing_parameter,
-)
-from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata, Placer
-from parrot_gateway.generation.requests.call import (
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.backends.own.remote import RemoteEngine
+from parrot_gateway.backends.upstreams.answer import upstream_body
+from parrot_gateway.backends.upstreams.client import UpstreamClient
+from parrot_gateway.calls.metadata import ORDINARY_CALL, CallMetadata
+from parrot_gateway.calls.requests.call import (
     MAX_INLINE_BYTES,
     CallKind,
     CallRequest,
@@ -46,15 +42,20 @@ from parrot_gateway.generation.requests.call import (
     in_thread_if_large,
     prepare,
 )
-from parrot_gateway.generation.requests.chat import ChatCall
-from parrot_gateway.generation.responses.background import BackgroundTasks
-from parrot_gateway.generation.responses.store import ResponseStore
-from parrot_gateway.generation.upstream_call import upstream_body
+from parrot_gateway.calls.requests.chat import ChatCall
+from parrot_gateway.calls.responses.background import BackgroundTasks
+from parrot_gateway.calls.responses.store import ResponseStore
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedError,
+    missing_parameter,
+)
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.model_directory import (
+from parrot_gateway.routing.model_directory import (
     EngineTarget,
     ModelDirectory,
     Target,

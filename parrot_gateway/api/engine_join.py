@@ -1,7 +1,8 @@
 """Where engines join: a WebSocket on which they register, and the pump behind it.
 
 The engine's end is `parrot_engine.link.client`. Here are authentication, the handshake, and the
-end of a link that has fallen silent; what the messages mean is in `parrot_gateway.engines.remote`.
+end of a link that has fallen silent; what the messages mean is in
+`parrot_gateway.backends.own.remote`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from parrot_engine.link.wire import (
 from parrot_engine.protocol import PROTOCOL_VERSION, BlockChanges
 from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer
 
-from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.registry import EngineRegistry, RegistrationRefused
+from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.exceptions import AuthenticationError
 from parrot_gateway.http.exchange import new_request_id
 from parrot_gateway.settings.model import EngineLinkSettings

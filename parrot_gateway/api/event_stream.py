@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from parrot_gateway.engines.usage import Usage
+from parrot_gateway.backends.own.generate import CollectedPrompt, Generation, collect
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.generation_request import GenerationRequest, Update
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.generate import CollectedPrompt, Generation, collect
-from parrot_gateway.generation.generation_request import GenerationRequest, Update
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import Placer
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.telemetry.call_record import CallObserver
 

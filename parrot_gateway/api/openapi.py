@@ -21,7 +21,7 @@ from parrot_gateway.api.route_texts import TAGS, describe_operation
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
 from parrot_gateway.batches.batch import WINDOW
 from parrot_gateway.batches.lines import ENDPOINTS
-from parrot_gateway.generation.requests.types import (
+from parrot_gateway.calls.requests.types import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,

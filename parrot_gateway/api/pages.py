@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from parrot_gateway.calls.requests.field_checks import check_choice
 from parrot_gateway.exceptions import invalid_value
-from parrot_gateway.generation.requests.field_checks import check_choice
 
 
 class Identified(Protocol):

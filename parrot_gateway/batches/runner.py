@@ -29,7 +29,7 @@ from parrot_gateway.batches.lines import (
 )
 from parrot_gateway.batches.slots import LineSlots, Server
 from parrot_gateway.exceptions import GatewayError, ModelNotFoundError, NotFoundError
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory
 from parrot_gateway.settings.model import BatchSettings
 
 logger = logging.getLogger(__name__)

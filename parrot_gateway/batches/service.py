@@ -19,7 +19,7 @@ from parrot_gateway.batches.lines import LineUsage
 from parrot_gateway.batches.runner import AnswerLine, BatchRun, Tools
 from parrot_gateway.batches.slots import LineSlots
 from parrot_gateway.exceptions import ConflictError, NotFoundError, OverloadedError
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory
 from parrot_gateway.settings.model import BatchSettings
 
 logger = logging.getLogger(__name__)

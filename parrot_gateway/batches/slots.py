@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from parrot_gateway.engines.slots import Slots
+from parrot_gateway.backends.upstreams.slots import Slots
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory, Target
+from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory, Target
 
 #: Who serves a line: a target, or the name of a model that nobody serves now.
 Server: TypeAlias = Target | str

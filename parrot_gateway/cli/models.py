@@ -141,8 +141,8 @@ def pull_command(
 
 async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
     """The states of a download on this machine."""
-    from parrot_gateway.engines.changes import wait_for_change
-    from parrot_gateway.engines.downloads import Downloads
+    from parrot_gateway.backends.own.changes import wait_for_change
+    from parrot_gateway.backends.own.downloads import Downloads
     from parrot_gateway.exceptions import GatewayError
     from parrot_gateway.settings.model import EngineLinkSettings
 

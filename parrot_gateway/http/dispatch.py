@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from parrot_gateway.calls.metadata import DEFAULT_TENANT
 from parrot_gateway.exceptions import (
     AuthenticationError,
     DrainedError,
@@ -22,7 +23,6 @@ from parrot_gateway.exceptions import (
     MethodNotAllowedError,
     OverloadedError,
 )
-from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, Receive, Scope, Send
 from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecords
@@ -173,11 +173,7 @@ class CallGate:
         if self._refusal is not None:
             left_s = self._refusal.when() - asyncio.get_running_loop().time()
             refuses_in_s = max(0.1, round(left_s, 1))
-        return {
-            "drained": self.drained,
-            "refuses_in_s": refuses_in_s,
-            "running": self.running,
-        }
+        return {"drained": self.drained, "refuses_in_s": refuses_in_s, "running": self.running}
 
     def enter(self, task: asyncio.Task[object] | None = None) -> None:
         """Count a call in; pair it with `leave`.

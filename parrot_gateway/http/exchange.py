@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from parrot_gateway.calls.metadata import ORDINARY_CALL
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.http.content_encoding import body_too_large, decompress, is_gzip
 from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 

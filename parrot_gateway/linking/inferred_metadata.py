@@ -16,7 +16,7 @@ from dataclasses import replace
 from parrot_scheduler.foretold import UNKNOWN_RETURNS, ForetoldGroups, expected_returns, feeds_group
 from parrot_scheduler.task import THROUGHPUT
 
-from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.calls.metadata import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.linking.process.wire import session_id_of
 from parrot_gateway.linking.profiles.forecast import Forecast

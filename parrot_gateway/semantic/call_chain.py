@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import (
     ConflictError,
     DoubleProducerError,
     InvalidRequestError,
     RequestTooLargeError,
 )
-from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec, parse_objective
 from parrot_gateway.semantic.execution.job import Job, template_of
 from parrot_gateway.semantic.service import SemanticService

@@ -11,9 +11,9 @@ from typing import Any
 
 from parrot_scheduler.task import Objective
 
+from parrot_gateway.calls.requests.call import CallRequest
+from parrot_gateway.calls.requests.prepared import PreparedCall
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.semantic.contexts import ContextName
 from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform

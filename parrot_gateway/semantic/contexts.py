@@ -15,6 +15,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from parrot_gateway.calls.fifo_lock import FifoLock, LockRequest
+from parrot_gateway.calls.requests.call import CallBody, CallKind, CallRequest
+from parrot_gateway.calls.requests.types import ChatBody, Message
 from parrot_gateway.exceptions import (
     ConflictError,
     ContextNotFoundError,
@@ -22,9 +25,6 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
 )
-from parrot_gateway.generation.fifo_lock import FifoLock, LockRequest
-from parrot_gateway.generation.requests.call import CallBody, CallKind, CallRequest
-from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.semantic.session import Session, check_name
 from parrot_gateway.semantic.variable import size_of
 

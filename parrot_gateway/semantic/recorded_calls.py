@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from parrot_scheduler.task import LATENCY
 
-from parrot_gateway.engines.usage import Usage
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import GatewayError, SessionFullError
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.semantic.execution.job import mint_call_id
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.session import Session

@@ -21,14 +21,14 @@ from typing import Any
 
 from parrot_scheduler.task import LATENCY
 
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     NotFoundError,
     SessionNotFoundError,
     VariableNotFoundError,
 )
-from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import free_all_contexts
 from parrot_gateway.semantic.execution.call_runner import CallRunner

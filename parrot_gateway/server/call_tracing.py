@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parrot_gateway.exceptions import LinkingBehindError, SessionNotFoundError
 from parrot_gateway.extras import advice_on
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.routing.explanations import Explanations
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import TelemetrySettings

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from parrot_scheduler.policies import policies_of
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.extras import advice_on, missing_of
 from parrot_gateway.server.serve import bind

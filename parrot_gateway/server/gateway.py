@@ -18,28 +18,28 @@ from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
 from parrot_gateway import __version__
+from parrot_gateway.backends.own.adapters import AdapterService
+from parrot_gateway.backends.own.downloads import Downloads
+from parrot_gateway.backends.own.model_manager import ModelManager
+from parrot_gateway.backends.own.registry import EngineRegistry
+from parrot_gateway.backends.own.standby import Standby
+from parrot_gateway.backends.own.supervisor import EngineSupervisor
+from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.batches.service import BatchService
-from parrot_gateway.engines.adapters import AdapterService
-from parrot_gateway.engines.downloads import Downloads
-from parrot_gateway.engines.model_manager import ModelManager
-from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.standby import Standby
-from parrot_gateway.engines.supervisor import EngineSupervisor
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.responses.background import BackgroundTasks
-from parrot_gateway.generation.responses.store import ResponseStore
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.responses.background import BackgroundTasks
+from parrot_gateway.calls.responses.store import ResponseStore
 from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.engine_events import EngineEventForwarder
-from parrot_gateway.scheduling.event_log_file import EventLogFile
-from parrot_gateway.scheduling.explanations import Explanations
-from parrot_gateway.scheduling.model_directory import ModelDirectory
-from parrot_gateway.scheduling.placer import SchedulerRunner
-from parrot_gateway.scheduling.task_updates import TaskUpdater
-from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
-from parrot_gateway.scheduling.upstream_table import AnyUpstream, UpstreamTable
+from parrot_gateway.routing.engine_events import EngineEventForwarder
+from parrot_gateway.routing.event_log_file import EventLogFile
+from parrot_gateway.routing.explanations import Explanations
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
+from parrot_gateway.routing.model_directory import ModelDirectory
+from parrot_gateway.routing.placer import SchedulerRunner
+from parrot_gateway.routing.task_updates import TaskUpdater
+from parrot_gateway.routing.upstream_table import AnyUpstream, UpstreamTable
 from parrot_gateway.semantic.execution.call_runner import CallRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService

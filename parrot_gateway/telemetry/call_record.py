@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from parrot_gateway.engines.usage import Usage
+from parrot_gateway.calls.metadata import DEFAULT_TENANT
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.telemetry.content.content import TEXT_ROUTES, CallContent
 from parrot_gateway.telemetry.key_hiding import hide_keys
 from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, Headers

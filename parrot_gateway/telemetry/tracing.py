@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from parrot_engine.protocol import BlockChanges, EngineStats
 
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent, ReadContent

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from parrot_gateway.calls.responses.store import ResponseStore, StoredResponse
 from parrot_gateway.exceptions import NotFoundError, VariableNotFoundError
-from parrot_gateway.generation.responses.store import ResponseStore, StoredResponse
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable

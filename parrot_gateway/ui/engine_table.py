@@ -10,12 +10,12 @@ from typing import Any
 
 from parrot_engine.protocol import EngineStats
 
-from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.engines.supervisor import EngineSupervisor
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.scheduling.placer import SchedulerRunner
-from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.backends.own.registry import EngineRegistry
+from parrot_gateway.backends.own.remote import RemoteEngine
+from parrot_gateway.backends.own.supervisor import EngineSupervisor
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
+from parrot_gateway.routing.placer import SchedulerRunner
 
 #: Engines whose views are made in one turn of the event loop.
 _AT_ONCE = 32

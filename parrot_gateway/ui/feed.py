@@ -20,7 +20,7 @@ import msgspec
 from parrot_gateway.exceptions import OverloadedError, SessionNotFoundError
 from parrot_gateway.linking.process.wire import LinksChanged, session_id_of
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.routing.explanations import Explanations
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.ui.engine_table import EngineTable

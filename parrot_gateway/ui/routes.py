@@ -21,7 +21,7 @@ from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange, Headers, call_id_of_request
 from parrot_gateway.http.route_table import Query, RouteTable, route
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.routing.explanations import Explanations
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.ui.call_text import CallTexts
 from parrot_gateway.ui.feed import LiveFeed, Watcher, event

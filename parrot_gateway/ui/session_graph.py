@@ -18,7 +18,7 @@ import msgspec
 from parrot_gateway.exceptions import LinkingBehindError, VariableNotFoundError
 from parrot_gateway.linking.process.wire import LinksChanged, session_id_of
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.routing.explanations import Explanations
 from parrot_gateway.semantic.graph.node import FINISHED, CallNode, ForeignInput, Node
 from parrot_gateway.semantic.graph.snapshot import (
     NodeView,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from parrot_gateway.api.admin.bodies import MAX_BODY_BYTES, LoadAdapterBody, UnloadAdapterBody
-from parrot_gateway.engines.adapters import AdapterService
+from parrot_gateway.backends.own.adapters import AdapterService
+from parrot_gateway.calls.requests.call import BodyDecoder
 from parrot_gateway.exceptions import InvalidRequestError, invalid_value
-from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import route
 

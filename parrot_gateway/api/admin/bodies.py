@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from parrot_gateway.calls.requests.call import BodyDecoder
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ModelSettings
 

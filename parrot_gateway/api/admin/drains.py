@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from parrot_gateway.api.admin.bodies import DrainBody, read
-from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.backends.own.registry import EngineRegistry
+from parrot_gateway.backends.own.remote import RemoteEngine
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.calls.requests.call import BodyDecoder
 from parrot_gateway.exceptions import NotFoundError
-from parrot_gateway.generation.requests.call import BodyDecoder
 from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import route
-from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 
 logger = logging.getLogger(__name__)
 

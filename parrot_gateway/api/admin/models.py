@@ -21,8 +21,9 @@ from parrot_gateway.api.admin.bodies import (
     unknown_field,
 )
 from parrot_gateway.api.event_stream import DONE, EventStream, data_event
-from parrot_gateway.engines.changes import Changes, wait_for_change
-from parrot_gateway.engines.model_manager import ModelManager
+from parrot_gateway.backends.own.changes import Changes, wait_for_change
+from parrot_gateway.backends.own.model_manager import ModelManager
+from parrot_gateway.calls.requests.call import BodyDecoder, decode
 from parrot_gateway.exceptions import (
     ConflictError,
     ForbiddenError,
@@ -34,7 +35,6 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     wrong_type,
 )
-from parrot_gateway.generation.requests.call import BodyDecoder, decode
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import route
 from parrot_gateway.settings import DEMO_MODEL

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from parrot_gateway.generation.requests.types import MAX_STOP_CHARACTERS, AtLeast0, Fraction
+from parrot_gateway.calls.requests.types import MAX_STOP_CHARACTERS, AtLeast0, Fraction
 
 MAX_STOP_SEQUENCES = 64
 _StopSequence = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]

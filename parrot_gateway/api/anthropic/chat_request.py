@@ -20,17 +20,17 @@ from parrot_gateway.api.anthropic.bodies import (
     ToolChoice,
 )
 from parrot_gateway.api.anthropic.message import ThinkingDisplay
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.opaque_text import unpack_reasoning
+from parrot_gateway.calls.requests.call import BodyDecoder, CallRequest, read_object
+from parrot_gateway.calls.requests.field_checks import check_choice, refuse, tool_name
+from parrot_gateway.calls.requests.types import REASONING_SWITCHES, ChatBody
 from parrot_gateway.exceptions import (
     empty_array,
     invalid_value,
     missing_parameter,
     unsupported_value,
 )
-from parrot_gateway.generation.opaque_text import unpack_reasoning
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.call import BodyDecoder, CallRequest, read_object
-from parrot_gateway.generation.requests.field_checks import check_choice, refuse, tool_name
-from parrot_gateway.generation.requests.types import REASONING_SWITCHES, ChatBody
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a client of Anthropic's marks a block that is no part of the prompt, and differs each time.

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from parrot_gateway.engines.usage import Usage
-from parrot_gateway.generation.generate import Candidate
-from parrot_gateway.generation.generation_request import CLOSED, ChoiceDelta
-from parrot_gateway.generation.opaque_text import pack_reasoning
-from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ContentPiece, ToolCallBegin
+from parrot_gateway.backends.own.generate import Candidate
+from parrot_gateway.calls.generation_request import CLOSED, ChoiceDelta
+from parrot_gateway.calls.opaque_text import pack_reasoning
+from parrot_gateway.calls.tools.parsing import ArgumentsPiece, ContentPiece, ToolCallBegin
+from parrot_gateway.calls.usage import Usage
 
 #: Whether an answer has blocks of reasoning: none, without its text, or with it.
 ThinkingDisplay: TypeAlias = Literal["hidden", "omitted", "shown"]

@@ -17,20 +17,20 @@ from parrot_gateway.api.anthropic.message import MessageWriter, ThinkingDisplay
 from parrot_gateway.api.call_shape import AnswerEncoder
 from parrot_gateway.api.event_stream import EventStream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
-from parrot_gateway.engines.usage import Usage
-from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
-from parrot_gateway.generation.generate import Candidate, CollectedPrompt
-from parrot_gateway.generation.generation_request import (
+from parrot_gateway.backends.own.generate import Candidate, CollectedPrompt
+from parrot_gateway.backends.upstreams.answer import run_on_upstream
+from parrot_gateway.calls.generation_request import (
     ChoiceDelta,
     GenerationRequest,
     PromptFilled,
     Update,
 )
-from parrot_gateway.generation.observer import GenerationObserver, Observers
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
-from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.generation.upstream_call import run_on_upstream
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.observer import GenerationObserver, Observers
+from parrot_gateway.calls.requests.call import CallKind, CallRequest
+from parrot_gateway.calls.requests.types import ChatBody
+from parrot_gateway.calls.usage import Usage
+from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.telemetry.call_record import CallObserver
 

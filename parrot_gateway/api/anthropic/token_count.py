@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from parrot_gateway.engines.upstream import TOKENIZE, UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.answer import MAX_HELD_BYTES, rewrite
+from parrot_gateway.backends.upstreams.client import TOKENIZE, UpstreamClient, UpstreamRequest
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import DeadlineError, UnsupportedError, UpstreamError
-from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.upstream_call import MAX_HELD_BYTES, rewrite
 
 _COUNT = "/v1/messages/count_tokens"
 

@@ -12,6 +12,8 @@ from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.batch import BATCH_MARK, WINDOW, Batch
 from parrot_gateway.batches.files import FILE_MARK, FileStore
 from parrot_gateway.batches.lines import ENDPOINTS, LineUsage
+from parrot_gateway.calls.requests.call import decode
+from parrot_gateway.calls.requests.types import Metadata
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     NotFoundError,
@@ -19,8 +21,6 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     unsupported_value,
 )
-from parrot_gateway.generation.requests.call import decode
-from parrot_gateway.generation.requests.types import Metadata
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
 

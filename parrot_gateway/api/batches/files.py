@@ -25,7 +25,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
-from parrot_gateway.scheduling.model_directory import EngineTarget
+from parrot_gateway.routing.model_directory import EngineTarget
 
 #: Bytes that are read of a content and sent at a time.
 _CHUNK_BYTES = 256 * 1024

@@ -9,8 +9,8 @@ from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.batches.lines import LineAnswer, single_line
 from parrot_gateway.batches.runner import LineRequest
+from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.exceptions import AnswerError, GatewayError
-from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.http.dispatch import Handler, internal_error
 from parrot_gateway.http.exchange import JSON, Exchange, Headers, Message, Scope
 from parrot_gateway.telemetry.call_record import CallRecords

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from parrot_gateway.batches.service import BatchService
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory
 
 _Routes = TypeVar("_Routes", bound="LocalRoutes")
 _Handler: TypeAlias = Callable[[_Routes, Exchange, str], Awaitable[None]]

@@ -21,19 +21,19 @@ from parrot_gateway.api.openai.logprobs import (
     echoed_logprobs,
     joined,
 )
-from parrot_gateway.engines.usage import Usage
-from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.generate import Candidate, CollectedPrompt
-from parrot_gateway.generation.generation_request import (
+from parrot_gateway.backends.own.generate import Candidate, CollectedPrompt
+from parrot_gateway.calls.generation_request import (
     CLOSED,
     ChoiceDelta,
     GenerationRequest,
     PromptFilled,
     Update,
 )
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
-from parrot_gateway.generation.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.requests.types import ChatBody, CompletionBody
+from parrot_gateway.calls.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
+from parrot_gateway.calls.usage import Usage
+from parrot_gateway.exceptions import GatewayError
 
 encode = msgspec.json.Encoder().encode
 _CLOSED_FIELD = b"," + encode(CLOSED)[1:-1]

@@ -25,6 +25,12 @@ from parrot_gateway.api.openai.pooling_input import (
     num_tokens,
     pooling_of,
 )
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.backends.own.pooling import pool
+from parrot_gateway.calls.requests.call import BodyDecoder, in_thread_if_large
+from parrot_gateway.calls.requests.field_checks import check_choice, check_token_ids
+from parrot_gateway.calls.requests.prepared import check_context, texts_of, token_lists_of
+from parrot_gateway.calls.requests.types import AtLeast1, Prompts
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
@@ -34,12 +40,6 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     unsupported_value,
 )
-from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.pooling import pool
-from parrot_gateway.generation.requests.call import BodyDecoder, in_thread_if_large
-from parrot_gateway.generation.requests.field_checks import check_choice, check_token_ids
-from parrot_gateway.generation.requests.prepared import check_context, texts_of, token_lists_of
-from parrot_gateway.generation.requests.types import AtLeast1, Prompts
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.telemetry.call_record import CallObserver
 

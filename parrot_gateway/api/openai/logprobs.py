@@ -9,7 +9,7 @@ from typing import Any
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.text import IncrementalDetokenizer, Tokenizer
 
-from parrot_gateway.generation.generation_request import TextToken
+from parrot_gateway.calls.generation_request import TextToken
 
 #: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
 VERY_UNLIKELY = -9999.0

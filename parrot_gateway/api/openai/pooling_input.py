@@ -12,13 +12,9 @@ from parrot_engine.text import ChatTemplateError
 from parrot_engine.text.pairs import encode_written_pairs
 from parrot_engine.text.tokenizer import PoolingTokens
 
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.requests.prepared import INLINE_CHARACTERS, check_context, refuse_hopeless
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, unsupported_value
-from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.requests.prepared import (
-    INLINE_CHARACTERS,
-    check_context,
-    refuse_hopeless,
-)
 
 #: Tokens that a text is cut to, as in vLLM; -1: to the model's limit.
 Truncation: TypeAlias = Annotated[int, Meta(ge=-1)]

@@ -22,16 +22,16 @@ from parrot_gateway.api.openai.pooling_input import (
     num_tokens,
     pooling_of,
 )
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.backends.own.pooling import pool
+from parrot_gateway.calls.requests.call import BodyDecoder, in_thread_if_large
+from parrot_gateway.calls.requests.types import AtLeast0
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     empty_array,
     long_array,
     missing_parameter,
 )
-from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.pooling import pool
-from parrot_gateway.generation.requests.call import BodyDecoder, in_thread_if_large
-from parrot_gateway.generation.requests.types import AtLeast0
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.telemetry.call_record import CallObserver
 

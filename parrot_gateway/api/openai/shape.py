@@ -12,8 +12,8 @@ from parrot_gateway.api.call_shape import AnswerEncoder
 from parrot_gateway.api.event_stream import DONE, data_event, failure_events
 from parrot_gateway.api.openai.answers import ChatAnswer, CompletionAnswer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
+from parrot_gateway.calls.requests.call import CallKind, CallRequest
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
 
 
 class OpenAIShape:

@@ -11,14 +11,14 @@ import asyncio
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.requests.call import decode
+from parrot_gateway.calls.requests.chat import render_chat
+from parrot_gateway.calls.requests.field_checks import check_token_ids
+from parrot_gateway.calls.requests.prepared import tokenize
+from parrot_gateway.calls.requests.tools import requested_tools
+from parrot_gateway.calls.requests.types import ChatBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.exceptions import InvalidRequestError, missing_parameter
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.call import decode
-from parrot_gateway.generation.requests.chat import render_chat
-from parrot_gateway.generation.requests.field_checks import check_token_ids
-from parrot_gateway.generation.requests.prepared import tokenize
-from parrot_gateway.generation.requests.tools import requested_tools
-from parrot_gateway.generation.requests.types import ChatBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.http.exchange import Exchange
 
 #: Characters that `/tokenize` takes: a tokenizer needs some 80 bytes for each while it works.

@@ -12,10 +12,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, invalid_value
-from parrot_gateway.generation.requests import field_checks
-from parrot_gateway.generation.requests.field_checks import check_choice, check_range
-from parrot_gateway.generation.requests.types import (
+from parrot_gateway.calls.requests import field_checks
+from parrot_gateway.calls.requests.field_checks import check_choice, check_range
+from parrot_gateway.calls.requests.types import (
     AtLeast1,
     Fraction,
     LogitBias,
@@ -25,7 +24,8 @@ from parrot_gateway.generation.requests.types import (
     StopTokenIds,
     Temperature,
 )
-from parrot_gateway.scheduling.model_directory import MODEL_TYPES
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, invalid_value
+from parrot_gateway.routing.model_directory import MODEL_TYPES
 from parrot_gateway.semantic.session import MAX_NAME
 
 #: Parameters of one call, and models that it allows.

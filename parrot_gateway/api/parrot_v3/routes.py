@@ -35,6 +35,7 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
+from parrot_gateway.calls.requests.call import decode
 from parrot_gateway.exceptions import (
     AuthenticationError,
     GatewayError,
@@ -43,10 +44,9 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     invalid_value,
 )
-from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.scheduling.model_directory import (
+from parrot_gateway.routing.model_directory import (
     ChosenModel,
     ModelDirectory,
     ModelType,

@@ -11,11 +11,9 @@ from parrot_engine.text import Tokenizer
 
 from parrot_gateway.api.openai.logprobs import chat_logprobs
 from parrot_gateway.api.responses.events import EventWriter, output_text
-from parrot_gateway.engines.usage import Usage
-from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.generation_request import CLOSED, PromptFilled, TextToken, Update
-from parrot_gateway.generation.requests.response_tools import ToolName
-from parrot_gateway.generation.responses.items import (
+from parrot_gateway.calls.generation_request import CLOSED, PromptFilled, TextToken, Update
+from parrot_gateway.calls.requests.response_tools import ToolName
+from parrot_gateway.calls.responses.items import (
     Item,
     ItemStatus,
     MessageItem,
@@ -24,9 +22,11 @@ from parrot_gateway.generation.responses.items import (
     ToolCallItem,
     mint_item_id,
 )
-from parrot_gateway.generation.responses.store import Cut
-from parrot_gateway.generation.tools.custom_input import CustomInput
-from parrot_gateway.generation.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
+from parrot_gateway.calls.responses.store import Cut
+from parrot_gateway.calls.tools.custom_input import CustomInput
+from parrot_gateway.calls.tools.parsing import ContentPiece, ToolCallBegin, ToolPiece
+from parrot_gateway.calls.usage import Usage
+from parrot_gateway.exceptions import GatewayError
 
 #: Takes the whole answer, its items, and the deltas that its output came in.
 Keep: TypeAlias = Callable[[dict[str, Any], Sequence[Item], Sequence[Cut]], None]

@@ -9,9 +9,9 @@ from typing import Any
 
 from parrot_gateway.api.event_stream import EventStream
 from parrot_gateway.api.responses.answer import ResponseAnswer
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.responses.background import EventLog
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.responses.background import EventLog
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecord
 

@@ -13,6 +13,22 @@ import msgspec
 from msgspec import Meta
 
 from parrot_gateway.api.responses.input_items import InputItem
+from parrot_gateway.calls.metadata import ServedModel
+from parrot_gateway.calls.requests.field_checks import check_choice, refuse
+from parrot_gateway.calls.requests.grammars import (
+    check_supported,
+    grammar_of_text_format,
+    requested_grammar,
+)
+from parrot_gateway.calls.requests.output import OutputOptions, output_options
+from parrot_gateway.calls.requests.response_tools import response_tools
+from parrot_gateway.calls.requests.types import (
+    AtLeast0,
+    AtLeast1,
+    Metadata,
+    SamplingFields,
+    TopLogprobs,
+)
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
@@ -20,22 +36,6 @@ from parrot_gateway.exceptions import (
     mutually_exclusive,
     unsupported_value,
     wrong_type,
-)
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.field_checks import check_choice, refuse
-from parrot_gateway.generation.requests.grammars import (
-    check_supported,
-    grammar_of_text_format,
-    requested_grammar,
-)
-from parrot_gateway.generation.requests.output import OutputOptions, output_options
-from parrot_gateway.generation.requests.response_tools import response_tools
-from parrot_gateway.generation.requests.types import (
-    AtLeast0,
-    AtLeast1,
-    Metadata,
-    SamplingFields,
-    TopLogprobs,
 )
 
 #: Items of one request; a conversation's requests may hold fewer.

@@ -15,13 +15,14 @@ from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.answer import response_usage
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody, check_input_fields
 from parrot_gateway.api.responses.prompt import prompt_of, read_input
-from parrot_gateway.generation.generate import Generation, collect
-from parrot_gateway.generation.generation_request import GenerationRequest
-from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.requests.call import BodyDecoder
-from parrot_gateway.generation.requests.prepared import check_context, sampling_of
-from parrot_gateway.generation.responses.compaction import Compaction, newest_within, packed
-from parrot_gateway.generation.responses.items import (
+from parrot_gateway.backends.own.generate import Generation, collect
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.generation_request import GenerationRequest
+from parrot_gateway.calls.metadata import salt_of
+from parrot_gateway.calls.requests.call import BodyDecoder
+from parrot_gateway.calls.requests.prepared import check_context, sampling_of
+from parrot_gateway.calls.responses.compaction import Compaction, newest_within, packed
+from parrot_gateway.calls.responses.items import (
     CompactionItem,
     Item,
     MessageItem,
@@ -30,7 +31,7 @@ from parrot_gateway.generation.responses.items import (
     mint_item_id,
     mint_response_id,
 )
-from parrot_gateway.generation.responses.store import ResponseStore
+from parrot_gateway.calls.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
 from parrot_gateway.telemetry.call_record import CallObserver

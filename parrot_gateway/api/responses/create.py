@@ -32,22 +32,19 @@ from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
 from parrot_gateway.api.responses.input_items import check_outputs
 from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange
-from parrot_gateway.generation.fifo_lock import wait_granted
-from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.generation_request import GenerationRequest
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.requests.call import BodyDecoder
-from parrot_gateway.generation.requests.chat import chat_generation
-from parrot_gateway.generation.requests.prepared import check_sampling
-from parrot_gateway.generation.requests.response_tools import (
-    client_names,
-    response_tools,
-    shown_tools,
-)
-from parrot_gateway.generation.responses.background import BackgroundTasks, EventLog
-from parrot_gateway.generation.responses.items import Item, Turn, history_of, mint_response_id
-from parrot_gateway.generation.responses.store import Cut, ResponseStore, StoredResponse
+from parrot_gateway.backends.own.generate import Generation
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.fifo_lock import wait_granted
+from parrot_gateway.calls.generation_request import GenerationRequest
+from parrot_gateway.calls.metadata import salt_of
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.requests.call import BodyDecoder
+from parrot_gateway.calls.requests.chat import chat_generation
+from parrot_gateway.calls.requests.prepared import check_sampling
+from parrot_gateway.calls.requests.response_tools import client_names, response_tools, shown_tools
+from parrot_gateway.calls.responses.background import BackgroundTasks, EventLog
+from parrot_gateway.calls.responses.items import Item, Turn, history_of, mint_response_id
+from parrot_gateway.calls.responses.store import Cut, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
 from parrot_gateway.telemetry.call_record import CallObserver, CallRecord

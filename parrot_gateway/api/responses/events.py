@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.calls.responses.background import EventLog
+from parrot_gateway.calls.responses.store import Cut
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.responses.background import EventLog
-from parrot_gateway.generation.responses.store import Cut
 
 #: The event at the end of a response, by its status.
 _LAST_EVENTS = {

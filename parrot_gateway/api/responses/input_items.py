@@ -7,18 +7,11 @@ from typing import Literal, cast
 
 import msgspec
 
-from parrot_gateway.exceptions import (
-    NotFoundError,
-    empty_array,
-    invalid_value,
-    missing_parameter,
-    unsupported_value,
-)
-from parrot_gateway.generation.opaque_text import unpack_reasoning
-from parrot_gateway.generation.requests.field_checks import check_choice
-from parrot_gateway.generation.requests.types import ContentPart
-from parrot_gateway.generation.responses.compaction import unpacked
-from parrot_gateway.generation.responses.items import (
+from parrot_gateway.calls.opaque_text import unpack_reasoning
+from parrot_gateway.calls.requests.field_checks import check_choice
+from parrot_gateway.calls.requests.types import ContentPart
+from parrot_gateway.calls.responses.compaction import unpacked
+from parrot_gateway.calls.responses.items import (
     CompactionItem,
     Item,
     MessageItem,
@@ -28,6 +21,13 @@ from parrot_gateway.generation.responses.items import (
     ToolCallItem,
     ToolOutputItem,
     mint_item_id,
+)
+from parrot_gateway.exceptions import (
+    NotFoundError,
+    empty_array,
+    invalid_value,
+    missing_parameter,
+    unsupported_value,
 )
 
 _ITEM_ROLES = ("user", "assistant", "system", "developer")

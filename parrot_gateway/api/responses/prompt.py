@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
 from parrot_gateway.api.responses.input_items import items_of
-from parrot_gateway.exceptions import (
-    ContextLengthError,
-    InvalidRequestError,
-    NotFoundError,
-    missing_parameter,
-)
-from parrot_gateway.generation.generation_request import TokenizedPrompt
-from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.requests.chat import chat_prompt
-from parrot_gateway.generation.requests.types import ChatBody, Message
-from parrot_gateway.generation.responses.items import (
+from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.generation_request import TokenizedPrompt
+from parrot_gateway.calls.requests.chat import chat_prompt
+from parrot_gateway.calls.requests.types import ChatBody, Message
+from parrot_gateway.calls.responses.items import (
     Item,
     MessageItem,
     ReasoningItem,
     ToolOutputItem,
     Turn,
 )
-from parrot_gateway.generation.responses.messages import messages_of
-from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
-from parrot_gateway.generation.tools.definitions import Tool
+from parrot_gateway.calls.responses.messages import messages_of
+from parrot_gateway.calls.responses.store import Conversation, ResponseStore, StoredResponse
+from parrot_gateway.calls.tools.definitions import Tool
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    missing_parameter,
+)
 
 
 class History(NamedTuple):

@@ -18,15 +18,15 @@ from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange, RecordedExchanges
 from parrot_gateway.api.upstream.passthrough import model_of
+from parrot_gateway.calls.metadata import ORDINARY_CALL
+from parrot_gateway.calls.requests.call import CallRequest, IdentityFields, decode
+from parrot_gateway.calls.responses.background import BackgroundTasks
+from parrot_gateway.calls.responses.store import ResponseStore
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
-from parrot_gateway.generation.placement import ORDINARY_CALL
-from parrot_gateway.generation.requests.call import CallRequest, IdentityFields, decode
-from parrot_gateway.generation.responses.background import BackgroundTasks
-from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
 
 RESPONSES = "/v1/responses"

@@ -20,6 +20,9 @@ from parrot_gateway.api.responses.background import follow
 from parrot_gateway.api.responses.bodies import ConversationBody
 from parrot_gateway.api.responses.events import replay
 from parrot_gateway.api.responses.input_items import items_of
+from parrot_gateway.calls.requests.call import decode
+from parrot_gateway.calls.responses.items import Item, Turn, mint_conversation_id
+from parrot_gateway.calls.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -28,9 +31,6 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     wrong_type,
 )
-from parrot_gateway.generation.requests.call import decode
-from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
-from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 
 _BODY = msgspec.json.Decoder(ConversationBody)

@@ -23,19 +23,19 @@ from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.openai.shape import OPENAI
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
+from parrot_gateway.calls.metadata import ORDINARY_CALL, CallMetadata
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.requests.call import CallRequest, in_thread_if_large, prepare
+from parrot_gateway.calls.requests.prepared import PreparedCall
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
     UnsupportedError,
     invalid_value,
 )
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_large, prepare
-from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from parrot_gateway.generation.requests.call import IdentityFields
+from parrot_gateway.calls.requests.call import IdentityFields
 
 #: Longest value that is taken for a name.
 MAX_LENGTH = 200

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parrot_gateway.api.semantic.identity import SessionIdentity
-from parrot_gateway.generation.requests.call import IdentityFields
+from parrot_gateway.calls.requests.call import IdentityFields
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from parrot_gateway.semantic.recorded_calls import RecordedCall
 from parrot_gateway.semantic.service import SemanticService

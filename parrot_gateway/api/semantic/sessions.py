@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from parrot_gateway.calls.requests.field_checks import check_choice
 from parrot_gateway.exceptions import LinkingBehindError, NotFoundError, SessionNotFoundError
-from parrot_gateway.generation.requests.field_checks import check_choice
 from parrot_gateway.http.exchange import Exchange, call_id_of_request
 from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.linking.session_titles import declared_title
-from parrot_gateway.scheduling.explanations import Explanations
+from parrot_gateway.routing.explanations import Explanations
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid
 from parrot_gateway.semantic.graph.node import CallNode

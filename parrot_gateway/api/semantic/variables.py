@@ -14,6 +14,7 @@ import msgspec
 from parrot_scheduler.task import LATENCY
 
 from parrot_gateway.api.event_stream import DONE, KEEP_ALIVE, data_event
+from parrot_gateway.calls.requests.call import decode
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,
@@ -21,7 +22,6 @@ from parrot_gateway.exceptions import (
     invalid_value,
     missing_parameter,
 )
-from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.semantic.call_spec import parse_objective

@@ -15,9 +15,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from parrot_gateway.engines.usage import TAIL_BYTES, Usage, usage_of_tail
+from parrot_gateway.backends.upstreams.answer import reported_error
+from parrot_gateway.calls.usage import TAIL_BYTES, Usage, usage_of_tail
 from parrot_gateway.exceptions import AnswerError, GatewayError
-from parrot_gateway.generation.upstream_call import reported_error
 
 #: How a route's stream ends and reports errors; `other` streams may end at any point.
 Dialect: TypeAlias = Literal["chat", "responses", "messages", "other"]

@@ -4,7 +4,7 @@ What the caller sent goes on unchanged (but for the model's name, our own `parro
 priority where the setting `hints` asks for it) and so does what comes back, status, errors and
 event streams included. Only a failure in mid-stream adds something: an error event, because clients
 take a stream that just ends for a success. No semantic features, no retries and no connections here
-(`engines/upstream.py`).
+(`backends/upstreams/client.py`).
 
 No keep-alive comments are put into a silent upstream's stream: its bytes pass as they are.
 """
@@ -19,9 +19,19 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
-from parrot_gateway.engines.upstream import UpstreamClient, UpstreamRequest
-from parrot_gateway.engines.upstream_response import UpstreamResponse
-from parrot_gateway.engines.usage import Usage, usage_of_body
+from parrot_gateway.backends.upstreams.answer import (
+    MAX_HELD_BYTES,
+    UpstreamAnswerReader,
+    incomplete,
+    refusal_of,
+    reported_error,
+    rewrite,
+)
+from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.response import UpstreamResponse
+from parrot_gateway.calls.observer import GenerationObserver, Observers
+from parrot_gateway.calls.requests.call import IdentityFields
+from parrot_gateway.calls.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
     AnswerError,
     DeadlineError,
@@ -29,16 +39,6 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     OverloadedError,
     UpstreamError,
-)
-from parrot_gateway.generation.observer import GenerationObserver, Observers
-from parrot_gateway.generation.requests.call import IdentityFields
-from parrot_gateway.generation.upstream_call import (
-    MAX_HELD_BYTES,
-    UpstreamAnswerReader,
-    incomplete,
-    refusal_of,
-    reported_error,
-    rewrite,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from parrot_gateway.telemetry.call_record import CallObserver

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.engines import child_process
+from parrot_gateway.backends.own import child_process
 from parrot_gateway.linking.tenants import LinkerLimits
 from parrot_gateway.settings.model import LinkingSettings
 

@@ -12,15 +12,15 @@ from functools import partial
 
 import msgspec
 
-from parrot_gateway.engines.upstream import UpstreamClient
-from parrot_gateway.engines.usage import Usage
+from parrot_gateway.backends.own.generate import Generation, collect
+from parrot_gateway.backends.upstreams.answer import run_on_upstream, upstream_body
+from parrot_gateway.backends.upstreams.client import UpstreamClient
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.observer import TextObserver
+from parrot_gateway.calls.requests.call import CallRequest, in_thread_if_large, prepare
+from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.generation.generate import Generation, collect
-from parrot_gateway.generation.observer import TextObserver
-from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_large, prepare
-from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.telemetry.call_record import CallObserver
 

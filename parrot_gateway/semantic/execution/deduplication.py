@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.variable import Variable
 

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
-from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.execution.deduplication import DeduplicationCache
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.unfinished import UnfinishedJobs

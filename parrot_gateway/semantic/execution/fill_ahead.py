@@ -21,12 +21,12 @@ from typing import NamedTuple
 import msgspec
 from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
-from parrot_gateway.engines.remote import EngineChannel, RemoteEngine
+from parrot_gateway.backends.own.remote import EngineChannel, RemoteEngine
+from parrot_gateway.calls.metadata import salt_of
+from parrot_gateway.calls.requests.chat import render_chat
+from parrot_gateway.calls.requests.prepared import prompts_of_texts
+from parrot_gateway.calls.requests.types import ChatBody
 from parrot_gateway.exceptions import GatewayError, OverloadedError
-from parrot_gateway.generation.placement import salt_of
-from parrot_gateway.generation.requests.chat import render_chat
-from parrot_gateway.generation.requests.prepared import prompts_of_texts
-from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.semantic.execution.job import Job
 
 logger = logging.getLogger(__name__)

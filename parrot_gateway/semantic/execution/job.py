@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from parrot_scheduler.task import THROUGHPUT
 
+from parrot_gateway.calls.requests.call import PATHS, CallRequest, in_thread_if_large
 from parrot_gateway.exceptions import (
     AnswerError,
     CallCancelledError,
@@ -20,7 +21,6 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     ValueTooLargeError,
 )
-from parrot_gateway.generation.requests.call import PATHS, CallRequest, in_thread_if_large
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import ContextUse, enter
 from parrot_gateway.semantic.graph.node import CallNode, ForeignInput, TransformNode

@@ -18,7 +18,7 @@ from itertools import islice
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, Objective, stronger
 
-from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.deduction import Deduction, calls_behind, deduce, travels_as
 from parrot_gateway.semantic.graph.graph import Graph

@@ -14,13 +14,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.requests.call import (
+from parrot_gateway.calls.requests.call import (
     CallRequest,
     in_thread_if_large,
     read_object,
     read_value,
 )
+from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.semantic.templates.text_template import (
     MAX_INSERTED_CHARACTERS,

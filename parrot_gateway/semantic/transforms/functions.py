@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import re2
 
+from parrot_gateway.calls.requests.call import mend_surrogates
 from parrot_gateway.exceptions import TransformSyntaxError
-from parrot_gateway.generation.requests.call import mend_surrogates
 from parrot_gateway.semantic.templates.text_template import Placeholder, parse_placeholders
 from parrot_gateway.semantic.transforms.grammar import Argument, FunctionCall
 

@@ -8,13 +8,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, TypeAlias
 
 from parrot_gateway import __version__
-from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.engines.supervisor import EngineSupervisor
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.generation.responses.store import ResponseStore
-from parrot_gateway.scheduling.placer import SchedulerRunner
-from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.backends.own.registry import EngineRegistry
+from parrot_gateway.backends.own.remote import RemoteEngine
+from parrot_gateway.backends.own.supervisor import EngineSupervisor
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.calls.responses.store import ResponseStore
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
+from parrot_gateway.routing.placer import SchedulerRunner
 from parrot_gateway.telemetry.call_record import CallRecords
 from parrot_gateway.telemetry.metrics import definitions as d
 from parrot_gateway.telemetry.metrics.definitions import Definition

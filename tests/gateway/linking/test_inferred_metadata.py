@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.task import LATENCY, THROUGHPUT
 
-from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.calls.metadata import ORDINARY_CALL, CallMetadata
 from parrot_gateway.http.exchange import Exchange, Message
 from parrot_gateway.linking.inferred_metadata import InferredMetadata
 from parrot_gateway.linking.process.wire import session_id_of

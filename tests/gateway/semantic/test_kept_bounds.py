@@ -13,11 +13,11 @@ import pytest_asyncio
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import CHAT, COMPLETIONS, PATHS, body_of, http_of
 
+from parrot_gateway.backends.upstreams.answer import UpstreamAnswerReader
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.observer import GenerationObserver
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import AnswerError, OverloadedError, SessionNotFoundError
-from parrot_gateway.generation.observer import GenerationObserver
-from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.upstream_call import UpstreamAnswerReader
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.service import SemanticService

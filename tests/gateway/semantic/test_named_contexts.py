@@ -11,6 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from parrot_gateway.calls.fifo_lock import MAX_WAITING
+from parrot_gateway.calls.requests.call import CallKind, CallRequest
 from parrot_gateway.exceptions import (
     ConflictError,
     ContextNotFoundError,
@@ -21,8 +23,6 @@ from parrot_gateway.exceptions import (
     SessionFullError,
     UnsupportedError,
 )
-from parrot_gateway.generation.fifo_lock import MAX_WAITING
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.semantic.contexts import (
     Contents,
     ContextName,

@@ -9,7 +9,7 @@ from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
 from starlette.testclient import TestClient
 
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import ModelSettings, Settings

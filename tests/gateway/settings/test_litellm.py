@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.scheduling.model_directory import Catalog, UpstreamTarget
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.routing.model_directory import Catalog, UpstreamTarget
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.litellm import PROVIDERS, Conversion, convert

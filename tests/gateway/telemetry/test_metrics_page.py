@@ -19,7 +19,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import Settings, TelemetrySettings

@@ -5,12 +5,12 @@ from __future__ import annotations
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.generation.generation_request import GenerationRequest
+from parrot_gateway.backends.own.remote import RemoteEngine
+from parrot_gateway.calls.generation_request import GenerationRequest
 
 
 class DirectPlacement:
-    """A place that is always free; see `parrot_gateway.generation.placement.Placement`."""
+    """A place that is always free; see `parrot_gateway.backends.own.placement.Placement`."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.priority = 0
@@ -37,7 +37,7 @@ class DirectPlacement:
 
 
 class DirectPlacer:
-    """One engine; see `parrot_gateway.generation.placement.Placer`."""
+    """One engine; see `parrot_gateway.backends.own.placement.Placer`."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine

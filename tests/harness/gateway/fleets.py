@@ -9,8 +9,8 @@ from typing import Any
 from harness.fake_upstream import FakeUpstream
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.scheduling.upstream_fleet import UpstreamFleet
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
 
 MODEL = "fake"

@@ -17,8 +17,8 @@ from starlette.routing import WebSocketRoute
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.scripted_engine import ScriptedEngine
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
-from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.registry import EngineRegistry
+from parrot_gateway.backends.own.remote import RemoteEngine
 
 WAIT_S = 10.0
 KEY = "the-join-key"

@@ -15,10 +15,10 @@ from yarl import URL
 
 from harness.fake_upstream import FakeUpstream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.generation.placement import ORDINARY_CALL
-from parrot_gateway.generation.requests.call import CallHead, CallRequest
-from parrot_gateway.generation.upstream_call import upstream_body
+from parrot_gateway.backends.upstreams.answer import upstream_body
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.calls.metadata import ORDINARY_CALL
+from parrot_gateway.calls.requests.call import CallHead, CallRequest
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange

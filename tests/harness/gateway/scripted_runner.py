@@ -7,8 +7,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.calls.metadata import CallMetadata
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.service import SemanticService

@@ -22,7 +22,7 @@ from parrot_engine.link.wire import (
 from parrot_engine.protocol import Event
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway

@@ -11,9 +11,9 @@ from harness.gateway.semantic_tools import CHAT, COMPLETIONS, body_of, http_of
 from harness.gateway.serving import Service
 
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
-from parrot_gateway.generation.requests.chat import MAX_MESSAGES
-from parrot_gateway.generation.requests.types import MAX_STOP_CHARACTERS
-from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
+from parrot_gateway.calls.requests.chat import MAX_MESSAGES
+from parrot_gateway.calls.requests.types import MAX_STOP_CHARACTERS
+from parrot_gateway.calls.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
 
 RESPONSES = "/v1/responses"
 LONG = "x" * (MAX_STOP_CHARACTERS + 1)

@@ -12,7 +12,7 @@ from harness.gateway.thinker import TEMPLATE, thinker
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate
 
-from parrot_gateway.generation.reasoning import ReasoningText
+from parrot_gateway.calls.reasoning import ReasoningText
 from parrot_gateway.settings.model import ModelSettings
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -10,7 +10,7 @@ from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service
 from tokenizers import Tokenizer as Backend
 
-from parrot_gateway.generation.requests.types import MAX_DETOKENIZED
+from parrot_gateway.calls.requests.types import MAX_DETOKENIZED
 
 
 async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:

@@ -21,14 +21,14 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
+from parrot_gateway.calls.requests.call import decode
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     ModelLoadingError,
     ModelNotFoundError,
     UnsupportedError,
 )
-from parrot_gateway.generation.requests.call import decode
-from parrot_gateway.scheduling.model_directory import (
+from parrot_gateway.routing.model_directory import (
     ChosenModel,
     EngineTarget,
     Target,

@@ -15,7 +15,7 @@ from harness.gateway.serving import Service, until
 from harness.scripted_upstream import ScriptedUpstream, document
 from parrot_engine.protocol import Failed
 
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.settings.model import UpstreamSettings
 
 

@@ -19,8 +19,8 @@ from parrot_gateway.api.semantic.fields import (
     may_be_semantic,
     read_fields,
 )
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.session_sources import Source, all_of
 
 from parrot_gateway.api.semantic.identity import Identity, SessionIdentity
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.settings.model import SESSION_SOURCES, SessionSettings
 
 #: Strongest first; each names a session by itself.

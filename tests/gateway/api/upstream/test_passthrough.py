@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from parrot_gateway.api.upstream import passthrough
 from parrot_gateway.api.upstream.event_tail import MAX_HELD_BYTES, Dialect, EventTail
-from parrot_gateway.engines.usage import Usage, usage_of_body, usage_of_tail
+from parrot_gateway.backends.upstreams.answer import rewrite
+from parrot_gateway.calls.usage import Usage, usage_of_body, usage_of_tail
 from parrot_gateway.exceptions import InvalidRequestError, UpstreamError
-from parrot_gateway.generation.upstream_call import rewrite
 from parrot_gateway.http.exchange import Exchange
 
 BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}

@@ -11,7 +11,7 @@ import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
 
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.semantic.templates.body_template import INLINE_BYTES, BodyTemplate
 
 LONG = 4 * INLINE_BYTES

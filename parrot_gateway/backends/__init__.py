@@ -1,0 +1,1 @@
+"""What answers calls: engines that the gateway runs itself, and upstream servers."""

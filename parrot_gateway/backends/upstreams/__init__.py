@@ -1,0 +1,1 @@
+"""One upstream server: requests, answers, retries, circuit breaker."""

@@ -1,0 +1,1 @@
+"""An upstream of several servers: which of them each call goes to."""

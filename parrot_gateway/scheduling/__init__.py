@@ -1,1 +1,0 @@
-"""Runs the scheduler in the event loop: clock, events, actions, placement of calls."""
