@@ -1,1 +1,1 @@
-"""Placement of tasks in space and time: pure decisions, no I/O, no clock, no torch."""
+"""Placement of tasks in space and time: pure decisions without I/O, clock or torch."""

@@ -1,6 +1,6 @@
-"""Actions: the scheduler's decisions, which its caller carries out and answers with events.
+"""Actions: the scheduler's decisions. Its caller carries them out and reports back with events.
 
-Values, not to be changed; see `events` for why they are not frozen.
+Treat them as immutable; `events` explains why they are not frozen.
 """
 
 from __future__ import annotations
@@ -10,55 +10,56 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_scheduler.task import ApplicationId, EngineId, TaskId
 
-#: Why a task was refused.
+#: The reason for refusing a task.
 RejectCode: TypeAlias = Literal[
-    "no_engine",  # no engine of the model came within the bound
-    "queue_full",  # more tasks wait than `max_queued` allows
+    "no_engine",  # no engine of the model joined in time
+    "queue_full",  # more than `max_queued` tasks wait
     "wait_too_long",  # it waited longer than `max_wait_s`
     "too_large",  # no engine of the model can hold it
-    "engine_left",  # the engine that it is bound to is gone
-    "duplicate",  # a task of this id lives already
+    "engine_left",  # the engine it is bound to has left
+    "duplicate",  # a live task has the same id
 ]
 
-#: What an engine does with a task's KV once it has ended: `keep` it longer than other KV (its
-#: application comes back soon), treat it as any other (`normal`), or evict it first (`drop`).
+#: What an engine does with a task's KV after the task ends: `keep` it longer than other KV (its
+#: application will return soon), treat it like any other (`normal`), or evict it first (`drop`).
 Retention: TypeAlias = Literal["keep", "normal", "drop"]
 
 
 class Alternative(NamedTuple):
-    """An engine that a task could have been placed on, as it was when the task was placed."""
+    """An engine that the task could have been placed on, in its state at placement."""
 
     engine_id: EngineId
-    #: Prompt tokens expected in its cache.
+    #: Prompt tokens expected in the engine's cache.
     cached_tokens: int
-    #: Sequences placed there.
+    #: Sequences placed on the engine.
     batch: int
-    #: Seconds that the task was expected to take there, from its placement on.
+    #: Expected seconds from placement to the task's end.
     finish_s: float
-    #: Whether it had room for the task.
+    #: True if the engine had room for the task.
     has_room: bool
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reasons:
-    """Why a task went where it went, and when; for traces, pictures and tests."""
+    """Explanation of a placement, for traces, the live page and tests."""
 
-    #: Name of the placement policy, and what decided: `prefix`, `group`, `load`, `bound`, ….
+    #: Name of the placement policy, and the rule that decided: `prefix`, `group`, `load`, `bound`,
+    #: ….
     policy: str
     decided_by: str
-    #: Seconds in the scheduler's queue, and of these held with its whole application.
+    #: Seconds in the scheduler's queue, and the part of them spent held with the application.
     waited_s: float
     held_s: float
     #: Prompt tokens expected in the chosen engine's cache.
     expected_cached_tokens: int
-    #: Output tokens that it counts with.
+    #: Output tokens that the scheduler expects.
     expected_output_tokens: int
-    #: Engines that were looked at, and the cost of the chosen one in the policy's own measure.
+    #: Number of engines compared, and the cost of the chosen one in the policy's own unit.
     candidates: int
     cost: float
-    #: Further figures of the policy; values are numbers or short words.
+    #: Further figures of the policy: numbers or short words.
     details: dict[str, float | int | str] = field(default_factory=dict)
-    #: The chosen engine and the best of the others, with `SchedulerConfig.explain`.
+    #: The chosen engine and the best alternatives; only with `SchedulerConfig.explain`.
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -68,7 +69,7 @@ class Place:
 
     task_id: TaskId
     engine_id: EngineId
-    #: For the engine's own queue: smaller runs earlier.
+    #: Priority in the engine's own queue: smaller runs earlier.
     priority: int
     retention: Retention
     reasons: Reasons
@@ -79,7 +80,7 @@ class Hold:
     """An application's tasks wait in the admission queue until there is room for them."""
 
     application: ApplicationId
-    #: An application with calls to several models is held for each model by itself.
+    #: An application that calls several models is held for each model separately.
     model: str
     reason: str
 
@@ -94,7 +95,7 @@ class Release:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reject:
-    """A submitted task will not be run; it is forgotten."""
+    """A submitted task will not run; the scheduler has forgotten it."""
 
     task_id: TaskId
     code: RejectCode
@@ -111,7 +112,7 @@ class Cancel:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Forget:
-    """KV retained on an engine for an application is of no use any more: drop what is its own."""
+    """Drop the KV that an engine retains for an application; it will not be used again."""
 
     application: ApplicationId
     engine_id: EngineId
@@ -119,7 +120,7 @@ class Forget:
 
 @dataclass(slots=True, unsafe_hash=True)
 class WakeAt:
-    """Send a `Tick` at this time, if nothing else happens before; replaces earlier ones."""
+    """Send a `Tick` at this time unless another event comes first; replaces earlier ones."""
 
     time: float
 

@@ -1,9 +1,9 @@
-"""Admission: no more applications run than engines can hold the contexts of.
+"""Admission: run only as many applications as the engines can hold contexts for.
 
-Once the contexts of running applications outgrow the engines' memory, each turn finds that the
-others have pushed its context out, and nearly all work is done again: hit rates fall from 0.7 to
-near nothing between 0.75 and 1.2 times the capacity, and throughput with them. So whole
-applications are held, and those admitted run on.
+When the contexts of running applications outgrow the engines' memory, each turn evicts another
+application's context, and almost all work is repeated. Hit rates fall from 0.7 to nearly zero
+between 0.75 and 1.2 times the capacity, and throughput falls with them. So new applications are
+held whole, and admitted ones keep running.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from parrot_scheduler.policy import AdmissionCandidate, AdmissionFactory, Admiss
 from parrot_scheduler.task import ApplicationId, TaskId
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Applications that return to retained KV may fill this share of the engines' tokens of KV.
+#: Share of the engines' KV tokens that applications returning to retained KV may fill.
 _RETURNING_TARGET = 1.0
-#: KV of paused applications counts only while engines have this many seconds of prefill queued,
-#: for a mean engine.
+#: KV of paused applications counts only while a mean engine has this many seconds of prefill
+#: queued.
 _BUSY_S = 1.0
-#: A context is dear if computing it anew takes at least this share of the time that the next task
-#: decodes.
+#: A context is expensive if recomputing it takes at least this share of the next task's decode
+#: time.
 _DEAR = 0.05
-#: Applications whose first task is followed with this chance may be held at once.
+#: Applications may be held at once if their first task is followed with at least this probability.
 _RETURNS = 0.5
 
 
 class DistinctBlocks:
-    """Number of blocks in the union of prompts: what several have in common counts once.
+    """Number of blocks in the union of prompts; common blocks count once.
 
-    Compares prompts at a few blocks each, every one at the beginning and fewer further on, so that
-    a prompt of n blocks costs some `4 x log2(n)` look-ups at most. What two prompts share is thus
-    underestimated by a quarter at most.
+    Compares prompts at a few blocks (anchors), dense at the beginning and sparser further on. A
+    prompt of n blocks costs at most about `4 x log2(n)` look-ups, and shared blocks are
+    underestimated by at most a quarter.
 
-    Prompts that agree up to a block are compared at the same blocks before it, so a prompt is
-    counted only where what it shares with others ends. Keys that are no chain are counted wrongly,
-    until all prompts are gone.
+    Prompts that agree up to a block have the same anchors before it, so only the part behind the
+    common blocks is counted for each. Keys that do not form a chain give wrong counts until all
+    prompts are removed.
     """
 
     def __init__(self) -> None:
-        # By last key and width of a stretch: prompts that end with it, and stretches that follow.
+        # By the last key and width of a stretch: number of prompts that end with it plus stretches
+        # that follow it.
         self._counts: dict[tuple[Hashable, int], int] = {}
         self._blocks = 0
 
@@ -56,7 +57,7 @@ class DistinctBlocks:
         return self._blocks
 
     def new_blocks(self, prefix: Sequence[Hashable]) -> int:
-        """Blocks of a prompt that no added prompt has."""
+        """Return the number of blocks of a prompt that no added prompt has."""
         anchors = _anchors(len(prefix))
         known = self._known(prefix, anchors)
         return len(prefix) - (anchors[known - 1][0] + 1 if known else 0)
@@ -84,7 +85,7 @@ class DistinctBlocks:
                 self._blocks -= width
 
     def _known(self, prefix: Sequence[Hashable], anchors: tuple[tuple[int, int], ...]) -> int:
-        """At how many of its anchors, from the first one on, a prompt agrees with an added one."""
+        """Return the number of leading anchors at which a prompt agrees with an added one."""
         counts, low, high = self._counts, 0, len(anchors)
         while low < high:
             middle = (low + high) // 2
@@ -104,7 +105,9 @@ def _is_busy(pool: EnginePool) -> bool:
 
 
 def _goes_on(application: Application, first: TaskState, pool: EnginePool) -> bool:
-    """Return true if it, or its kind, comes back with a context that is dear to compute anew."""
+    """Return true if the application will probably return to a context that is expensive to
+    recompute.
+    """
     if application.context_tokens <= 0 and first.task.returns < _RETURNS:
         return False
     table, here = pool.table, pool.table.accepts
@@ -116,13 +119,13 @@ def _goes_on(application: Application, first: TaskState, pool: EnginePool) -> bo
 
 @lru_cache(maxsize=4096)
 def _anchors(length: int) -> tuple[tuple[int, int], ...]:
-    """Blocks at which prompts of this length are compared, and how many blocks each stands for."""
+    """Return the anchors of prompts of this length, and the number of blocks each stands for."""
     found: list[tuple[int, int]] = []
     end, stride = 0, 1
     while end < length:
         if end >= 8 * stride:
             stride *= 2
-        # Beyond the last full stride each block stands for itself.
+        # Beyond the last full stride each block is its own anchor.
         width = stride if end + stride <= length else 1
         end += width
         found.append((end - 1, width))
@@ -131,7 +134,7 @@ def _anchors(length: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(slots=True)
 class _Entering:
-    """The first task of an admitted application that has none placed yet."""
+    """First task of an admitted application that has no placed task yet."""
 
     task_id: TaskId
     prefix: tuple[Hashable, ...]
@@ -140,31 +143,31 @@ class _Entering:
 
 
 class WorkingSet(AdmissionPolicy):
-    """Holds applications while the admitted contexts would outgrow a share of all engines' KV.
+    """Holds applications that would make the admitted contexts outgrow a share of all engines' KV.
 
-    Counted as admitted: what placed tasks need; KV retained for paused applications; and for
-    applications with nothing placed yet, the first task that entered, common prefixes once. Further
-    queued tasks of an application do not count: they wait for an engine, and nothing of theirs is
-    lost. A short task finds room where a long one does not, so chats enter while agents wait.
+    Admitted KV is the sum of what placed tasks need, the KV retained for paused applications and,
+    for each application without a placed task, its first task; common prefixes count once. Further
+    queued tasks of an application do not count: they wait for an engine and lose nothing. A short
+    task may fit where a long one does not, so chats enter while agents wait.
 
-    Applications begin to be held with one that goes on: it has a context already, or calls of its
-    kind are followed (`Task.returns`), and computing that anew takes some time beside decoding
-    (`_DEAR`). What only begins is held once others are, so that it does not pass them. The rest has
-    no context to lose between calls, and waits in the order, like all, while engines are full: held
-    as well, short jobs of a backlog took 22.5 s instead of 4.1, and map-reduce on small engines 1.2
-    times as long.
+    Holding starts with an application that will return: it has a context, or calls of its kind are
+    usually followed (`Task.returns`), and recomputing that context is expensive beside decoding
+    (`_DEAR`). Once one application is held, new ones are held too, so that they do not overtake it.
+    The others have no context to lose, so they wait in the order policy's queue while engines are
+    full. When they were held as well, short jobs of a backlog took 22.5 s instead of 4.1, and
+    map-reduce on small engines 1.2 times as long.
 
-    Retained KV yields while engines have little to compute: to push a context out costs computing
-    it anew, and that costs nothing where engines would idle otherwise. Only once prefill
-    piles up (`_BUSY_S`) do pauses keep others out. Without this, agents that pause for minutes kept
-    others off idle engines: in the simulator, 200 agents on one engine of 300,000 tokens, a call
-    took 104 s on average; 11 s with it, 9 s with admission open.
+    Retained KV yields while engines have little to compute, because recomputing an evicted context
+    is free on an idle engine. Pauses keep other applications out only once prefill piles up
+    (`_BUSY_S`). Without this rule, agents that paused for minutes kept others off idle engines: in
+    the simulator, with 200 agents on one engine of 300,000 tokens, a call took 104 s on average,
+    against 11 s with it and 9 s with admission open.
 
-    Applications whose KV is gone when they return have no more right to memory than new ones.
+    An application whose KV is gone when it returns has the same claim to memory as a new one.
 
     Args:
-        config: `working_set_target` (share of all engines' tokens of KV), `starvation_s` (seconds
-            after which a held application that does not fit is passed by no more).
+        config: `working_set_target` (share of all engines' tokens of KV), `starvation_s` (longest
+            time for which others overtake a held application that does not fit).
     """
 
     name = "working-set"
@@ -179,17 +182,17 @@ class WorkingSet(AdmissionPolicy):
         self._starvation_s = config.starvation_s
         self._entering: dict[ApplicationId, _Entering] = {}
         self._private_tokens = 0.0
-        #: Blocks of their prompts; and what is distinct of them, where that has been asked for: all
-        #: but those that are not counted yet.
+        #: Blocks of their prompts, and the number of distinct blocks once it has been asked for;
+        #: prompts not counted yet are left out.
         self._num_blocks = 0
         self._distinct = DistinctBlocks()
         self._uncounted: dict[ApplicationId, _Entering] = {}
         self._block_tokens = 0
-        # Whether others are held, as far as is known.
+        # True if other applications were held at the last check.
         self._holds = False
 
     def admitted_tokens(self, pool: EnginePool) -> float:
-        """Tokens of KV that everything admitted needs."""
+        """Return the tokens of KV that everything admitted needs."""
         self._count_distinct()
         here = pool.total_working_set + pool.total_retained
         return here + self._private_tokens + self._distinct.blocks * self._block_tokens
@@ -202,14 +205,14 @@ class WorkingSet(AdmissionPolicy):
     def may_enter(
         self, application: Application, first: TaskState, pool: EnginePool, now: float
     ) -> bool:
-        """Return true if its first waiting task fits besides everything admitted."""
+        """Return true if the application's first waiting task fits beside everything admitted."""
         fits = self._fits(application, first, pool)
         self._holds = self._holds or not fits
         return fits
 
     def _fits(self, application: Application, first: TaskState, pool: EnginePool) -> bool:
         target = _RETURNING_TARGET if application.retained_tokens else self._target
-        # As if nothing were shared: quick, and the usual end where there is memory.
+        # Cheap upper bound, as if nothing were shared: usually enough while there is memory.
         here = pool.total_working_set + pool.total_retained
         most = here + self._private_tokens + self._num_blocks * self._block_tokens
         limit, retained = target * pool.capacity, application.retained_tokens
@@ -223,7 +226,7 @@ class WorkingSet(AdmissionPolicy):
             return True
         if first.working_set <= room + pool.total_retained and not _is_busy(pool):
             return True
-        # However much of its prompt is shared, the rest has to fit: quick, and the usual end.
+        # Cheap lower bound, as if the whole prompt were shared: usually enough to refuse.
         if first.working_set - first.task.prompt_tokens > room:
             return False
         return first.working_set - self._shared_tokens(first, pool) <= room
@@ -231,11 +234,10 @@ class WorkingSet(AdmissionPolicy):
     def choose(
         self, candidates: Iterable[AdmissionCandidate], pool: EnginePool, now: float
     ) -> Application | None:
-        """The first one that fits: those with retained KV before others.
+        """Return the first application that fits; applications with retained KV come first.
 
-        One that does not fit is passed by, but only for `starvation_s`: then none is admitted
-        before it, so that what ends makes room for it, and it does not have to wait for
-        `max_hold_s`.
+        An application that does not fit may be overtaken for `starvation_s`. After that none is
+        admitted before it, so the next tasks to end make room for it before `max_hold_s`.
         """
         waiting = list(candidates)
         self._holds = len(waiting) > 1
@@ -248,11 +250,11 @@ class WorkingSet(AdmissionPolicy):
         return None
 
     def entered(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """Count its application from now on, if nothing of it counts yet."""
+        """Count the task's application from now on, unless some of it counts already."""
         if application.num_placed or application.id in self._entering:
             return
         if not self._entering:
-            # NOTE: constant while anything is entering, so that what is added can be taken away.
+            # NOTE: constant while any application is entering, so that subtraction undoes addition.
             self._block_tokens = pool.largest_block
         prefix = self._prefix(state)
         private = state.working_set - len(prefix) * self._block_tokens - application.retained_tokens
@@ -262,11 +264,11 @@ class WorkingSet(AdmissionPolicy):
         self._private_tokens += private
 
     def placed(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """Its engine's columns count its application from now on."""
+        """The application now counts through its engine's columns."""
         self._stop_entering(application.id)
 
     def ended(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """Count its application no more, if this task stood for it."""
+        """Stop counting the application if this task represented it."""
         entering = self._entering.get(application.id)
         if entering is not None and entering.task_id == state.task.id:
             self._stop_entering(application.id)
@@ -286,7 +288,7 @@ class WorkingSet(AdmissionPolicy):
         self._private_tokens -= entering.private_tokens
 
     def _shared_tokens(self, state: TaskState, pool: EnginePool) -> float:
-        """Tokens of its prompt that something admitted needs as well."""
+        """Return the tokens of the task's prompt that something admitted needs too."""
         prefix = self._prefix(state)
         if not prefix:
             return 0.0
@@ -295,13 +297,13 @@ class WorkingSet(AdmissionPolicy):
         return float(max(entering, placed) * self._block_tokens)
 
     def _prefix(self, state: TaskState) -> tuple[Hashable, ...]:
-        """Its full blocks; none where engines' blocks have no known size."""
+        """Return the prompt's full blocks; empty if the engines' block size is unknown."""
         block, task = self._block_tokens, state.task
         return task.prefix[: task.prompt_tokens // block] if block else ()
 
 
 class Open(AdmissionPolicy):
-    """No application is ever held."""
+    """Admits every application at once."""
 
     name = "open"
 

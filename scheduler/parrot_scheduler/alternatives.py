@@ -1,6 +1,6 @@
-"""Times that a task would have taken on other engines: for explanations, never for decisions.
+"""Predicted times on the engines that a task was not placed on: for explanations, never decisions.
 
-Computed once a task has been placed, before its engine counts it.
+Computed after the choice, before the engine's columns count the task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Engines that are all looked at, and that are told beside the chosen one.
+#: Pools of up to this many engines are examined whole; engines listed beside the chosen one.
 _FEW = 8
 _TOLD = 3
 _FINISH = attrgetter("finish_s")
@@ -25,9 +25,9 @@ _FINISH = attrgetter("finish_s")
 def alternatives(
     state: TaskState, application: Application, pool: EnginePool, choice: EngineChoice
 ) -> tuple[Alternative, ...]:
-    """The chosen engine, then up to `_TOLD` others, those where the task would end soonest first.
+    """Return the chosen engine, then up to `_TOLD` others, the earliest predicted end first.
 
-    Where there are more than a few engines, the others are those that the policy compared.
+    With more than a few engines, the others are those that the policy compared.
     """
     chosen = (choice.row, choice.expected_cached_tokens)
     others: Iterable[tuple[int, float]] = choice.compared
@@ -41,7 +41,7 @@ def alternatives(
 
 
 def _on(state: TaskState, pool: EnginePool, row: int, cached: float) -> Alternative:
-    """Its times on one engine that caches `cached` prompt tokens, by that engine's step model."""
+    """Predict the task's times on one engine that caches `cached` prompt tokens."""
     scalars = pool.table.scalars
     prefill = scalars.pending_prefill[row] + state.task.prompt_tokens - cached
     return Alternative(

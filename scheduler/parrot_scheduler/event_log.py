@@ -1,7 +1,7 @@
-"""Events and actions as lines of JSON, and a log's replay to the same decisions.
+"""Events and actions as lines of JSON, and the replay of a log to the same decisions.
 
-A log is one line with the configuration, then one line for each step. Floats are written so that
-they read back exactly. Everything that decides is in the log: replaying it on any machine gives
+A log has one line with the configuration and then one line per step. Floats are written so that
+they read back exactly. The log holds every input of a decision: replaying it on any machine gives
 the same actions, byte for byte.
 """
 
@@ -30,7 +30,7 @@ from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepMo
 
 Json = dict[str, Any]
 
-#: How the lines of `write_actions` begin.
+#: Prefix of the lines that `write_actions` writes.
 DECISIONS = '{"actions":'
 
 
@@ -52,10 +52,10 @@ def write_actions(actions: Iterable[Action]) -> str:
 
 
 def read_config(line: str) -> SchedulerConfig:
-    """The configuration in a log's first line.
+    """Parse the configuration in a log's first line.
 
     Raises:
-        ValueError: It is no such line, or names settings that are not known.
+        ValueError: The line is no configuration, or names unknown settings.
     """
     data = json.loads(line)
     if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
@@ -67,10 +67,10 @@ def read_config(line: str) -> SchedulerConfig:
 
 
 def read_step(line: str) -> LoggedStep:
-    """The step in a line.
+    """Parse one step.
 
     Raises:
-        ValueError: It is no such line.
+        ValueError: The line is no step.
     """
     data = json.loads(line)
     if not isinstance(data, dict) or "now" not in data or "events" not in data:
@@ -79,11 +79,11 @@ def read_step(line: str) -> LoggedStep:
 
 
 def replay(lines: Iterable[str], policies: Collection[str] = ()) -> Iterator[str]:
-    """Decide each step of a log once more, as lines; decisions in it are passed over.
+    """Repeat the decisions of each step of a log, as lines; recorded decisions are skipped.
 
     Args:
         lines: of the log.
-        policies: import paths that may be loaded. A log alone makes nobody run code.
+        policies: import paths that may be loaded. A log alone never causes code to run.
 
     Raises:
         ValueError: A line does not belong in an event log; names its number.
@@ -109,7 +109,7 @@ def replay(lines: Iterable[str], policies: Collection[str] = ()) -> Iterator[str
 
 
 def event_from_json(data: Json) -> Event:
-    """The event again.
+    """Rebuild an event from its JSON.
 
     Raises:
         ValueError: There is no event of this kind.
@@ -128,7 +128,7 @@ def event_from_json(data: Json) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """The outcome of a comparison of a log with its replay."""
+    """Result of comparing a log with its replay."""
 
     steps: int
     #: Steps whose recorded decisions were compared.
@@ -169,7 +169,7 @@ def compare(lines: Iterable[str], policies: Collection[str] = ()) -> ReplayCompa
             ours, theirs = replayed.popleft(), recorded.popleft()
             if ours != theirs and differs is None:
                 differs = (compared, theirs, ours)
-        # A log without decisions has nothing to wait for.
+        # A log without recorded decisions leaves nothing to compare.
         if len(replayed) > 1:
             replayed.popleft()
         if decided is None:

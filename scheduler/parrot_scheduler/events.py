@@ -1,10 +1,10 @@
-"""Events: everything that the scheduler knows comes in as one of these.
+"""Events: all that the scheduler knows comes in as one of these.
 
-Events may be late, repeated or out of order, and may name tasks and engines that are gone: the
-scheduler ignores what makes no sense any more, and counts it.
+Events may be late, repeated or out of order, and may name tasks and engines that have gone. The
+scheduler ignores and counts events that no longer make sense.
 
-Values, not to be changed once they are made. They are not frozen, because a frozen one takes four
-times as long to make.
+Treat events as immutable. They are not frozen because creating a frozen one takes four times as
+long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TaskSubmitted:
 
 @dataclass(slots=True, unsafe_hash=True)
 class TaskUpdated:
-    """A submitted task has changed; None leaves a field as it is."""
+    """A submitted task has changed; None leaves a field unchanged."""
 
     task_id: TaskId
     objective: Objective | None = None
@@ -45,86 +45,86 @@ class TaskUpdated:
 
 @dataclass(slots=True, unsafe_hash=True)
 class TaskProgress:
-    """A placed task got on. Counts are totals of the task, and only grow."""
+    """Progress of a placed task. Counts are totals of the task and never shrink."""
 
     task_id: TaskId
-    #: Prompt tokens with KV, those found in a cache included.
+    #: Prompt tokens with KV, including tokens found in a cache.
     filled_tokens: int
-    #: Prompt tokens that were found in a cache.
+    #: Prompt tokens found in a cache.
     cached_tokens: int
-    #: Over all its sequences.
+    #: Sum over all its sequences.
     generated_tokens: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class TaskFinished:
-    """A placed task ended on its engine, successfully or not."""
+    """A placed task has ended on its engine, successfully or not."""
 
     task_id: TaskId
     cached_tokens: int
     generated_tokens: int
-    #: False: it failed, and its length is not used for predictions.
+    #: False: it failed, and predictions ignore its length.
     succeeded: bool = True
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class TaskCancelled:
-    """A task is cancelled, waiting or placed; the caller has freed it on its engine."""
+    """A waiting or placed task was cancelled; the caller has freed it on its engine."""
 
     task_id: TaskId
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class ApplicationFinished:
-    """No call of this application will come any more."""
+    """The application will make no more calls."""
 
     application: ApplicationId
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EngineJoined:
-    """An engine takes work from now on. A second one of the same id replaces the first."""
+    """An engine accepts work from now on. A second engine with the same id replaces the first."""
 
     engine: EngineDescription
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EngineDraining:
-    """An engine finishes what it has and takes nothing new."""
+    """An engine finishes its work and accepts no more."""
 
     engine_id: EngineId
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EngineResumed:
-    """An engine that was draining takes new work again."""
+    """A draining engine accepts new work again."""
 
     engine_id: EngineId
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EngineLeft:
-    """An engine is gone. Tasks placed there end: the caller submits them again if it will."""
+    """An engine has left. Its tasks end; the caller may submit them again."""
 
     engine_id: EngineId
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EngineReport:
-    """An engine's load by its own account; may be stale, or nonsense."""
+    """An engine's load as it reports it; may be stale or invalid."""
 
     engine_id: EngineId
     running: int
     waiting: int
-    #: Tokens of KV in use by contexts that are not mere cache.
+    #: Tokens of KV in use by contexts, cached-only blocks excluded.
     used_tokens: int
-    #: A better model of its steps, where one was measured.
+    #: A better step model, if one was measured.
     step_model: StepModel | None = None
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class BlocksStored:
-    """Blocks that the engine can find again from now on."""
+    """Blocks that the engine has cached from now on."""
 
     engine_id: EngineId
     hashes: tuple[BlockHash, ...]
@@ -132,7 +132,7 @@ class BlocksStored:
 
 @dataclass(slots=True, unsafe_hash=True)
 class BlocksEvicted:
-    """Blocks that it cannot find any more; `hashes` None stands for all."""
+    """Blocks that the engine no longer caches; `hashes` None means all."""
 
     engine_id: EngineId
     hashes: tuple[BlockHash, ...] | None
@@ -140,7 +140,7 @@ class BlocksEvicted:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Tick:
-    """Time has passed; nothing else."""
+    """Time has passed."""
 
 
 Event: TypeAlias = (

@@ -1,4 +1,4 @@
-"""Heaps whose items can change their key or leave: O(log n) each, amortised."""
+"""Heaps whose items can change their key or leave, in amortised O(log n)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: A heap is rebuilt when more of it than this, and more than half of it, is out of date.
+#: A heap is rebuilt once more than this many entries, and more than half of all, are stale.
 _FEW = 64
 
 
 class LazyHeap(Generic[Item]):
-    """Items by key, the smallest first; equal keys in the order in which they were given.
+    """Items ordered by key, smallest first; equal keys in insertion order.
 
-    Items are distinguished by hash and equality. What has left or changed stays in the heap, but
-    for its item, until it comes up, or until most of the heap is such.
+    Items are compared by hash and equality. A removed or changed item leaves a stale entry without
+    its item. The entry disappears when it reaches the top, or when most of the heap is stale.
     """
 
     __slots__ = ("_count", "_heap", "_live")
 
     def __init__(self) -> None:
-        # Entries are [key, count, item]; the item of one that is out of date is None.
+        # Entries are [key, count, item]; a stale entry has item None.
         self._heap: list[list[Any]] = []
         self._live: dict[Item, list[Any]] = {}
         self._count = 0
@@ -34,7 +34,7 @@ class LazyHeap(Generic[Item]):
         return item in self._live
 
     def __iter__(self) -> Iterator[Item]:
-        """Items in the order in which they came."""
+        """Iterate over the items in the order of arrival."""
         return iter(self._live)
 
     def push(self, item: Item, key: Any) -> None:
@@ -55,7 +55,7 @@ class LazyHeap(Generic[Item]):
             heapq.heapify(self._heap)
 
     def remove(self, item: Item) -> bool:
-        """Take an item out; return true if it was there."""
+        """Remove an item; return true if it was there."""
         known = self._live.pop(item, None)
         if known is None:
             return False
@@ -63,7 +63,7 @@ class LazyHeap(Generic[Item]):
         return True
 
     def first(self) -> Item | None:
-        """The item with the smallest key, which stays; None when there is none."""
+        """Return the item with the smallest key without removing it; None if the heap is empty."""
         heap = self._heap
         while heap:
             item: Item | None = heap[0][2]
@@ -73,17 +73,17 @@ class LazyHeap(Generic[Item]):
         return None
 
     def first_key(self) -> Any:
-        """The smallest key; None when there is none."""
+        """Return the smallest key; None if the heap is empty."""
         return None if self.first() is None else self._heap[0][0]
 
 
 class HeapItem:
-    """An item of an `ItemHeap`; it is in one at most."""
+    """An item of an `ItemHeap`; it belongs to at most one heap."""
 
     __slots__ = ("place",)
 
     def __init__(self) -> None:
-        #: Its key, a count and itself, as they are in the heap; None while it is in none.
+        #: Its heap entry (key, count, itself); None while it is in no heap.
         self.place: tuple[Any, ...] | None = None
 
 
@@ -91,9 +91,9 @@ Placed = TypeVar("Placed", bound=HeapItem)
 
 
 class ItemHeap(HeapItem, Generic[Placed]):
-    """A `LazyHeap` of items that know their own place: nothing is looked up. Keys are tuples.
+    """A `LazyHeap` of items that know their own entry, so nothing is looked up. Keys are tuples.
 
-    May itself be an item of another one.
+    A heap may itself be an item of another heap.
     """
 
     __slots__ = ("_count", "_heap", "_size")
@@ -123,12 +123,12 @@ class ItemHeap(HeapItem, Generic[Placed]):
             heapq.heapify(self._heap)
 
     def remove(self, item: Placed) -> None:
-        """It is here, and leaves."""
+        """Remove an item that is in this heap."""
         item.place = None
         self._size -= 1
 
     def first(self) -> Placed | None:
-        """The item with the smallest key, which stays; None when there is none."""
+        """Return the item with the smallest key without removing it; None if the heap is empty."""
         heap = self._heap
         while heap:
             place = heap[0]

@@ -1,4 +1,4 @@
-"""Predictions of output lengths, learned from what calls of the same template generated."""
+"""Predictions of output lengths, learned from earlier calls of the same template."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
-#: Bins of a histogram for each doubling: a quantile is right within a factor of 2 ** (1 / 4).
+#: Bins per doubling: a quantile is accurate to a factor of 2 ** (1 / 4).
 _PER_OCTAVE = 4
-#: Outputs up to 2 ** 24 tokens.
+#: The last bin holds outputs of 2 ** 24 tokens.
 MAX_BIN = 24 * _PER_OCTAVE
-#: Past this weight of samples all are halved, so that old ones fade.
+#: All weights are halved when their sum exceeds this, so that old samples fade.
 _MAX_WEIGHT = 256.0
-#: Samples before a template's own histogram is used, and before the one of all calls is.
+#: Samples needed before a template's own histogram is used, and before the histogram of all calls
+#: is.
 _ENOUGH = 8
 _ENOUGH_ALL = 32
 _RATIO_BINS = 20
 
 
 class FadingHistogram:
-    """A histogram with bins of equal ratio, whose old samples fade.
+    """A histogram with bins of equal ratio and fading old samples.
 
     Args:
         bins: samples by bin, as `bins` gives them.
 
     Attributes:
-        weight: samples, faded ones counted less.
+        weight: samples, faded ones weigh less.
     """
 
     __slots__ = ("_bins", "_edge", "_share", "weight")
@@ -33,17 +34,17 @@ class FadingHistogram:
     def __init__(self, bins: Mapping[int, float] | None = None) -> None:
         self._bins: dict[int, float] = dict(bins or {})
         self.weight = sum(self._bins.values())
-        # The last quantile that was asked for since the last sample, and its share; -1: none.
+        # The quantile requested last since the last sample, and its share; -1 if there is none.
         self._share = -1.0
         self._edge = 0.0
 
     @property
     def bins(self) -> Mapping[int, float]:
-        """Samples by bin, whose numbers are from 0 to `MAX_BIN`."""
+        """Return the samples by bin number, from 0 to `MAX_BIN`."""
         return self._bins
 
     def add(self, value: float) -> None:
-        """One sample, at least 0."""
+        """Add one sample, at least 0."""
         index = 0 if value < 1 else 1 + min(int(math.log2(value) * _PER_OCTAVE), MAX_BIN - 1)
         self._bins[index] = self._bins.get(index, 0.0) + 1.0
         self.weight += 1.0
@@ -54,7 +55,7 @@ class FadingHistogram:
             self.weight = sum(faded.values())
 
     def quantile(self, share: float) -> float:
-        """A value that is not exceeded by `share` of the samples: the upper edge of its bin."""
+        """Return a value that `share` of the samples do not exceed: the upper edge of its bin."""
         if share == self._share:
             return self._edge
         wanted, seen, edge = share * self.weight, 0.0, 0.0
@@ -68,9 +69,9 @@ class FadingHistogram:
 
 
 class LengthPredictor:
-    """Output lengths per sequence by template, and over all as a share of `max_tokens`.
+    """Output lengths per sequence by template, and of all calls as a share of `max_tokens`.
 
-    Templates are forgotten least recently used first.
+    The least recently used templates are forgotten first.
     """
 
     def __init__(self, max_templates: int) -> None:
@@ -83,7 +84,7 @@ class LengthPredictor:
         return len(self._templates)
 
     def observe(self, tenant: str, template: str, generated: float, max_tokens: int) -> None:
-        """A call ended well after `generated` tokens a sequence."""
+        """Learn from a successful call that generated `generated` tokens per sequence."""
         if max_tokens <= 0:
             return
         index = min(int(_RATIO_BINS * generated / max_tokens), _RATIO_BINS - 1)
@@ -104,10 +105,11 @@ class LengthPredictor:
         histogram.add(generated)
 
     def predict(self, tenant: str, template: str, max_tokens: int, share: float = 0.9) -> int:
-        """Tokens a sequence that `share` of such calls do not exceed; at most `max_tokens`.
+        """Return a length per sequence that `share` of such calls do not exceed; at most
+        `max_tokens`.
 
-        By the template where enough of its calls have ended, else by what share of its
-        `max_tokens` any call uses, else `max_tokens`.
+        Uses the template's calls if enough have ended, else the share of `max_tokens` that all
+        calls use, else `max_tokens`.
         """
         if max_tokens <= 0:
             return 0

@@ -1,7 +1,7 @@
-"""All tasks of one model, from submission to their end, and the engines that they run on.
+"""All tasks of one model from submission to end, and the engines they run on.
 
 `Scheduler` routes events to the methods below, and calls `dispatch` once at the end of each step:
-bounds, retention, admission, order and placement, in this order.
+limits, retention, admission, order and placement, in this order.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: Seconds between two checks of the KV retained for paused applications.
 _RETENTION_CHECK_S = 1.0
-#: Held applications that are admitted at once.
+#: Held applications admitted in one go.
 _MAX_ADMITTED = 64
 #: Rounds of admission and placement in one step.
 _ROUNDS = 4
-#: Members of a task group that are placed right after the first one.
+#: Members of a task group placed right after the first one.
 _MAX_FOLLOWERS = 256
-#: Fills ahead that are cancelled at once for a task without room.
+#: Fills ahead cancelled at once for a task without room.
 _MAX_CANCELLED_FILLS = 8
-#: Once one task was placed in a step, so many without room end the search.
+#: After a placement in the same step, this many tasks without room end the search.
 _MISSES_AFTER_HIT = 1
-#: `Place.priority` by objective: an engine's own queue runs smaller ones earlier.
+#: `Place.priority` by objective: the engine's own queue runs smaller ones earlier.
 _PRIORITIES = {"latency": 0, "ttft": 0, "tpot": 0, "deadline": 1, "throughput": 2}
 _FILL_PRIORITY = 3
 
@@ -58,11 +58,11 @@ class ModelScheduler:
 
     Args:
         model: its name.
-        config: bounds, and the policies' knobs.
+        config: limits, and the policies' parameters.
         policies: factories of the policies.
         now: the time, in seconds on the scheduler's clock.
         emit: called with every action.
-        on_ended: called with every task that has ended, in whatever way.
+        on_ended: called with every task that has ended, for any reason.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class ModelScheduler:
         #: Every task that is not placed.
         self.waiting = WaitingTasks()
         self.admission_queue = AdmissionQueue(self.order)
-        #: Fills ahead that wait: they are neither held nor in `order`.
+        #: Waiting Fills ahead; they are neither held nor in `order`.
         self.fills: OrderedDict[TaskId, TaskState] = OrderedDict()
-        #: The task that an engine is drained for, and that engine's row.
+        #: The task for which an engine is being drained, and the engine's row.
         self.reserved: tuple[TaskState, int] | None = None
         self._now = now
         self._emit = emit
@@ -101,13 +101,13 @@ class ModelScheduler:
         self._no_engine_since: float | None = now
         self._placed_fills: dict[TaskId, TaskState] = {}
         self._retention_checked_at = 0.0
-        # What the next search has to look at: all tasks, where there may be more room or an engine
-        # has less to do; otherwise new tasks from this sequence number on.
+        # Scope of the next search: all tasks if there may be more room or an engine has less to do;
+        # otherwise tasks from this sequence number on.
         self._search_all = True
         self._first_new: int | None = None
-        # Tasks passed over since all were looked at.
+        # Tasks passed over since the last full search.
         self._num_blocked = 0
-        # Whether the last search ended before it came to all tasks, and whether it placed any.
+        # True if the last search ended before it reached every task; true if it placed any.
         self._search_was_cut = False
         self._has_placed = False
 
@@ -116,10 +116,8 @@ class ModelScheduler:
         return not (len(self.pool.table) or self.waiting)
 
     def search_all(self) -> None:
-        """Every task is tried again at the next dispatch, blocked ones included."""
+        """Try every task again at the next dispatch, blocked ones included."""
         self._search_all = True
-
-    # Tasks come, change and end
 
     def submit(self, state: TaskState, now: float) -> None:
         self._now = now
@@ -153,7 +151,7 @@ class ModelScheduler:
         held.tasks[task.id] = state
 
     def _enter(self, state: TaskState, application: Application) -> None:
-        """A task may be placed from now on."""
+        """Queue a task that may be placed from now on."""
         state.status = "queued"
         application.num_queued += 1
         if state.groups:
@@ -189,7 +187,7 @@ class ModelScheduler:
     def progress(
         self, state: TaskState, filled: int, cached: int, generated: int, now: float
     ) -> None:
-        """A placed task got on; counts are sane totals, in tokens."""
+        """Apply a placed task's progress; the counts are valid totals in tokens."""
         pending, row = self.pool.table.scalars.pending_prefill, state.engine_row
         was_pending = pending[row] > 0
         self.pool.progress(state, filled, cached, generated)
@@ -229,7 +227,7 @@ class ModelScheduler:
         self._emit(Reject(state.task.id, code, message))
 
     def _withdraw(self, state: TaskState) -> None:
-        """A waiting task ends."""
+        """Remove a waiting task that has ended."""
         application = self._application_of(state)
         held = self.admission_queue.held.get(application.id)
         if state.status == "held" and held is not None:
@@ -269,9 +267,10 @@ class ModelScheduler:
         return self.applications.by_id[state.task.application]
 
     def _check_size(self, state: TaskState) -> bool:
-        """Refuse a task that no engine could hold, or cut its output; return true if it may go on.
+        """Return true if an engine can hold the task, cutting its output if needed; otherwise
+        refuse it.
 
-        Without engines it is not known: True.
+        Returns true while there are no engines, because the limit is unknown.
         """
         pool, task = self.pool, state.task
         row = pool.row_of(task.bound_to)
@@ -288,24 +287,24 @@ class ModelScheduler:
         state.expected_output = min(state.expected_output, capacity - task.prompt_tokens)
         return True
 
-    # Engines come and go
-
     def join(self, engine: EngineDescription, now: float) -> None:
-        """An engine that is not here takes work from now on."""
+        """Add an engine that is not here; it accepts work from now on."""
         self._now = now
         largest = self.pool.largest_capacity
         self.pool.join(engine)
         self._start_placing(largest)
 
     def _start_placing(self, largest_before: float) -> None:
-        """An engine more takes work; the largest so far had that many tokens of KV."""
+        """React to an additional accepting engine; `largest_before` is the largest KV until now, in
+        tokens.
+        """
         self._no_engine_since = None
         self._search_all = True
         if largest_before == 0:
             self._check_sizes()
 
     def drain(self, engine_id: EngineId, now: float) -> bool:
-        """An engine takes nothing new; False: it did not before either."""
+        """Stop new work on an engine; return false if it was draining already."""
         self._now = now
         if not self.pool.drain(self.pool.row_of(engine_id)):
             return False
@@ -313,7 +312,7 @@ class ModelScheduler:
         return True
 
     def resume(self, engine_id: EngineId, now: float) -> bool:
-        """A draining engine takes work again; False: it did not drain."""
+        """Let a draining engine accept work again; return false if it was not draining."""
         self._now = now
         largest = self.pool.largest_capacity
         if not self.pool.resume(self.pool.row_of(engine_id)):
@@ -322,7 +321,7 @@ class ModelScheduler:
         return True
 
     def leave(self, engine_id: EngineId, now: float) -> None:
-        """An engine is gone, and the tasks placed there end."""
+        """Remove an engine that has left, and end its tasks."""
         self._now = now
         for state in list(self.pool.placed[self.pool.row_of(engine_id)].values()):
             self.finish(state, now, succeeded=False)
@@ -347,10 +346,8 @@ class ModelScheduler:
             if state.status != "ended":
                 self._check_size(state)
 
-    # Applications finish, and their KV is retained or not
-
     def finish_application(self, application_id: ApplicationId, now: float) -> bool:
-        """No task of it will come any more; False: it is not known here."""
+        """Note that an application submits no more tasks; return false if it is unknown here."""
         self._now = now
         application = self.applications.by_id.get(application_id)
         if application is None:
@@ -364,7 +361,7 @@ class ModelScheduler:
         return True
 
     def _drop_retained(self, application: Application) -> None:
-        """The KV that a paused application left on its engine is of no use any more."""
+        """Drop the KV that a paused application left on its engine."""
         engine_id = application.last_engine
         self.applications.release_retained(application)
         if engine_id is not None:
@@ -377,10 +374,8 @@ class ModelScheduler:
             if application.retained_tokens:
                 self._drop_retained(application)
 
-    # Dispatch
-
     def dispatch(self, now: float) -> None:
-        """Refuse what waited too long, admit applications, place what can be placed."""
+        """Refuse tasks that waited too long, admit applications, place tasks."""
         self._now = now
         if self.waiting:
             self._refuse_overdue(now)
@@ -397,7 +392,8 @@ class ModelScheduler:
                 break
             if not (self._search_all or self._first_new is not None):
                 break
-            # Another round only after placements: held applications may share their prompts.
+            # Another round runs only after placements, because held applications may share their
+            # prompts.
             self._has_placed = False
             self._search(now)
             if not (self._has_placed and self.admission_queue):
@@ -406,7 +402,7 @@ class ModelScheduler:
             self._start_fills(now)
 
     def next_due(self, now: float) -> float | None:
-        """When a bound is due although no event comes; None: never."""
+        """Return the next time at which a limit comes due without an event; None if never."""
         if not (len(self.waiting) or self.applications.num_retained):
             return None
         config, due = self.config, math.inf
@@ -442,8 +438,6 @@ class ModelScheduler:
             else:
                 return
 
-    # Admission
-
     def _admit(self, now: float) -> None:
         while (oldest := self.admission_queue.oldest()) is not None:
             if self.pool.num_accepting and now < oldest.since + self.config.max_hold_s:
@@ -471,10 +465,8 @@ class ModelScheduler:
         self.admission_queue.remove(held)
         self._emit(Release(held.application.id, self.pool.model))
 
-    # Placement
-
     def _search(self, now: float) -> None:
-        """Try to place queued tasks, in order, until too many have found no room."""
+        """Try to place queued tasks in order until too many have found no room."""
         order = self.order
         first_new, self._first_new = self._first_new, None
         if self._search_all:
@@ -484,7 +476,7 @@ class ModelScheduler:
                 self._num_blocked = 0
             if self.reserved is not None:
                 self._try(self.reserved[0], now)
-        # Those without room have been passed over already.
+        # Tasks without room count as passed over already.
         misses, allowed = self._num_blocked, self.config.max_passed_over
         while len(order) and self._may_place(now):
             first = order.first(now)
@@ -504,17 +496,17 @@ class ModelScheduler:
             self._num_blocked += 1
 
     def _may_place(self, now: float) -> bool:
-        """False: every engine is full, and a task without room has no further consequences."""
+        """Return false if every engine is full and further misses would change nothing."""
         if self.pool.has_open_row or self._placed_fills or not self.placement.late_binding:
             return True
         oldest = self.waiting.oldest()
         return oldest is not None and now - oldest.submitted_at >= self.config.starvation_s
 
     def _try(self, state: TaskState, now: float) -> bool:
-        """Try to place a queued task; return true if it has been placed."""
+        """Try to place a queued task; return true on success."""
         pool = self.pool
         if self.reserved is not None and self.reserved[0] is state:
-            # Only its own engine takes it.
+            # A reserved task goes only to the engine drained for it.
             row = self.reserved[1]
             if not pool.has_room(state, row):
                 return False
@@ -538,18 +530,18 @@ class ModelScheduler:
             return self._only(state, row, "bound")
         choice = self.placement.place(state, self._application_of(state), pool, now)
         if choice is None:
-            # A policy may wait for something to end; where nothing runs, nothing will.
+            # A policy may wait for running tasks to end; if nothing runs, take an idle engine.
             row = pool.idle_row(state) if pool.is_idle else -1
             return self._only(state, row, "only") if row >= 0 else None
         return choice if pool.accepting >> choice.row & 1 else None
 
     def _only(self, state: TaskState, row: int, decided_by: str) -> EngineChoice:
-        """A choice without the placement policy."""
+        """Make a choice without the placement policy."""
         cached = cached_on(state, self._application_of(state), self.pool, row)
         return EngineChoice(row, decided_by, cached, 1, 0.0)
 
     def _place_groups_of(self, leader: TaskState, now: float) -> None:
-        """Place the rest of a task's groups, the largest first, as far as there is room."""
+        """Place the other members of a task's groups, largest first, while there is room."""
         for group in leader.groups:
             for _ in range(_MAX_FOLLOWERS):
                 member = self.waiting.largest_of(group.id)
@@ -584,7 +576,7 @@ class ModelScheduler:
         application.retain_on_pause = retention == "keep"
         engine_id = pool.table.ids[choice.row]
         application.last_engine = engine_id
-        # By position: an action is made for every decision.
+        # Positional arguments are faster, and every decision makes one.
         reasons = Reasons(
             self.placement.name,
             choice.decided_by,
@@ -600,8 +592,6 @@ class ModelScheduler:
         priority = _FILL_PRIORITY if is_fill else _PRIORITIES[state.objective.kind]
         self._emit(Place(task.id, engine_id, priority, retention, reasons))
 
-    # A task without room: Fills ahead make room, and an engine is drained for a starving task
-
     def _make_room(self, state: TaskState, now: float) -> None:
         if self._placed_fills:
             running = (fill for fill in self._placed_fills.values() if not fill.is_cancelled)
@@ -612,7 +602,7 @@ class ModelScheduler:
             self._reserve(state)
 
     def _reserve(self, state: TaskState) -> None:
-        """Drain an engine for a task that waited too long; one at a time."""
+        """Drain an engine for a task that has waited too long; only one at a time."""
         if self.reserved is not None or not self.placement.late_binding:
             return
         row = self.pool.row_of(state.task.bound_to)
@@ -627,7 +617,7 @@ class ModelScheduler:
         self.pool.reserve(-1)
 
     def _start_fills(self, now: float) -> None:
-        """Place Fills ahead on engines with no prompt to compute, oldest first."""
+        """Place Fills ahead on engines without queued prompt tokens, oldest first."""
         pool = self.pool
         for state in list(islice(self.fills.values(), self.config.max_passed_over)):
             choice = self._choose(state, now)

@@ -1,6 +1,6 @@
 """Policies by name, or by the import path of a class: `package.module:Class`.
 
-Loading a class runs its module's code. So paths come from an operator, never from the network.
+Loading a class runs its module's code, so paths come only from an operator, never from the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parrot_scheduler.policy import (
     RetentionPolicy,
 )
 
-#: The name of the default set-up.
+#: Name of the default policy.
 DEFAULT: Final = "parrot"
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -44,14 +44,14 @@ _KINDS = {
 
 
 def check_name(field: str, name: str) -> None:
-    """Check a policy's name, or the form of its import path. Imports nothing.
+    """Check a policy's name, or the form of its import path, without importing anything.
 
     Args:
-        field: of `SchedulerConfig`; `policy` stands for a whole set-up.
-        name: what it is set to.
+        field: of `SchedulerConfig`; `policy` names all four.
+        name: its value.
 
     Raises:
-        ValueError: no policy can be called this; tells the known ones.
+        ValueError: no policy has this name; lists the known ones.
     """
     known = _KINDS[field].known if field in _KINDS else (DEFAULT,)
     if name not in known and not _PATH.fullmatch(name):
@@ -62,9 +62,9 @@ def check_name(field: str, name: str) -> None:
 
 
 def preset_of(policy: str) -> SchedulerConfig:
-    """Return a whole set-up: `parrot`, or the default one with a class in its place.
+    """Return a whole configuration: `parrot`, or the default one with a class in its place.
 
-    The class says by `Policy.setup` what else it runs with.
+    `Policy.setup` of the class names its other settings.
 
     Raises:
         ValueError: there is no such policy, or it cannot be loaded; begins with `policy: `.
@@ -81,15 +81,15 @@ def preset_of(policy: str) -> SchedulerConfig:
 
 
 def paths_in(config: SchedulerConfig) -> list[str]:
-    """List the import paths that a configuration names."""
+    """Return the import paths in a configuration."""
     return [name for field in _KINDS if ":" in (name := getattr(config, field))]
 
 
 def policies_of(config: SchedulerConfig) -> Policies:
-    """Return the policies that a configuration names.
+    """Return the policies of a configuration.
 
     Raises:
-        ValueError: a policy is unknown, cannot be loaded, or cannot be made; begins with its field.
+        ValueError: a policy is unknown, or cannot be loaded or constructed; begins with its field.
     """
     admission_, order_, place, keep = (_factory(field, config) for field in _KINDS)
     return Policies(admission_, order_, place, keep)
@@ -102,7 +102,7 @@ def _factory(field: str, config: SchedulerConfig) -> Callable[..., Any]:
         return kind.known[name]
     found = _load(field, name, kind.base)
     try:
-        # Made once now: later it would fail in the middle of a step.
+        # Construct one now: a later failure would interrupt a step.
         found.make(config, random.Random(0))  # noqa: S311 - choices, not secrets
     except Exception as error:
         raise ValueError(f"{field}: {name} cannot be made: {error}") from error
@@ -117,7 +117,7 @@ def _check(field: str, name: str) -> None:
 
 
 def _load(field: str, path: str, base: type[Policy]) -> type[Policy]:
-    """Import a class, and check that it is a policy of a kind."""
+    """Import a class, and check that it is a policy of this kind."""
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name)

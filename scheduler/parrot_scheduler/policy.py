@@ -1,10 +1,10 @@
 """The four questions of scheduling as base classes, and the types of their answers.
 
-A policy is one small class: it inherits from one of these and overrides what it decides by. It is
-named by its import path in `SchedulerConfig`; those of this package have names of their own, in the
+A policy is one small class that inherits from one of these and overrides the methods it decides
+with. `SchedulerConfig` names it by its import path; those of this package have short names, in the
 `POLICIES` of their kind. `ModelScheduler` calls the policies in the order in which they stand here
-and does all bookkeeping; each model has an instance of each. A policy reads no clock and draws no
-random numbers of its own: `now` (seconds) is an argument, and `make` gets a seeded `random.Random`.
+and does all bookkeeping; each model has its own instances. A policy reads no clock and no random
+numbers of its own: `now` (seconds) is an argument, and `make` gets a seeded `random.Random`.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from parrot_scheduler.task_state import Application, TaskState
 class Policy(ABC):
     """Base of the four kinds of policies."""
 
-    #: What explanations and logs call it.
+    #: Its name in explanations and logs.
     name: str
-    #: Fields of `SchedulerConfig` that it runs with when it is named as a whole set-up, besides
-    #: itself. Default: all as they are.
+    #: Other `SchedulerConfig` fields that it sets when it is named as a whole policy. Default:
+    #: none.
     setup: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
-        """Return a new one for one model. Default: made without arguments."""
+        """Return a new one for one model. Default: call the class without arguments."""
         return cls()
 
 
 class AdmissionCandidate(NamedTuple):
-    """An application that is held, as admission policies see it."""
+    """A held application, as admission policies see it."""
 
     application: Application
-    #: The first of its tasks.
+    #: Its first task.
     first: TaskState
     #: When it was held.
     since: float
 
 
 class AdmissionRank(NamedTuple):
-    """Where a held application stands in the admission queue."""
+    """Position of a held application in the admission queue."""
 
-    #: Tenant whose turn its admission is; "" where the order does not distinguish tenants.
+    #: Tenant charged for the admission; "" if the order does not distinguish tenants.
     tenant: TenantId
-    #: Within the tenant, smaller is admitted earlier.
+    #: Rank within the tenant: smaller is admitted earlier.
     rank: tuple[float, ...]
 
 
@@ -60,9 +60,9 @@ class AdmissionPolicy(Policy):
     """1. May an application's tasks enter the queue, or is the application held?
 
     Whole applications are held, never single tasks of a running one. The policy is called again
-    whenever tasks end or engines come and go, and admits what was held for longer than
-    `SchedulerConfig.max_hold_s` without asking. In which turn held applications are offered is the
-    order policy's decision: see `AdmissionQueue`.
+    whenever tasks end or engines come and go. An application held for longer than
+    `SchedulerConfig.max_hold_s` is admitted without a call. The order policy decides the turn of
+    held applications: see `AdmissionQueue`.
     """
 
     @abstractmethod
@@ -74,10 +74,10 @@ class AdmissionPolicy(Policy):
     def choose(
         self, candidates: Iterable[AdmissionCandidate], pool: EnginePool, now: float
     ) -> Application | None:
-        """The held application to admit next; None: wait for more room.
+        """Return the held application to admit next; None waits for more room.
 
-        `candidates` are a few that return to KV retained for them, then a few others, each kind in
-        the order of the queue: see `AdmissionQueue.candidates`. Default: the first that may enter.
+        `candidates` are a few applications with retained KV, then a few others, each kind in queue
+        order: see `AdmissionQueue.candidates`. Default: the first that may enter.
         """
         for candidate in candidates:
             if self.may_enter(candidate.application, candidate.first, pool, now):
@@ -85,18 +85,20 @@ class AdmissionPolicy(Policy):
         return None
 
     def entered(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """A task may be placed from now on (not called for Fills ahead). Default: nothing."""
+        """Note that a task may be placed from now on (not called for Fills ahead). Default:
+        nothing.
+        """
         return
 
     def placed(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """A task that entered has been placed; its engine's columns count it already.
+        """Note that an entered task has been placed; its engine's columns count it already.
 
         Default: nothing.
         """
         return
 
     def ended(self, state: TaskState, application: Application, pool: EnginePool) -> None:
-        """A task that entered has ended, placed or not. Default: nothing."""
+        """Note that an entered task has ended, placed or not. Default: nothing."""
         return
 
 
@@ -104,85 +106,83 @@ class OrderPolicy(Policy):
     """2. Which queued task is placed next? All calls are O(log n) in queued tasks.
 
     Orders that rank tasks or applications by a key inherit from `TaskOrder` or `ApplicationOrder`
-    (`order/ranked.py`), which leave one method to write. Fills ahead (`max_tokens` 0) are not
-    queued here: they run when nothing else waits. Held applications wait in the same order:
-    tenants by `service_of`, those of one tenant by `admission_rank`.
+    (`order/ranked.py`) and write one method. Fills ahead (`max_tokens` 0) are not queued here: they
+    run when nothing else waits. Held applications wait in the same order: tenants by `service_of`,
+    those of one tenant by `admission_rank`.
     """
-
-    # Queued tasks
 
     @abstractmethod
     def push(self, state: TaskState, application: Application, now: float) -> None:
-        """A task enters the queue."""
+        """Add a task to the queue."""
 
     @abstractmethod
     def remove(self, state: TaskState) -> None:
-        """It leaves the queue unplaced (cancelled, refused); unknown tasks do nothing."""
+        """Remove an unplaced task (cancelled or refused); unknown tasks are ignored."""
 
     @abstractmethod
     def update(self, state: TaskState, application: Application, now: float) -> None:
-        """Its objective, groups, priority or successors have changed."""
+        """Apply a change of the task's objective, groups, priority or successors."""
 
     @abstractmethod
     def first(self, now: float) -> TaskState | None:
-        """The task to place next, left in the queue; None when there is none."""
+        """Return the task to place next without removing it; None if there is none."""
 
     @abstractmethod
     def block(self, state: TaskState) -> None:
-        """There is no room for this queued task at the moment: `first` passes it over.
+        """Pass over a queued task in `first`, because there is no room for it now.
 
         It still waits: for fairness its tenant and application count as waiting.
         """
 
     @abstractmethod
     def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
-        """There may be room again: these blocked tasks are back where they were. None: all."""
+        """Restore these blocked tasks to their positions, as there may be room; None means all."""
 
     @abstractmethod
     def pop(self, state: TaskState, application: Application, now: float) -> None:
-        """A queued task has been placed: given by `first`, blocked before, or with its group."""
+        """Remove a queued task that has been placed: from `first`, blocked before, or with its
+        group.
+        """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Queued tasks, blocked ones included."""
-
-    # What happens besides
+        """Return the number of queued tasks, blocked ones included."""
 
     def finished(self, state: TaskState, application: Application, now: float) -> None:
-        """A placed task has ended; its counts are final. Default: nothing."""
+        """Note that a placed task has ended; its counts are final. Default: nothing."""
         return
 
     def application_finished(self, application: Application, now: float) -> None:
-        """It has no task left and none will come, or it is forgotten. Default: nothing."""
+        """Note that an application has finished or is forgotten. Default: nothing."""
         return
-
-    # Held applications, and tenants
 
     @abstractmethod
     def admission_rank(
         self, state: TaskState, application: Application, now: float
     ) -> AdmissionRank:
-        """Where an application that is held from now on stands; `state` is its first task."""
+        """Return the position of an application held from now on; `state` is its first task."""
 
     def admitted(self, application: Application) -> None:
-        """It is held no more; its tasks are pushed next, if it has any. Default: nothing."""
+        """Note that an application is no longer held; its tasks, if any, are pushed next. Default:
+        nothing.
+        """
         return
 
     def service_of(self, tenant: TenantId) -> float:
-        """Service of a tenant with a held application, what its queued tasks will get included.
+        """Return the service of a tenant with held applications, including its queued tasks.
 
         Smaller is admitted earlier. Default: all tenants are equal.
         """
         return 0.0
 
     def service_by_tenant(self) -> dict[TenantId, float]:
-        """Service of each tenant so far, in the policy's own measure. Default: none is known."""
+        """Return each tenant's service so far, in the policy's own unit. Default: unknown."""
         return {}
 
 
 @dataclass(slots=True)
 class EngineChoice:
-    """An engine for a task; see `Reasons` for what the fields after `row` are for."""
+    """An engine for a task; `Reasons` explains the fields after `row`."""
 
     row: int
     decided_by: str
@@ -190,53 +190,53 @@ class EngineChoice:
     candidates: int
     cost: float
     details: dict[str, float | int | str] = field(default_factory=dict)
-    #: Rows of engines that it was compared with, and prompt tokens that these cache; the best ones
-    #: first. For explanations.
+    #: Rows it was compared with and the prompt tokens that they cache, best first. For
+    #: explanations.
     compared: Sequence[tuple[int, float]] = ()
 
 
 class PlacementPolicy(Policy):
     """3. On which engine does a task run?
 
-    The rows of `pool.table` that `accepts` are the candidates. Loops over them in Python are too
+    The candidates are the rows of `pool.table` that `accepts` marks. Python loops over them are too
     slow: use `pool.prefixes`, numpy expressions over columns, or both.
     """
 
-    #: Whether tasks wait in the scheduler until an engine has room for them; otherwise they go to
-    #: an engine's own queue at once, as with gateways that have no queue.
+    #: True: tasks wait in the scheduler until an engine has room. False: they go to an engine's own
+    #: queue at once, as in gateways without a queue.
     late_binding: bool = False
 
     @abstractmethod
     def place(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> EngineChoice | None:
-        """An engine. Not called for tasks bound to an engine.
+        """Choose an engine for a task. Not called for tasks bound to an engine.
 
-        None: no engine has room; called again when one has more.
+        None: no engine has room; the policy is called again when there is more.
         """
 
     def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
-        """The task has been placed there. Default: nothing."""
+        """Note that the task has been placed. Default: nothing."""
         return
 
     def ended(self, state: TaskState, pool: EnginePool, now: float) -> None:
-        """A task has ended, placed or not: forget what was kept for it. Default: nothing."""
+        """Forget the state of an ended task, placed or not. Default: nothing."""
         return
 
 
 class RetentionPolicy(Policy):
-    """4. What does an engine do with a task's KV once the task has ended?"""
+    """4. What does an engine do with a task's KV after the task ends?"""
 
     def retention_of(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> Retention:
-        """Called as a task is placed. Default: `normal`, the engine's own cache decides."""
+        """Return a placed task's retention. Default: `normal`, the engine's cache decides."""
         return "normal"
 
     def expired(
         self, applications: Sequence[Application], pool: EnginePool, now: float
     ) -> list[Application]:
-        """Paused applications whose retained KV is not worth its memory any more.
+        """Return paused applications whose retained KV is no longer worth its memory.
 
         `applications` are those with `retained_tokens`, longest idle first. Default: none.
         """
@@ -251,7 +251,7 @@ RetentionFactory: TypeAlias = Callable[[SchedulerConfig, random.Random], Retenti
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Factories of the four policies of each model."""
+    """Factories of a model's four policies."""
 
     admission: AdmissionFactory
     order: OrderFactory

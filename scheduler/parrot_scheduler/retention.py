@@ -1,17 +1,16 @@
-"""Retention: the KV of paused applications stays while their chance of return is worth the memory.
+"""Retention: keep the KV of paused applications while their probable return justifies the memory.
 
-Of two pauses the shorter one so far is the likelier to end soon: the chance that an application
-returns within the next ten seconds falls from one half to a fourteenth as it stays away (710 traces
-of coding agents, 47,948 pauses, `HAZARD`). So the longest idle goes first, and KV is retained while
+The longer a pause has lasted, the longer it will probably last. The chance that an application
+returns within the next ten seconds falls from one half to a fourteenth (710 traces of coding
+agents, 47,948 pauses, `HAZARD`). So the longest idle goes first, and KV is retained while
 
-    chance of return in the next 10 s x seconds per token to compute it anew  >=  price
-
-Both sides are per token, so the context's length does not matter. The price rises as memory gets
-scarce: `(1 - target) / (1 - fill)` times the price at which an engine with the default step model,
-filled up to the target, retains for `LEASE_S` seconds. An engine with half its memory free retains
-for minutes; one that is nearly full drops after seconds; a slow engine retains for longer than a
-fast one, since computing anew costs more there. Before an engine is nearly full (`FULL`) nothing is
-dropped within `MAX_LEASE_S`: memory that nobody needs is worth nothing.
+    chance of return in the next 10 s  x  seconds per token to recompute it  >=  price
+Both sides are per token, so the context's length cancels out. The price rises as memory gets
+scarce: it is `(1 - target) / (1 - fill)` times the price at which an engine with the default step
+model, filled up to the target, retains for `LEASE_S` seconds. An engine with half its memory free
+retains for minutes, and one that is nearly full for seconds. A slow engine retains longer than a
+fast one, because recomputing costs more there. Until an engine is nearly full (`FULL`), nothing is
+dropped within `MAX_LEASE_S`: free memory is worth nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from parrot_scheduler.policy import RetentionFactory, RetentionPolicy
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Seconds of a pause so far, and the chance of a return within the ten seconds after.
+#: Seconds of a pause so far, and the chance of a return within the next ten seconds.
 HAZARD: tuple[tuple[float, float], ...] = (
     (0.0, 0.51),
     (5.0, 0.50),
@@ -40,18 +39,18 @@ HAZARD: tuple[tuple[float, float], ...] = (
     (60.0, 0.09),
     (300.0, 0.07),
 )
-#: Seconds for which KV is retained where memory is filled up to the target.
+#: Seconds for which KV is retained when memory is filled to the target.
 LEASE_S = 30.0
-#: Seconds for which KV is retained at most, however much memory is free.
+#: Longest retention in seconds, however much memory is free.
 MAX_LEASE_S = 600.0
-#: Share of an engine's memory that is in use or retained where leases begin to count. On simulated
-#: engines calls of 300 agents take 6.33 s where leases always count, 5.21 s so.
+#: Share of an engine's memory, in use or retained, above which leases apply. On simulated engines
+#: calls of 300 agents take 5.21 s with this threshold, and 6.33 s if leases always apply.
 FULL = 0.95
-#: A call that another follows with a larger chance is retained.
+#: KV is retained if the chance that another call follows is larger.
 RETURNS = 0.5
-#: Lower bound of the free share of memory, so that the price stays finite.
+#: Lower bound of the free share of memory, which keeps the price finite.
 _MIN_FREE = 0.01
-#: Seconds per token; likewise.
+#: Lower bound of seconds per token, for the same reason.
 _MIN_PREFILL_S = 1e-12
 
 _IDLE_S = [idle_s for idle_s, _ in HAZARD]
@@ -59,12 +58,14 @@ _CHANCES = [chance for _, chance in HAZARD]
 
 
 def chance_of_return(idle_s: float) -> float:
-    """Chance that an application idle for so long returns within ten seconds, from `HAZARD`."""
+    """Return the chance that an application idle for so long returns within ten seconds, from
+    `HAZARD`.
+    """
     return float(np.interp(idle_s, _IDLE_S, _CHANCES))
 
 
 class HazardRetention(RetentionPolicy):
-    """Retention by the chance of return: see the module's text.
+    """Retention by the chance of return: see the module's docstring.
 
     Args:
         config: `working_set_target` (share of an engine's tokens of KV that is filled).
@@ -83,10 +84,12 @@ class HazardRetention(RetentionPolicy):
     def retention_of(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> Retention:
-        """`keep` where more of the application follows: a call waits for this one, it is a Fill
-        ahead of its call, its prompt has outgrown what the application had before, as the turns
-        of a conversation do, or calls of its kind are followed. `drop` for the last task of an
-        application that has finished.
+        """Return `keep` if more of the application follows, `drop` for the last task of a finished
+        one.
+
+        More follows if a call waits for this one, if the task is a Fill ahead of its call, if its
+        prompt has outgrown the application's earlier context (as turns of a conversation do), or if
+        calls of its kind are usually followed.
         """
         if application.has_finished:
             alone = application.num_queued + application.num_placed + application.num_held <= 1
@@ -96,13 +99,14 @@ class HazardRetention(RetentionPolicy):
         return "keep" if state.successors or state.is_fill or returns else "normal"
 
     def lease_s(self, fill: Column, prefill_token_s: Column) -> Column:
-        """Seconds for which KV is retained, for engines filled to a share `fill`.
+        """Return the seconds for which KV is retained on engines filled to a share `fill`.
 
-        `prefill_token_s`: seconds per token to compute it anew. One value for each engine.
+        `prefill_token_s` is the time to recompute one token. Returns one value per engine.
         """
         scarcity = (1.0 - self._target) / np.maximum(1.0 - fill, _MIN_FREE)
         price = chance_of_return(LEASE_S) * DEFAULT_STEP_MODEL.prefill_token_s * scarcity
-        # The least chance of return that pays for the memory, and how long it takes to fall so low.
+        # The smallest chance of return that pays for the memory, and the pause after which it is
+        # reached.
         least = price / np.maximum(prefill_token_s, _MIN_PREFILL_S)
         lease = np.interp(least, _CHANCES[::-1], _IDLE_S[::-1], left=MAX_LEASE_S, right=0.0)
         return np.asarray(lease, dtype=np.float64)
@@ -110,11 +114,11 @@ class HazardRetention(RetentionPolicy):
     def expired(
         self, applications: Sequence[Application], pool: EnginePool, now: float
     ) -> list[Application]:
-        """Return applications idle for longer than `MAX_LEASE_S`, or `lease_s` of a full engine;
-        longest idle first.
+        """Return applications idle for longer than `MAX_LEASE_S`, or than `lease_s` of a full
+        engine; longest idle first.
 
-        What expires makes room, so the lease of its engine is longer for the next one. Applications
-        whose engine is gone have nothing left to retain.
+        An expiry makes room, so the engine's next application has a longer lease. Applications
+        whose engine has left have nothing to retain.
         """
         table = pool.table
         used = table.working_set + table.retained
@@ -124,7 +128,7 @@ class HazardRetention(RetentionPolicy):
         for application in applications:
             idle_s = 0.0 if application.idle_since is None else now - application.idle_since
             if idle_s <= shortest:
-                break  # and all after it are idle for less
+                break  # all further ones are idle for less
             row = pool.row_of(application.last_engine)
             if row < 0:
                 expired.append(application)
@@ -144,7 +148,7 @@ class HazardRetention(RetentionPolicy):
 
 
 class NoRetention(RetentionPolicy):
-    """Every context is treated as any other, and nothing is dropped early."""
+    """Treats every context alike, and drops nothing early."""
 
     name = "none"
 

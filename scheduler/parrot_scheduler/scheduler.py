@@ -41,11 +41,11 @@ from parrot_scheduler.task_state import TaskState
 class Scheduler:
     """Decides which task runs where and when.
 
-    Every submitted task is placed or refused within `SchedulerConfig.max_wait_s`, provided that
-    `step` is called at the time of each `WakeAt`. Placed tasks are forgotten once their end is
-    reported or their engine leaves.
+    If `step` is called at the time of each `WakeAt`, every submitted task is placed or refused
+    within `SchedulerConfig.max_wait_s`. A placed task is forgotten when its end is reported or its
+    engine leaves.
 
-    `policies` replaces those that `config` names.
+    `policies` overrides those named in `config`.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self._policies = policies or policies_of(self.config)
-        #: Events that were ignored because they made no sense, by kind.
+        #: Ignored events that made no sense, by kind.
         self.ignored: dict[str, int] = {}
-        #: Actions so far, by kind.
+        #: Number of actions so far, by kind.
         self.counts: dict[str, int] = {}
         self._now = 0.0
         self._started = False
         self._sequence = 0
         self._tasks: dict[TaskId, TaskState] = {}
         self._engines: dict[EngineId, ModelScheduler] = {}
-        #: Models with engines or tasks, by name; to be read only.
+        #: Models with engines or tasks, by name; read-only for callers.
         self.models: dict[str, ModelScheduler] = {}
         self._wake_at = -math.inf
         self._actions: list[Action] = []
@@ -89,13 +89,13 @@ class Scheduler:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that wait or are placed."""
+        """Return the number of waiting and placed tasks."""
         return len(self._tasks)
 
     def step(self, now: float, events: Iterable[Event]) -> list[Action]:
-        """Apply events in this order, and decide what to do.
+        """Apply events in this order, and return the resulting actions.
 
-        A `now` that is earlier than the last one, or no number, counts as the last one.
+        A `now` that is not finite, or earlier than the last one, counts as the last one.
         """
         if not math.isfinite(now) or (self._started and now < self._now):
             self._ignore("clock")
@@ -115,7 +115,7 @@ class Scheduler:
         return actions
 
     def snapshot(self) -> dict[str, Any]:
-        """How things stand, as plain data: queues, held applications, engines, tenants."""
+        """Return the current state as plain data: queues, held applications, engines, tenants."""
         return {
             "now": self._now,
             "policies": {
@@ -125,8 +125,6 @@ class Scheduler:
             "ignored": dict(self.ignored),
             "models": {name: snapshot_of(model, self._now) for name, model in self.models.items()},
         }
-
-    # Events
 
     def _on_submitted(self, event: TaskSubmitted) -> None:
         self._submit(event.task)
@@ -273,8 +271,6 @@ class Scheduler:
         self._tasks[task.id] = state
         model.submit(state, self._now)
 
-    # Bookkeeping
-
     def _model(self, name: str) -> ModelScheduler:
         known = self.models.get(name)
         if known is None:
@@ -298,7 +294,7 @@ class Scheduler:
             due = model.next_due(self._now)
             if due is not None and (next_due is None or due < next_due):
                 next_due = due
-        # An earlier `WakeAt` that still stands does no harm: a new one follows its `Tick`.
+        # A stale earlier `WakeAt` is harmless: its `Tick` leads to a new one.
         if next_due is not None and not self._now < self._wake_at <= next_due:
             self._wake_at = next_due
             self._actions.append(WakeAt(next_due))
@@ -314,5 +310,5 @@ class Scheduler:
 
 
 def _limit(task: Task) -> int:
-    """Tokens that a task generates at most."""
+    """Return the most tokens that a task may generate."""
     return max(0, task.max_tokens) * max(1, task.num_sequences)

@@ -1,4 +1,4 @@
-"""How one model's scheduling stands, as plain data for APIs and metrics."""
+"""The scheduling state of one model as plain data, for APIs and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parrot_scheduler.task import BlockHash
 
 
 def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
-    """Count what waits, and for how long; costs a pass over held applications."""
+    """Count waiting tasks and the oldest wait; takes a pass over held applications."""
     oldest = model.waiting.oldest()
     held = model.admission_queue.held
     return {
@@ -25,7 +25,7 @@ def queue_of(model: ModelScheduler, now: float) -> dict[str, float]:
 
 
 def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
-    """Dicts, lists, numbers and words; costs a pass over held applications and engines."""
+    """Return dicts, lists, numbers and words; takes a pass over held applications and engines."""
     queue = queue_of(model, now)
     held_applications = model.admission_queue.held.values()
     return {
@@ -54,15 +54,16 @@ def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
 
 
 def shared_prefixes(model: ModelScheduler, row: int, limit: int = 8) -> list[tuple[int, int]]:
-    """The prefixes that several tasks placed on an engine have in common, as far as they go: tokens
-    and tasks of each, those with most of both first."""
+    """Return the longest common prefixes of tasks placed on an engine, as tokens and number of
+    tasks, the largest product first.
+    """
     pool = model.pool
     block = int(pool.table.block_tokens[row])
     families: dict[BlockHash, list[tuple[BlockHash, ...]]] = {}
     for state in pool.placed[row].values():
         if state.task.prefix:
             families.setdefault(state.task.prefix[0], []).append(state.task.prefix)
-    # The common prefix of all is that of the first and the last in order.
+    # The common prefix of sorted chains is that of the first and the last.
     found = [
         (block * _num_equal(min(each), max(each)), len(each))
         for each in families.values()
@@ -72,7 +73,7 @@ def shared_prefixes(model: ModelScheduler, row: int, limit: int = 8) -> list[tup
 
 
 def _num_equal(one: tuple[BlockHash, ...], other: tuple[BlockHash, ...]) -> int:
-    """Count the blocks that are equal from the beginning on."""
+    """Count the equal leading blocks."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

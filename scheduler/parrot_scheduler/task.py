@@ -1,6 +1,6 @@
 """Tasks, engines and objectives, as the scheduler's caller describes them.
 
-Plain frozen values. Times are seconds on the clock of whoever calls `Scheduler.step`; sizes are
+Plain immutable values. Times are seconds on the clock of whoever calls `Scheduler.step`; sizes are
 tokens. Ids come from the caller, and are not reused while they live.
 """
 
@@ -14,15 +14,15 @@ TaskId: TypeAlias = int
 EngineId: TypeAlias = str
 ApplicationId: TypeAlias = str
 TenantId: TypeAlias = str
-#: Hash of all tokens from the beginning up to the end of one block, 64 bits. Two prompts share a
-#: block where their hashes at its index agree.
+#: 64-bit hash of all tokens from the beginning to the end of one block. Two prompts share a block
+#: if their hashes at its index agree.
 BlockHash: TypeAlias = int
 
 ObjectiveKind: TypeAlias = Literal["throughput", "deadline", "tpot", "ttft", "latency"]
 
-#: Weakest first: the stronger of two leaves the scheduler less freedom. `throughput` leaves all of
-#: it; `deadline` leaves when, within a span; `tpot` (time per output token) leaves the beginning;
-#: `ttft` (time to first token) fixes the beginning; `latency` leaves nothing.
+#: Weakest first; a stronger one leaves the scheduler less freedom. `throughput` leaves all of it;
+#: `deadline` leaves the time within a span; `tpot` (time per output token) leaves the start; `ttft`
+#: (time to first token) fixes the start; `latency` leaves none.
 OBJECTIVE_KINDS: tuple[ObjectiveKind, ...] = ("throughput", "deadline", "tpot", "ttft", "latency")
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -32,19 +32,19 @@ _MAX_SHOWN = 60
 
 
 class Objective(NamedTuple):
-    """The purpose of a task; `seconds` goes with the timed kinds only.
+    """The purpose of a task; `seconds` belongs to the timed kinds only.
 
-    The scheduler takes any combination, and treats a timed kind without a positive time as one
-    without a bound; `of` and `parse` refuse it.
+    The scheduler accepts any combination and treats a timed kind without a positive time as
+    unbounded; `of` and `parse` refuse it.
     """
 
     kind: ObjectiveKind = "throughput"
-    #: `deadline`: from the task's arrival on; `ttft`, `tpot`: the time itself.
+    #: `deadline`: counted from the task's arrival; `ttft`, `tpot`: the time itself.
     seconds: float | None = None
 
     @classmethod
     def of(cls, kind: ObjectiveKind, seconds: float | None = None) -> Objective:
-        """An objective whose time goes with its kind.
+        """Build an objective and check that its time fits its kind.
 
         Raises:
             ValueError: A timed kind without a positive time, or another kind with one.
@@ -58,10 +58,10 @@ class Objective(NamedTuple):
     def parse(cls, text: str) -> Objective:
         """Read `latency`, `throughput`, `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
 
-        Units are us, ms, s, min and h; a number needs one. Case and blanks around do not matter.
+        Units are us, ms, s, min and h; a number needs one. Case and surrounding blanks are ignored.
 
         Raises:
-            ValueError: Anything else, no time at all, or more than a day.
+            ValueError: Anything else, a missing time, or more than a day.
         """
         plain = text.strip().lower()
         if plain == "latency":
@@ -83,16 +83,16 @@ class Objective(NamedTuple):
 
     @property
     def is_latency(self) -> bool:
-        """True if a user waits for it: such tasks bound an engine's step time."""
+        """Return true if a user waits for it: such tasks bound an engine's step time."""
         return self.kind in ("latency", "ttft", "tpot")
 
     @property
     def strength(self) -> tuple[int, float]:
-        """Larger is stronger; of two of one kind the shorter time is the stronger."""
+        """Return a sort key: larger is stronger; within a kind the shorter time is stronger."""
         return OBJECTIVE_KINDS.index(self.kind), -(self.seconds or 0.0)
 
     def __str__(self) -> str:
-        """Write it as `parse` reads it, in the largest unit that gives a short number."""
+        """Format it as `parse` reads it, in the largest unit that gives a short number."""
         if self.seconds is None:
             return self.kind
         for unit in ("h", "min", "s", "ms", "us"):
@@ -109,17 +109,17 @@ LATENCY = Objective("latency")
 
 
 def stronger(one: Objective, other: Objective) -> Objective:
-    """The stronger of two; the first when they are equal."""
+    """Return the stronger of two objectives; the first if they are equal."""
     return other if other.strength > one.strength else one
 
 
 class GroupRef(NamedTuple):
-    """A task group that a task belongs to: its members matter only when the last one ends."""
+    """A task group of a task: its members matter only when the last one ends."""
 
     id: str
-    #: Members that are known of, this one included; they may be submitted at different times.
+    #: Known members, this one included; they may be submitted at different times.
     size: int
-    #: What the group as a whole is for.
+    #: Objective of the whole group.
     objective: Objective = LATENCY
 
 
@@ -127,7 +127,7 @@ class GroupRef(NamedTuple):
 class Task:
     """One schedulable unit, `Fill* -> Generate`, of one application.
 
-    Not to be changed; see `events` for why it is not frozen.
+    Treat it as immutable; `events` explains why it is not frozen.
     """
 
     id: TaskId
@@ -136,42 +136,42 @@ class Task:
     application: ApplicationId
     #: Tokens of the whole prompt, cached or not.
     prompt_tokens: int
-    #: Upper bound of the output; 0 is a Fill alone, done ahead of its call.
+    #: Upper bound of the output; 0 means a Fill alone, ahead of its call.
     max_tokens: int
-    #: Hashes of the prompt's full blocks, in order; empty when they are not known.
+    #: Hashes of the prompt's full blocks, in order; empty if unknown.
     prefix: tuple[BlockHash, ...] = ()
-    #: What calls of one kind have in common, for predictions: the hash of a prompt's constant
-    #: beginning, an agent's role. Empty: nothing is known.
+    #: Key for predictions, common to calls of one kind: the hash of a prompt's constant beginning,
+    #: or an agent's role. Empty if unknown.
     template: str = ""
-    #: Tokens of that constant beginning, 0 where they are not known.
+    #: Tokens of that constant beginning, 0 if unknown.
     template_tokens: int = 0
     objective: Objective = THROUGHPUT
-    #: Every group that the task is in; several where it feeds several consumers.
+    #: All groups of the task; several if it feeds several consumers.
     groups: tuple[GroupRef, ...] = ()
-    #: Smaller first, within the tenant.
+    #: Within the tenant, smaller goes first.
     priority: int = 0
-    #: Calls on the longest chain that waits for this one, this one not included.
+    #: Calls on the longest chain that waits for this one, itself excluded.
     successors: int = 0
-    #: Chance that a later call of its application extends its prompt: a session goes on.
+    #: Probability that a later call of its application extends its prompt.
     returns: float = 0.0
-    #: Sequences that are generated from the prompt (`n`, `best_of`).
+    #: Sequences generated from the prompt (`n`, `best_of`).
     num_sequences: int = 1
-    #: The one engine that can run it (its context lives there); None: any of the model.
+    #: The only engine that can run it (it holds its context); None: any engine of the model.
     bound_to: EngineId | None = None
-    #: Where something of it is already: its producer's tokens, what was filled ahead.
+    #: Engine that already has part of it: its producer's tokens, or a Fill ahead.
     prefers: EngineId | None = None
-    #: Tokens of the prompt's beginning that any applications may share; the rest of the prompt is
-    #: of use to few calls, those of its own. None: not known.
+    #: Tokens at the prompt's beginning that any application may share; the rest is useful only to
+    #: its own calls. None if unknown.
     common_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """How long one step of an engine takes, all in seconds.
+    """Time of one step of an engine, in seconds.
 
     `step = weights_s + prefill_tokens x prefill_token_s + context_tokens x context_token_s +
-    sequences x sequence_s + overhead_s`, where `context_tokens` are all keys that the step's
-    decodes read. Up to the whole of the shorter of the first two may be hidden behind the other.
+    sequences x sequence_s + overhead_s`, where `context_tokens` counts all keys that the step's
+    decodes read. The first two terms may overlap, up to the whole of the shorter one.
     """
 
     #: Reading the weights once.
@@ -180,14 +180,14 @@ class StepModel:
     context_token_s: float
     #: Arithmetic of one prefilled token.
     prefill_token_s: float
-    #: What a step costs besides.
+    #: Fixed cost of a step.
     overhead_s: float = 0.0
-    #: Each sequence that decodes, besides reading its keys.
+    #: Cost of each decoding sequence besides reading its keys.
     sequence_s: float = 0.0
 
 
-#: An 8B model in bf16 on one H200, fitted to measured steps; the tests of
-#: the simulator in `bench/` holds it to them.
+#: An 8B model in bf16 on one H200, fitted to measured steps; the simulator's tests in `bench/`
+#: check it against them.
 DEFAULT_STEP_MODEL = StepModel(
     weights_s=3.75e-3,
     context_token_s=3.25e-8,
@@ -199,23 +199,23 @@ DEFAULT_STEP_MODEL = StepModel(
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """The abilities of an engine; constant for its life."""
+    """Properties of an engine; constant for its life."""
 
     id: EngineId
     model: str
-    #: Tokens of KV that fit.
+    #: KV tokens that fit.
     capacity_tokens: int
-    #: Sequences of one step.
+    #: Maximum sequences per step.
     max_batch: int
-    #: Tokens of one step, decodes and prefill together.
+    #: Maximum tokens per step, decodes and prefill together.
     max_batch_tokens: int
-    #: Tokens of a block, the unit of `Task.prefix`; 0: the engine's cache cannot be seen.
+    #: Tokens per block, the unit of `Task.prefix`; 0 if the engine's cache is invisible.
     block_tokens: int = 0
-    #: Tokens of KV that fit into its host tier.
+    #: KV tokens that fit into its host tier.
     host_tokens: int = 0
-    #: Whether `BlocksStored` and `BlocksEvicted` report what it caches. Otherwise the scheduler
-    #: assumes that what was placed there lately is still there.
+    #: True if `BlocksStored` and `BlocksEvicted` report its cache. Otherwise the scheduler assumes
+    #: that it still caches what was placed there lately.
     reports_blocks: bool = False
-    #: So many tokens of that; 0: `capacity_tokens`.
+    #: KV tokens assumed cached in that case; 0 means `capacity_tokens`.
     assumed_tokens: int = 0
     step_model: StepModel = field(default=DEFAULT_STEP_MODEL)

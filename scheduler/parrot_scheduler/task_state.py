@@ -1,4 +1,4 @@
-"""The scheduler's memory of a task, from its submission to its end, and of an application."""
+"""The scheduler's state of a task, from submission to end, and of an application."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ TaskStatus: TypeAlias = Literal["new", "held", "queued", "placed", "ended"]
 
 @dataclass(slots=True)
 class EngineLoad:
-    """The figures that a placed task adds to its engine's row, to be taken away at its end."""
+    """The amounts that a placed task adds to its engine's row; subtracted at its end."""
 
     sequences: int
     latency_sequences: int
-    #: Prompt tokens that are neither computed nor expected in the engine's cache.
+    #: Prompt tokens neither computed nor expected in the engine's cache.
     pending_prefill: float
     #: Tokens of KV besides the blocks of `claim`: the rest of the prompt, and the output.
     private_tokens: float
-    #: Seconds per token promised to the task; inf without a promise.
+    #: Seconds per token promised to the task; inf if there is no promise.
     step_limit_s: float
     claim: PrefixClaim
 
@@ -32,12 +32,12 @@ class EngineLoad:
 class TaskState:
     """A submitted task. Compared by identity.
 
-    `objective`, `groups`, `priority` and `successors` start as the task's own, and change with
-    `TaskUpdated`.
+    `objective`, `groups`, `priority` and `successors` start with the task's own values, and change
+    with `TaskUpdated`.
     """
 
     task: Task
-    #: Order of submission, over all tasks: breaks every tie.
+    #: Order of submission over all tasks; breaks every tie.
     sequence: int
     submitted_at: float
     #: Expected output tokens, over all its sequences.
@@ -47,12 +47,12 @@ class TaskState:
     priority: int
     successors: int
     status: TaskStatus = "new"
-    #: Seconds that its application was held while it waited.
+    #: Seconds that its application was held during its wait.
     held_s: float = 0.0
-    #: Absolute time by which it should be done; None without such an objective.
+    #: Absolute time by which it should be done; None if its objective has none.
     deadline: float | None = None
 
-    # Once placed
+    # Set at placement.
     engine_id: EngineId | None = None
     placed_at: float = 0.0
     #: Row of the engine in its pool's table; -1 while not placed.
@@ -63,17 +63,17 @@ class TaskState:
     cached_tokens: int = 0
     generated_tokens: int = 0
     load: EngineLoad | None = None
-    #: Whether a `Cancel` has been sent.
+    #: True once a `Cancel` has been sent.
     is_cancelled: bool = False
 
     @property
     def is_fill(self) -> bool:
-        """True if it only computes a prompt, ahead of the call that will need it."""
+        """Return true if it only computes a prompt, ahead of the call that needs it."""
         return self.task.max_tokens == 0
 
     @property
     def working_set(self) -> int:
-        """Tokens of KV that it needs by itself, expected output included."""
+        """Return the tokens of KV that it needs by itself, expected output included."""
         return self.task.prompt_tokens + self.expected_output
 
 
@@ -92,25 +92,25 @@ class Application:
     served_tokens: float = 0.0
     #: Largest context of its tasks so far, in tokens.
     context_tokens: int = 0
-    #: Tokens of its last ended task's context that no other task on the engine needed then.
+    #: Context tokens of its last ended task that no other task on the engine needed then.
     own_tokens: float = 0.0
-    #: When its last task ended; None while one is unfinished.
+    #: End of its last task; None while one is unfinished.
     idle_since: float | None = None
-    #: Whether the admission policy, or a bound, has let it run.
+    #: True once the admission policy or a limit has let it run.
     admitted: bool = False
-    #: Whether the caller said that no more of its tasks will come.
+    #: True once the caller has said that no more of its tasks will come.
     has_finished: bool = False
-    #: Order of arrival: breaks every tie.
+    #: Order of arrival; breaks every tie.
     sequence: int = 0
-    #: Engine where its last task ran. It may be gone: see `EnginePool.row_of`.
+    #: Engine of its last task. It may have left: see `EnginePool.row_of`.
     last_engine: EngineId | None = None
-    #: Tokens of KV retained on `last_engine` while it pauses; part of the column `retained`.
+    #: Tokens of KV retained on `last_engine` during a pause; part of the column `retained`.
     retained_tokens: float = 0.0
-    #: Whether its KV is to be retained when its last unfinished task ends.
+    #: True: its KV is retained when its last unfinished task ends.
     retain_on_pause: bool = False
-    #: Tasks that it had in all.
+    #: Number of its tasks so far.
     num_tasks: int = 0
-    #: Prompt templates of its tasks, the first ones only.
+    #: Templates of its first few tasks.
     templates: list[str] = field(default_factory=list)
 
     @property

@@ -1,1 +1,1 @@
-"""The engines of one model as the scheduler accounts for them."""
+"""Accounts of the engines of one model."""

@@ -1,4 +1,4 @@
-"""The engines of one model, what they hold, and what is placed on them."""
+"""The engines of one model, the blocks they hold, and the tasks placed on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from parrot_scheduler.prefix_index.index import PrefixIndex, chain_of
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel, Task
 from parrot_scheduler.task_state import EngineLoad, TaskState
 
-#: An output that outgrows what was expected is expected to grow by this factor.
+#: An output that exceeds its expected length is then expected to grow by this factor.
 _GROWTH = 1.5
-#: Templates and applications that an engine without visible blocks is assumed to cache.
+#: Templates and applications that an engine with an invisible cache is assumed to cache.
 _HIDDEN_BLOCKS = 1024
 
 
 class EnginePool:
-    """One model's engines, as policies see them; `ModelScheduler` alone changes it.
+    """One model's engines as policies see them; only `ModelScheduler` changes them.
 
     An engine is a row of `table`. A set of rows is one int, bit r for row r.
     """
@@ -28,17 +28,17 @@ class EnginePool:
     def __init__(self, model: str, max_blocks: int = 2_000_000) -> None:
         self.model = model
         self.table = EngineTable()
-        #: The row of an engine that is here; -1 otherwise.
+        #: Maps an engine's id to its row; -1 if the engine is not here.
         self.row_of = self.table.row_of
         self._scalars = self.table.scalars
-        #: Which engine holds which blocks, by row.
+        #: Index of which row holds which blocks.
         self.prefixes = PrefixIndex(max_blocks)
         #: Tasks placed on each row, in order of placement.
         self.placed: dict[int, dict[int, TaskState]] = {}
         #: The last report of each engine, by row.
         self.reports: dict[int, EngineReport] = {}
-        #: Engines that take new work: how many, their tokens of KV in all, and the largest of them
-        #: in tokens of KV and in tokens of a block.
+        #: Engines that accept new work: their number, their total KV tokens, and the largest KV and
+        #: block size among them, in tokens.
         self.num_accepting = 0
         self.capacity = 0.0
         self.largest_capacity = 0.0
@@ -46,50 +46,47 @@ class EnginePool:
         #: Sums of the columns `working_set` and `retained`, in tokens.
         self.total_working_set = 0.0
         self.total_retained = 0.0
-        #: Engines with nothing placed on them.
+        #: Engines without placed tasks.
         self.num_idle = 0
-        #: Sets of rows: those that take new work (a reserved one left out), those whose batch is
-        #: full, those whose batch is full or whose KV is all needed, those with at least one
-        #: sequence.
+        #: Sets of rows: engines that accept new work (a reserved one excluded), engines with a full
+        #: batch, engines with a full batch or no spare KV, and engines with at least one sequence.
         self.accepting = 0
         self.batch_full = 0
         self.full = 0
         self.busy = 0
         #: Tokens of KV of the largest engine in `accepting`.
         self.largest_accepting = 0.0
-        #: Tokens of a block where it is the same for all engines in `accepting`; -1 otherwise.
+        #: Tokens per block if all engines in `accepting` agree; -1 otherwise.
         self.common_block = -1
-        #: Prompt tokens that take as long to compute as a token that is generated and one sequence
-        #: beside it cost each other: of all engines in `accepting` together, as what each has
-        #: learned of it by itself differs by more than the engines do.
+        #: Cost that a generated token and one sequence beside it cause each other, as the number of
+        #: prompt tokens that take as long. Averaged over all engines in `accepting`, because the
+        #: learned values of single engines differ more than the engines do.
         self.decode_work = 0.0
-        #: Sets of rows by their sequences, half a sequence more where prompt tokens are queued.
+        #: Sets of rows by load: the number of sequences, plus a half if prompt tokens are queued.
         self.rows_by_load: dict[float, int] = {}
         #: Placed tasks with a promised time per token.
         self.num_step_limits = 0
         #: Tokens of KV of the smallest engine in `accepting`.
         self.smallest_accepting = 0.0
-        # By row, whether it is in `batch_full`, `full` and `busy`.
+        # By row: membership in `batch_full`, `full` and `busy`.
         self._member_of: dict[int, tuple[bool, bool, bool]] = {}
-        # By row, where it is in `rows_by_load`.
+        # By row: its key in `rows_by_load`.
         self._load_of: dict[int, float] = {}
         self._draining: dict[int, None] = {}
         self._reserved = -1
-        # By row, the promised seconds per token, and for how many tasks each.
+        # By row: the promised seconds per token, and the number of tasks for each promise.
         self._step_limits: dict[int, dict[float, int]] = {}
 
     def takes_work(self, row: int) -> bool:
-        """Return true if an engine is here and not draining; it may be reserved for a task."""
+        """Return true if the engine is here and not draining; it may be reserved for a task."""
         return row >= 0 and row in self.placed and row not in self._draining
 
     @property
     def is_idle(self) -> bool:
         return self.num_idle == len(self.placed)
 
-    # Engines come and go
-
     def join(self, engine: EngineDescription) -> int:
-        """A row for an engine that is not here."""
+        """Add an engine that is not here; return its row."""
         row = self.table.add(engine)
         self.placed[row] = {}
         self._step_limits[row] = {}
@@ -102,7 +99,7 @@ class EnginePool:
         return row
 
     def drain(self, row: int) -> bool:
-        """The engine takes nothing new; False: it did not before either."""
+        """Stop new work on the engine; return false if it was draining already."""
         if row in self._draining:
             return False
         self._draining[row] = None
@@ -110,7 +107,7 @@ class EnginePool:
         return True
 
     def resume(self, row: int) -> bool:
-        """The engine takes new work again; False: it did not drain."""
+        """Let a draining engine accept new work; return false if it was not draining."""
         if row not in self._draining:
             return False
         del self._draining[row]
@@ -118,7 +115,7 @@ class EnginePool:
         return True
 
     def leave(self, engine_id: EngineId) -> None:
-        """The engine is gone; its tasks have been released before."""
+        """Remove an engine; its tasks must have been released."""
         row = self.row_of(engine_id)
         assert not self.placed[row], f"engine {engine_id} leaves with tasks on it"
         self.table.remove(engine_id)
@@ -137,12 +134,16 @@ class EnginePool:
 
     @property
     def memory_needed(self) -> float:
-        """Share of the engines' KV that placed tasks and retained contexts need; may exceed 1."""
+        """Return the share of the engines' KV that placed tasks and retained contexts need; may
+        exceed 1.
+        """
         needed = self.total_working_set + self.total_retained
         return needed / self.capacity if self.capacity > 0 else 0.0
 
     def reserve(self, row: int) -> None:
-        """Take a row out of `accepting`: it is drained for one task. -1: none is reserved."""
+        """Take a row out of `accepting` because it is drained for one task; -1 ends the
+        reservation.
+        """
         self._reserved = row
         self._recount()
 
@@ -173,7 +174,7 @@ class EnginePool:
         self.decode_work = 2.0 * sequence_s / fill_s if fill_s > 0.0 else 0.0
 
     def report(self, row: int, report: EngineReport) -> bool:
-        """Take in an engine's report; False: its numbers make no sense, and it was ignored."""
+        """Apply an engine's report; return false if its numbers are invalid and were ignored."""
         counts = (report.running, report.waiting, report.used_tokens)
         if not all(math.isfinite(count) and count >= 0 for count in counts):
             return False
@@ -186,10 +187,8 @@ class EnginePool:
         self.reports[row] = report
         return True
 
-    # Tasks come and go
-
     def has_room(self, state: TaskState, row: int) -> bool:
-        """Return true if an engine has room for a task now, or nothing to do at all."""
+        """Return true if an engine has room for a task now, or is idle."""
         scalars = self.table.scalars
         batch, most = scalars.batch[row], scalars.max_batch[row]
         if not batch:
@@ -204,11 +203,11 @@ class EnginePool:
 
     @property
     def has_open_row(self) -> bool:
-        """True if any accepting engine is not full, or has nothing to do."""
+        """Return true if any accepting engine is not full, or is idle."""
         return bool(self.accepting & ~(self.full & self.busy))
 
     def idle_row(self, state: TaskState) -> int:
-        """An engine with nothing to do that can hold the task; -1: there is none."""
+        """Return an idle engine that can hold the task; -1 if there is none."""
         table = self.table
         if not self.num_idle:
             return -1
@@ -217,7 +216,9 @@ class EnginePool:
         return row if idle[row] else -1
 
     def emptiest_row(self, state: TaskState) -> int:
-        """The engine with the smallest working set that could hold the task; -1: none could."""
+        """Return the engine with the smallest working set among those that could hold the task; -1
+        if none could.
+        """
         table = self.table
         could = table.accepts & (table.capacity >= state.working_set)
         row = int(np.where(could, table.working_set, np.inf).argmin())
@@ -255,7 +256,7 @@ class EnginePool:
         here[task.id] = state
 
     def release(self, state: TaskState) -> float:
-        """A placed task has ended: take away what it added.
+        """Remove an ended task's share from its engine's columns.
 
         Returns:
             Tokens of its context that no other task there needs.
@@ -283,7 +284,9 @@ class EnginePool:
         return (own if own > 0.0 else 0.0) + freed
 
     def progress(self, state: TaskState, filled: int, cached: int, generated: int) -> None:
-        """A placed task got on; all counts are sane, none is smaller than before."""
+        """Apply a placed task's new totals; the caller has checked that they are valid and did not
+        shrink.
+        """
         load, row, task = state.load, state.engine_row, state.task
         assert load is not None, f"task {task.id} is not placed"
         scalars, expected = self._scalars, state.expected_cached
@@ -316,7 +319,9 @@ class EnginePool:
         self._count_step_limit(row, load.step_limit_s, 1)
 
     def computed(self, state: TaskState) -> None:
-        """A task succeeded: an engine that does not report is assumed to cache its prompt."""
+        """Record a task's success: an engine that does not report blocks is assumed to cache its
+        prompt.
+        """
         row = state.engine_row
         description = self.table.descriptions[row]
         if description is not None and not description.reports_blocks:
@@ -326,14 +331,14 @@ class EnginePool:
             self.prefixes.assume(row, block_keys(state.task, block), blocks)
 
     def retain(self, row: int, tokens: float) -> None:
-        """Add tokens of KV that are retained for a paused application; negative ones end it."""
+        """Add KV tokens retained for a paused application; a negative number removes them."""
         self.table.scalars.retained[row] += tokens
         self.total_retained += tokens
 
     def _update_sets(self, row: int) -> None:
         scalars = self._scalars
         batch = scalars.batch[row]
-        # A large int is copied by each change: only where the row enters or leaves a set.
+        # Each change copies a large int, so change it only when the row enters or leaves a set.
         load = batch + 0.5 if scalars.pending_prefill[row] else batch
         load_before = self._load_of[row]
         if load != load_before:
@@ -372,7 +377,7 @@ class EnginePool:
 
 
 def block_keys(task: Task, block_tokens: int) -> tuple[Hashable, ...]:
-    """The block keys of its prompt; never more than the prompt has full blocks."""
+    """Return the block keys of the task's prompt, at most one per full block."""
     if block_tokens <= 0:
         return chain_of(task, 0)
     keys, full = task.prefix, task.prompt_tokens // block_tokens

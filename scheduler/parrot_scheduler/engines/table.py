@@ -1,4 +1,4 @@
-"""The engines of one model as a table: a row for each engine, a numpy column for each fact.
+"""The engines of one model as a table: one row per engine, one numpy column per fact.
 
 Rows are reused: a row without an engine has `accepts` False and an empty id. Policies read the
 columns; only `EnginePool` writes them.
@@ -25,9 +25,9 @@ _COLUMNS = (
 
 
 class TableScalars:
-    """The columns of an `EngineTable`, for access to single values: the same memory.
+    """The columns of an `EngineTable` for access to single values, in the same memory.
 
-    Reading and writing plain floats takes a third of the time that it takes through numpy.
+    Reading and writing plain floats takes a third of the time that numpy takes.
     """
 
     __slots__ = _COLUMNS
@@ -55,13 +55,13 @@ class EngineTable:
     Columns, all of the same length and float64 unless said:
 
     - `capacity`, `max_batch`, `max_batch_tokens`, `block_tokens`: as the engine described itself.
-    - `batch`: sequences of tasks placed there and not ended; `latency_batch`: those of them that
-      somebody waits for.
+    - `batch`: sequences of tasks placed there and not ended; `latency_batch`: those of them with
+      a user waiting.
     - `pending_prefill`: prompt tokens placed there that are neither filled nor expected in cache.
     - `working_set`: tokens of KV that the tasks placed there will need, expected output included;
-      blocks that several of them share count once as far as the scheduler knows.
-    - `retained`: tokens of KV that paused applications left there and will want again.
-    - `step_limit_s`: the tightest time per token promised to a task there; inf without one.
+      blocks known to be shared count once.
+    - `retained`: tokens of KV that paused applications left there for their return.
+    - `step_limit_s`: the tightest time per token promised to a task there; inf if there is none.
     - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`, `sequence_s`: its step model.
     - `accepts` (bool): takes new work.
     """
@@ -88,21 +88,21 @@ class EngineTable:
         self.accepts: npt.NDArray[np.bool_] = np.zeros(_FIRST_ROWS, dtype=np.bool_)
         self._rows: dict[EngineId, int] = {}
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
-        #: One value at a time, by the columns' names.
+        #: Single values, by the columns' names.
         self.scalars = TableScalars()
         for name in _COLUMNS:
             self._set_column(name, array("d", bytes(8 * _FIRST_ROWS)))
 
     def __len__(self) -> int:
-        """Engines, draining ones included."""
+        """Return the number of engines, draining ones included."""
         return len(self._rows)
 
     def row_of(self, engine_id: EngineId | None) -> int:
-        """The row of an engine; -1 when it is not here."""
+        """Return the row of an engine; -1 if it is not here."""
         return -1 if engine_id is None else self._rows.get(engine_id, -1)
 
     def add(self, engine: EngineDescription) -> int:
-        """A row for an engine that is not here yet."""
+        """Add an engine that is not here yet; return its row."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -121,7 +121,7 @@ class EngineTable:
         return row
 
     def remove(self, engine_id: EngineId) -> None:
-        """The engine is gone; unknown ids do nothing."""
+        """Remove an engine; unknown ids are ignored."""
         row = self._rows.pop(engine_id, -1)
         if row >= 0:
             self.accepts[row] = False
@@ -130,7 +130,7 @@ class EngineTable:
             self._free.append(row)
 
     def set_step_model(self, row: int, model: StepModel) -> None:
-        """Take a (better) model of the engine's steps."""
+        """Replace the engine's step model with a better one."""
         self.weights_s[row] = model.weights_s
         self.context_token_s[row] = model.context_token_s
         self.prefill_token_s[row] = model.prefill_token_s
@@ -152,7 +152,7 @@ class EngineTable:
 
 
 def rows_of(bits: int) -> Iterator[int]:
-    """The rows of a set, the first row first."""
+    """Iterate over the rows of a set in ascending order."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -160,5 +160,5 @@ def rows_of(bits: int) -> Iterator[int]:
 
 
 def set_of(rows: npt.NDArray[np.bool_]) -> int:
-    """A set of rows from one truth value for each row."""
+    """Build a set of rows from one boolean per row."""
     return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")

@@ -1,4 +1,4 @@
-"""Orders to compare with: by arrival, and by least attained service (Agentix, arXiv 2502.13965)."""
+"""Orders for comparison: by arrival, and by least attained service (Agentix, arXiv 2502.13965)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parrot_scheduler.task_state import Application, TaskState
 
 
 class Fcfs(TaskOrder):
-    """First come, first served: knows neither tenants, applications nor priorities."""
+    """First come, first served, regardless of tenants, applications and priorities."""
 
     name = "fcfs"
 
@@ -20,10 +20,10 @@ class Fcfs(TaskOrder):
 
 
 class ApplicationFifo(ApplicationOrder):
-    """The Parrot paper's order: all ready tasks of the application that came first go first.
+    """The Parrot paper's order: all ready tasks of the earliest application go first.
 
-    Within an application tasks go in order of submission, which is topological, as published
-    (arXiv 2405.19888, sections 5.2 and 5.4).
+    Tasks of one application go in order of submission, which is topological, as published (arXiv
+    2405.19888, sections 5.2 and 5.4).
     """
 
     name = "application-fifo"
@@ -33,11 +33,11 @@ class ApplicationFifo(ApplicationOrder):
 
 
 class Plas(ApplicationOrder):
-    """PLAS: an application's rank is the service that all its ended tasks had, in tokens.
+    """PLAS: an application's rank is the total service of its ended tasks, in tokens.
 
-    Good when nothing is known of applications and a few of them are very long. Continuous, where
-    the paper has a few levels; running tasks are never preempted. Long ones do not starve: see
-    `Aging`.
+    It works well when applications are unknown and a few of them are very long. The rank is
+    continuous, where the paper has a few levels; running tasks are never preempted. `Aging` keeps
+    long ones from starving.
     """
 
     name = "plas"
@@ -55,11 +55,10 @@ class Plas(ApplicationOrder):
 
 
 class Atlas(Plas):
-    """ATLAS: as PLAS, but tasks that ran at the same time do not add up.
+    """ATLAS: like PLAS, but concurrent tasks do not add up.
 
-    An application's rank is the service along its longest chain of tasks so far, in tokens: a task
-    starts from its application's rank at its submission, and raises it by its own service when it
-    ends.
+    An application's rank is the service along its longest chain of tasks so far, in tokens. A task
+    starts from the application's rank at submission, and raises it by its own service at its end.
     """
 
     name = "atlas"
@@ -70,7 +69,7 @@ class Atlas(Plas):
         self._start: dict[TaskState, float] = {}
 
     def rank(self, application: Application) -> tuple[float, ...]:
-        """By attained service along the longest chain, ties by arrival."""
+        """Rank by attained service along the longest chain; ties by arrival."""
         return (self._longest.get(application, 0.0), application.sequence)
 
     def push(self, state: TaskState, application: Application, now: float) -> None:

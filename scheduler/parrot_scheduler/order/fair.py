@@ -1,26 +1,26 @@
 """The default order: fair between tenants, whole applications within one, critical path first.
 
 1. Tenants by service: uncached prompt tokens and twice the output tokens (VTC with DLPM's charge,
-   arXiv 2401.00588 and 2501.14312). Charged when a task is placed, corrected when it ends. A tenant
-   that comes back starts no lower than the one that is served now.
+   arXiv 2401.00588 and 2501.14312). A task is charged at placement, and
+   the charge is corrected at its end. A returning tenant starts no lower than the one served now.
 2. Within a tenant by the priority field, smaller first.
-3. Within a priority, latency tasks and those with a deadline by the latest moment at which they
-   have to start, and all others by application. Three of four placements go to the first kind while
-   both wait. A latency task without a time of its own is due together with its application: three
-   times the length of its path after the last pause.
+3. Within a priority, latency tasks and those with a deadline by their latest start time, and
+   all others by application. Three of four placements go to the first kind while
+   both wait. A latency task without a bound of its own is due with its application: three times
+   the length of its path after the last pause.
 4. Applications by fair virtual finish time (Justitia, arXiv 2510.17015): the virtual time of their
-   arrival plus their whole work, expected from what applications of the same kind needed, and no
-   less than for all that are foretold in a row from the first task on (`Task.successors`). Where
-   neither is known: its first task's work and twice the work done so far, so that it falls behind
-   as it goes on (least attained service).
+   arrival plus their expected total work, which is learned from applications of the same kind and
+   covers at least the chain predicted at the first task (`Task.successors`). If neither is
+   known, it is the first task's work plus twice the work done so far, so the application falls
+   behind as it runs (least attained service).
 5. Within an application the longest remaining path first. A task group counts as its longest
    member, and its members follow each other.
 
-And every fourth placement goes to a task that waited longer than `starvation_s`: see `Aging`.
+Every fourth placement goes to a task that has waited longer than `starvation_s`: see `Aging`.
 
 Bound: between two tenants with waiting tasks that always find room, charges since both began to
-wait differ by at most one task's largest charge, plus the error of predictions for tasks in flight,
-plus what turns by age gave.
+wait differ by at most one task's largest charge, plus the prediction error of tasks in flight, plus
+placements by age.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from parrot_scheduler.task_state import Application, TaskState
 
 #: Charge of an output token, in uncached prompt tokens.
 OUTPUT_WEIGHT = 2.0
-#: While both kinds wait, one placement in so many goes to throughput tasks.
+#: While both kinds wait, one of this many placements goes to a throughput task.
 BATCH_SHARE = 4
-#: A latency task without a time of its own should end within so many times its path's length.
+#: A latency task without a bound should end within this many times its path's length.
 _STRETCH = 3.0
-#: An application without tasks for more seconds than this has paused: a user thinks, a tool runs.
+#: An application without tasks for longer than this has paused: a user thinks, or a tool runs.
 _PAUSE_S = 1.0
-#: Tenants looked at in search of one to forget; waiting ones are kept beyond the limit.
+#: Tenants examined in search of one to forget; waiting tenants are kept even beyond the limit.
 _LOOKS = 8
-#: Priorities beyond this, in either direction, count as this.
+#: Larger priorities, in either direction, are clamped to this.
 _MAX_PRIORITY = 100
 
 
 def charge_of(state: TaskState, cached: float, output: float) -> float:
-    """Return the charge of a task to its tenant, in uncached prompt tokens."""
+    """Return a task's charge to its tenant, in uncached prompt tokens."""
     return max(0.0, state.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
 def _foretold_work(state: TaskState) -> float:
-    """Work of a task and of as many like it as come behind it in a row; 0 if none are foretold."""
+    """Return the work of a task and its predicted successors; 0 if none are predicted."""
     if not state.successors:
         return 0.0
     return (1 + state.successors) * work_of(state, state.expected_output)
@@ -69,7 +69,7 @@ def _priority_of(state: TaskState) -> int:
 
 
 class _QueuedTask(HeapItem):
-    """A queued task. While it is blocked it is in none of the queues."""
+    """A queued task. A blocked one is in none of the queues."""
 
     __slots__ = ("group", "most", "queue", "state", "tasks", "tenant")
 
@@ -77,17 +77,17 @@ class _QueuedTask(HeapItem):
         super().__init__()
         self.state = state
         self.tenant = tenant
-        #: Its charge with nothing cached.
+        #: Its charge if nothing is cached.
         self.most = most
-        #: Where it is: among its tenant's tasks of one priority, None while blocked; there among
-        #: its application's, None for urgent ones; and there in its group, None without one.
+        #: The queues it is in: its tenant's queue of its priority (None while blocked), its
+        #: application's queue (None for urgent tasks) and its group's queue (None without a group).
         self.queue: _PriorityQueue | None = None
         self.tasks: _ApplicationQueue | None = None
         self.group: _GroupQueue | None = None
 
 
 class _GroupQueue(ItemHeap[_QueuedTask]):
-    """A task group's queued members, the longest path first."""
+    """Queued members of a task group, longest path first."""
 
     __slots__ = ("longest_s", "name")
 
@@ -99,13 +99,13 @@ class _GroupQueue(ItemHeap[_QueuedTask]):
 
 
 class _ApplicationQueue(ItemHeap[HeapItem]):
-    """An application's queued throughput tasks of one priority: groups, and tasks without one."""
+    """An application's queued throughput tasks of one priority: groups, and single tasks."""
 
     __slots__ = ("by_group",)
 
     def __init__(self) -> None:
         super().__init__()
-        #: None: there were none.
+        #: None until a task with a group comes.
         self.by_group: dict[str, _GroupQueue] | None = None
 
 
@@ -116,7 +116,7 @@ class _PriorityQueue:
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        #: Latency tasks and those with a deadline, by their latest start.
+        #: Latency tasks and those with a deadline, by latest start.
         self.urgent: ItemHeap[_QueuedTask] = ItemHeap()
         self.applications: ItemHeap[_ApplicationQueue] = ItemHeap()
         self.by_application: dict[Application, _ApplicationQueue] = {}
@@ -132,9 +132,9 @@ class _Tenant(HeapItem):
         super().__init__()
         self.id = tenant_id
         self.sequence = sequence
-        #: Charges so far, lifted when it comes back.
+        #: Charges so far; raised when the tenant returns.
         self.served = served
-        #: Queued tasks, blocked ones included, and what they will be charged at most.
+        #: Queued tasks, blocked ones included, and their largest possible charge.
         self.num_queued = 0
         self.queued_charge = 0.0
         #: Held applications.
@@ -146,13 +146,13 @@ class _Tenant(HeapItem):
 
 @dataclass(slots=True)
 class _ApplicationRecord:
-    """The memory of an application between its tasks; work is in KV-token-steps."""
+    """Order's state of an application between its tasks; work is in KV-token-steps."""
 
     virtual_start: float
     first_work: float
-    #: The same for all in a row from the first task on, as foretold with it; 0 if nothing was.
+    #: Expected work of the chain predicted at the first task; 0 if none was.
     foretold_work: float
-    #: When its tasks since its last pause should all have ended.
+    #: Time by which its tasks since its last pause should all have ended.
     due: float
     done_work: float = 0.0
     num_unfinished: int = 0
@@ -160,11 +160,11 @@ class _ApplicationRecord:
 
 
 class Fair(RankedOrder):
-    """The default order: see the module's text.
+    """The default order: see the module's docstring.
 
     Args:
-        config: `starvation_s` (seconds after which a task gets turns by age), `max_tenants` and
-            `max_templates` (bounds of what is remembered).
+        config: `starvation_s` (wait in seconds before a task is placed by age), `max_tenants` and
+            `max_templates` (limits on remembered items).
     """
 
     name = "fair"
@@ -180,26 +180,24 @@ class Fair(RankedOrder):
         self._known: OrderedDict[TenantId, _Tenant] = OrderedDict()
         self._max_tenants = config.max_tenants
         self._count = 0
-        #: Service of the tenant that is served now: a tenant that comes back starts no lower.
+        #: Service of the tenant served now: a returning tenant starts no lower.
         self._floor = 0.0
         self._queued: dict[TaskState, _QueuedTask] = {}
-        #: Of placed tasks.
+        #: Charges of placed tasks.
         self._charged: dict[TaskState, float] = {}
         self._records: dict[Application, _ApplicationRecord] = {}
         self._num_active = 0
-        # Work done, shared equally between the applications active meanwhile.
+        # Virtual time: work done, divided equally between the applications active meanwhile.
         self._virtual = 0.0
         self._demand = DemandPredictor(config.max_templates)
-
-    # Held applications
 
     def admission_rank(
         self, state: TaskState, application: Application, now: float
     ) -> AdmissionRank:
-        """By priority, then by virtual finish time: the least work ahead goes first.
+        """Rank by priority, then by virtual finish time: the least remaining work goes first.
 
-        Latency tasks are no exception here, or a tenant's chats would shut out its other work: a
-        task is short beside an application.
+        Latency tasks get no exception here: a task is short beside an application, so a tenant's
+        chats would shut out its other work.
         """
         tenant = self._waiting_tenant(application.tenant)
         tenant.num_held += 1
@@ -218,11 +216,11 @@ class Fair(RankedOrder):
         self._known[application.tenant].num_held -= 1
 
     def service_of(self, tenant: TenantId) -> float:
-        """Charges, those of queued tasks included: an admitted application counts at once."""
+        """Return the tenant's charges, including queued tasks, so an admitted application counts at
+        once.
+        """
         known = self._known[tenant]
         return known.served + known.queued_charge
-
-    # Queue
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
         record = self._records.get(application)
@@ -340,7 +338,7 @@ class Fair(RankedOrder):
         return first.state if isinstance(first, _QueuedTask) else None
 
     def pop(self, state: TaskState, application: Application, now: float) -> None:
-        """A task has been placed: charge its tenant."""
+        """Charge the tenant of a task that has been placed."""
         self._aging.placed(state, now)
         if self._leave(state) is None:
             return
@@ -353,10 +351,8 @@ class Fair(RankedOrder):
         self._charged[state] = charge
         self._charge(tenant, charge)
 
-    # Ends
-
     def finished(self, state: TaskState, application: Application, now: float) -> None:
-        """A placed task has ended: correct its charge by what it really took."""
+        """Correct the charge of an ended task by its actual cost."""
         self._rank_alone()
         self._demand.observe(state, now)
         charged = self._charged.pop(state, 0.0)
@@ -375,23 +371,23 @@ class Fair(RankedOrder):
                     queue.applications.push(tasks, self._finish_tag(application))
 
     def application_finished(self, application: Application, now: float) -> None:
-        """Learn from its whole work what applications of its kind need."""
+        """Learn the total work of an application's kind."""
         record = self._records.pop(application, None)
         if record is not None:
             self._demand.ended(application, record.done_work)
 
     def _unfinished(self, record: _ApplicationRecord, now: float | None) -> None:
-        """A task of the application is none any more; None: it was never placed."""
+        """Note that a task of the application has ended at `now`; None if it was never placed."""
         record.num_unfinished -= 1
         if record.num_unfinished == 0:
             self._num_active -= 1
             if now is not None:
                 record.paused_at = now
 
-    # Ranks
-
     def _finish_tag(self, application: Application) -> tuple[float, int]:
-        """Virtual time at which the application would end if all shared the engines equally."""
+        """Return the virtual time at which the application would end if all shared the engines
+        equally.
+        """
         record = self._records[application]
         expected = self._demand.work(application)
         if expected is None and not record.foretold_work:
@@ -400,7 +396,7 @@ class Fair(RankedOrder):
         return (record.virtual_start + work, application.sequence)
 
     def _latest_start(self, state: TaskState, application: Application) -> float:
-        """When a task that is no throughput task has to start to be in time."""
+        """Return the latest time at which a task with a latency goal must start."""
         kind, seconds = state.objective
         if kind == "ttft" and seconds is not None:
             return state.submitted_at + seconds
@@ -426,7 +422,7 @@ class Fair(RankedOrder):
         return tenant
 
     def _waiting_tenant(self, tenant_id: TenantId) -> _Tenant:
-        """A tenant with one more that waits; one that comes back starts from the floor."""
+        """Return a tenant that is about to wait; a returning one starts from the floor."""
         tenant = self._tenant(tenant_id)
         if not tenant.num_queued + tenant.num_held:
             tenant.served = max(tenant.served, self._floor)
@@ -438,5 +434,5 @@ class Fair(RankedOrder):
             self._tenants.push(tenant, (tenant.served, tenant.sequence))
 
     def service_by_tenant(self) -> dict[TenantId, float]:
-        """Charges of each tenant; one that comes back is lifted to those that wait."""
+        """Return each tenant's charges; a returning tenant is raised to the waiting ones' level."""
         return {tenant.id: tenant.served for tenant in self._known.values()}

@@ -1,4 +1,4 @@
-"""Base classes of orders by a key: of tasks, or of applications and then of their tasks; aging."""
+"""Base classes for orders by a key, of tasks or of applications and then their tasks; and aging."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import AdmissionRank, OrderPolicy
 from parrot_scheduler.task_state import Application, TaskState
 
-#: One placement in so many goes to the oldest of the tasks that waited too long.
+#: One of this many placements goes to the oldest starving task.
 AGING_SHARE = 4
-#: What has tasks that wait no more is rebuilt once they are more than the others and this.
+#: A queue is compacted once stale entries exceed both the live ones and this number.
 _FEW = 64
 
 
 class Aging:
-    """Finds the task that is due because it waited longer than `starvation_s` seconds.
+    """Finds the task that is due because it has waited longer than `starvation_s` seconds.
 
     A queued task older than `starvation_s` with k older ones in the queue is placed after at most
-    `AGING_SHARE * (k + 1)` further placements, as long as there is room for it.
+    `AGING_SHARE * (k + 1)` further placements, while there is room for it.
     """
 
     def __init__(self, starvation_s: float) -> None:
         self._starvation_s = starvation_s
         self._waiting: set[TaskState] = set()
-        # Tasks in order of submission: those that came in this order, and all others. Both may have
-        # some that wait no more, or twice.
+        # Tasks that came in order of submission, and all others. Both may hold tasks that no longer
+        # wait, and duplicates.
         self._came: deque[TaskState] = deque()
         self._late: list[tuple[int, TaskState]] = []
         self._latest = -1
-        # Placements since the last turn by age.
+        # Placements since the last one by age.
         self._since = 0
 
     def add(self, state: TaskState) -> None:
-        """A task waits from now on, or again."""
+        """Add a task that waits from now on, or again."""
         waiting, sequence = self._waiting, state.sequence
         if state in waiting:
             return
@@ -55,11 +55,11 @@ class Aging:
             self._late.clear()
 
     def remove(self, state: TaskState) -> None:
-        """A task waits no more, or is blocked."""
+        """Remove a task that no longer waits, or is blocked."""
         self._waiting.discard(state)
 
     def due(self, now: float) -> TaskState | None:
-        """The oldest starving task, if this is a turn by age; None otherwise."""
+        """Return the oldest starving task if this placement goes by age; None otherwise."""
         if self._since < AGING_SHARE - 1:
             return None
         oldest = self._oldest()
@@ -86,32 +86,32 @@ class Aging:
 
 
 class RankedOrder(OrderPolicy):
-    """Base of orders with blocked tasks, and with turns by age where `aging` is given."""
+    """Base of orders with blocked tasks, and with placement by age if `aging` is given."""
 
     def __init__(self, aging: Aging | None = None) -> None:
         self._aging = aging or Aging(math.inf)
         self._application_of: dict[TaskState, Application] = {}
         self._blocked: dict[TaskState, None] = {}
-        # A task that came while no other was queued: ranked once that matters, as most are placed
-        # at once.
+        # A task that came while no other was queued. Most are placed at once, so it is ranked only
+        # when needed.
         self._alone: TaskState | None = None
 
     @classmethod
     def make(cls, config: SchedulerConfig, rng: random.Random) -> Self:
-        """Return a new one with turns by age."""
+        """Return a new one with placement by age."""
         return cls(Aging(config.starvation_s))
 
     @abstractmethod
     def _insert(self, state: TaskState, application: Application) -> None:
-        """Add a task to those that may be first, or move it to its new rank."""
+        """Make a task eligible, or move it to its new rank."""
 
     @abstractmethod
     def _take_out(self, state: TaskState, application: Application) -> None:
-        """Remove a task from those that may be first."""
+        """Remove a task from the eligible ones."""
 
     @abstractmethod
     def _lowest(self) -> TaskState | None:
-        """The task of the lowest rank."""
+        """Return the task of the lowest rank."""
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
         queued = self._application_of
@@ -123,7 +123,7 @@ class RankedOrder(OrderPolicy):
         self._offer(state, application)
 
     def _rank_alone(self) -> None:
-        """Rank the task that came alone, before anything changes that its rank depends on."""
+        """Rank the task that came alone, before its rank's inputs change."""
         state, self._alone = self._alone, None
         if state is not None:
             self._offer(state, self._application_of[state])
@@ -136,7 +136,7 @@ class RankedOrder(OrderPolicy):
         self._leave(state)
 
     def _leave(self, state: TaskState) -> Application | None:
-        """Take a task out of the queue, blocked or not; None: it is not queued."""
+        """Remove a task from the queue, blocked or not; return None if it is not queued."""
         application = self._application_of.pop(state, None)
         if application is None:
             return None
@@ -177,7 +177,7 @@ class RankedOrder(OrderPolicy):
 
 
 class TaskOrder(RankedOrder):
-    """Tasks by `rank`, whoever's they are."""
+    """Orders tasks by `rank`, regardless of their application."""
 
     def __init__(self, aging: Aging | None = None) -> None:
         super().__init__(aging)
@@ -185,7 +185,7 @@ class TaskOrder(RankedOrder):
 
     @abstractmethod
     def rank(self, state: TaskState) -> tuple[float, ...]:
-        """Smaller is placed earlier; equal ranks in the order in which they came."""
+        """Return the task's rank: smaller is placed earlier, equal ranks in order of arrival."""
 
     def admission_rank(
         self, state: TaskState, application: Application, now: float
@@ -203,7 +203,7 @@ class TaskOrder(RankedOrder):
 
 
 class ApplicationOrder(RankedOrder):
-    """Applications by `rank`; the tasks of one application by `rank_task`."""
+    """Orders applications by `rank`, and the tasks of one application by `rank_task`."""
 
     def __init__(self, aging: Aging | None = None) -> None:
         super().__init__(aging)
@@ -212,10 +212,12 @@ class ApplicationOrder(RankedOrder):
 
     @abstractmethod
     def rank(self, application: Application) -> tuple[float, ...]:
-        """Smaller is served earlier. Called again whenever a task of the application ends."""
+        """Return the application's rank: smaller is served earlier. Called again whenever one of
+        its tasks ends.
+        """
 
     def rank_task(self, state: TaskState) -> tuple[float, ...]:
-        """Smaller is placed earlier, within an application. Default: priority, then submission."""
+        """Return the task's rank within its application. Default: priority, then submission."""
         return (state.priority, state.sequence)
 
     def admission_rank(

@@ -1,4 +1,4 @@
-"""The prompt tokens that an engine caches, or is about to cache."""
+"""Prompt tokens that an engine caches, or is about to cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def cached_on(state: TaskState, application: Application, pool: EnginePool, row:
 
 
 def tokens_of(depth: int, block: int, state: TaskState, application: Application) -> int:
-    """Return the prompt tokens that leading keys stand for; at least one stays to be computed.
+    """Return the prompt tokens that leading keys stand for; at least one token remains to compute.
 
     Args:
         depth: number of keys.
-        block: tokens of a block of the engine.
-        state: of the task.
+        block: tokens per block of the engine.
+        state: state of the task.
         application: whose task it is.
 
-    Without visible blocks (0) the first key stands for the template, and all of them for the
+    If blocks are invisible (`block` 0), the first key stands for the template, and all keys for the
     application's context as well.
     """
     task = state.task

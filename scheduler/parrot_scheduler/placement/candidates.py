@@ -1,9 +1,9 @@
-"""The few engines where a product of load and work may be smallest, looked at one by one.
+"""The few engines where the product of load and work may be smallest.
 
 These are the engines that hold most of the prompt, and the least loaded ones. Engines often differ
-by load and cache alone. Then, of those with as many sequences and nothing queued, the one that
-holds most of the prompt is the cheapest. And the search ends at a load for which even the largest
-cached part of the prompt cannot make up.
+only in load and cache. Then, among engines with equal sequences and empty queues, the one that
+holds most of the prompt is the cheapest. The search ends at a load that even the largest cached
+part of the prompt cannot outweigh.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from parrot_scheduler.placement.cached import cached_on, tokens_of
 from parrot_scheduler.prefix_index.index import chain_of
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Engines looked at in all, and of those that hold most of the prompt.
+#: Engines examined in all, and among those that hold most of the prompt.
 MOST_ENGINES = 64
 MOST_HOLDERS = 8
 
 
 class Candidate(NamedTuple):
-    """An engine that was looked at: the smallest of these tuples is the best engine."""
+    """An examined engine; the smallest of these tuples is the best engine."""
 
-    #: The promises that it would break; 0: none. See `candidates`.
+    #: Promises that it would break; 0 if none. See `candidates`.
     breaks: int
-    #: The work there times its sequences and this one.
+    #: Work there times its sequences plus this one.
     cost: float
-    #: Its sequences.
+    #: Its number of sequences.
     batch: float
     row: int
     #: Prompt tokens that it caches or is about to cache.
     cached: float
-    #: Prompt tokens to compute there before the task decodes: queued ones, those of the task's own
-    #: prefix left out, and new ones.
+    #: Prompt tokens to compute there before the task decodes: the queued ones outside the task's
+    #: own prefix, and the new ones.
     prefill: float
 
 
 class Candidates(NamedTuple):
-    """The engines that a task may be placed on."""
+    """Engines that a task may be placed on."""
 
-    #: Those that were looked at: at least one.
+    #: The examined engines, at least one.
     looked_at: list[Candidate]
-    #: Number of all of them.
+    #: Number of all possible engines.
     number: int
-    #: Most prompt tokens that any engine caches which takes work.
+    #: Most prompt tokens that any accepting engine caches.
     best_cached: float
 
 
@@ -59,21 +59,21 @@ def candidates(
     also: int = 0,
     breaks: Callable[[int, float], int] | None = None,
 ) -> Candidates | None:
-    """Look at engines that could hold the task and have room for its sequences.
+    """Examine engines that could hold the task and have room for its sequences.
 
-    An idle engine has room for any task. If no engine could hold it, every engine counts as if it
+    An idle engine has room for any task. If no engine could hold it, all are treated as if they
     could.
 
     Args:
         state: of the task.
         application: whose task it is.
         pool: the engines.
-        also: a set of rows to look at in any case.
+        also: a set of rows to examine in any case.
         breaks: tells which promises a row breaks with a number of tokens to compute; the larger the
-            number, the worse. None: nothing is promised.
+            number, the worse. None: there are no promises.
 
     Returns:
-        None: there is no such engine.
+        None if there is no such engine.
     """
     there = pool.accepting & ~(pool.batch_full & pool.busy)
     if not there:
@@ -90,10 +90,10 @@ def candidates(
     keys, decode_work = chain_of(task, block), pool.decode_work * output
     holders = pool.accepting & prefixes.rows_with(keys)
     most, best_cached = holders, 0.0
-    # Rows that are known to cache so much, of those that are looked at next.
+    # Rows known to cache this much, among those examined next.
     known, known_hit = 0, 0.0
     if block < 0:
-        # Engines have blocks of several sizes: the depth alone does not say what they cache.
+        # Block sizes differ, so depth alone does not give the cached tokens.
         most = holders = holders | pool.accepting & prefixes.rows_with(task.prefix)
         cached = (cached_on(state, application, pool, row) for row in rows_of(holders))
         best_cached = float(max(cached, default=0))
@@ -107,7 +107,7 @@ def candidates(
     first = also & there
     for row in islice(rows_of(most & there), MOST_HOLDERS):
         first |= 1 << row
-    # Engines differ by load and cache alone.
+    # Engines differ only in load and cache.
     alike = sequences == 1 and not least and breaks is None and block >= 0
     least_work, best_cost = decode_work + prompt - best_cached, math.inf
     looked_at: list[Candidate] = []
@@ -121,11 +121,11 @@ def candidates(
             if least_work * (load // 1 + 1.0) > best_cost:
                 break
             if has_unqueued:
-                # Those with more sequences that hold nothing of the prompt are no cheaper.
+                # Engines with more sequences that hold none of the prompt cannot be cheaper.
                 rows = held
             known = 0
             if rows and load.is_integer():
-                # Nothing is queued there.
+                # These engines have nothing queued.
                 if held:
                     depth, known = prefixes.deepest(held, keys)
                     known_hit = float(tokens_of(depth, block, state, application))
@@ -165,7 +165,7 @@ def candidates(
 
 
 def _awaited(state: TaskState, pool: EnginePool, row: int) -> float:
-    """Prompt tokens that tasks placed on a row need as well, and that it has not computed."""
+    """Return the prompt tokens that other tasks on a row need too, but that are not computed."""
     prefix, block = state.task.prefix, pool.table.scalars.block_tokens[row]
     claimed = pool.prefixes.claimed_on(row, prefix)
     if not claimed:

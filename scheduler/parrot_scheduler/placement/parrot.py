@@ -1,40 +1,42 @@
-"""The default placement: each task where it takes least, from itself and from all who run there.
+"""The default placement: each task goes where it costs itself and the tasks beside it least.
 
     argmin  (queued + new + decode work) x (sequences + 1)        ties: the fewest sequences
-
 `candidates` computes the product.
 
-`new` are prompt tokens that the engine neither caches nor is about to. `queued` are prompt tokens
-that wait there to be computed; those of the task's own prefix are no queue to it, they are work
-that it is spared. `decode work` is what its own tokens and those of one sequence beside them cost
-each other, as prompt tokens: `expected output x 2 x sequence_s / prefill_token_s` of the learned
-`StepModel`s of all engines together, as one engine's differs from another's by chance. Where a
-sequence costs next to nothing, as on a GPU, all this is LMetric (arXiv 2603.15202); where it costs
-much, as on a CPU, sequences are spread like on the least loaded engine.
-Rules, each with what it gives in `simulate policies` and on recorded programs (docs/scheduling.md):
+`new` is the number of prompt tokens that the engine neither caches nor is about to cache. `queued`
+is the number of prompt tokens waiting there; tokens of the task's own prefix are left out, because
+it would otherwise compute them itself. `decode work` is the cost that the task's own tokens and one
+sequence beside them cause each other, in prompt tokens: `expected output x 2 x sequence_s /
+prefill_token_s`. It uses the learned `StepModel`s of all engines together, since single engines
+differ by chance. If a sequence costs almost nothing, as on a GPU, this is LMetric (arXiv
+2603.15202); if it costs much, as on a CPU, sequences spread as with least-loaded placement. Each
+rule below is listed with its gain in `simulate policies` and on recorded programs
+(docs/scheduling.md):
 
-1. A task waits in the scheduler only while all engines are full: of sequences, or as soon as what
-   is placed needs all of an engine's KV. Then the order decides who goes next, and fairness holds.
-   With room anywhere it goes where it costs least, also to an engine without free KV, and the
-   engine's own queue takes it: going only where there is room gave prefixes away (chats 0.79,
+1. A task waits in the scheduler only while all engines are full: of sequences, or because placed
+   tasks need all of an engine's KV. The order then decides who goes next, and fairness holds. If
+   any engine has room, the task goes where it costs least, even to an engine without free KV,
+   and waits in that engine's own queue. Requiring room abandoned cached prefixes (chats 0.79,
    map-reduce 0.56 times as fast on small engines beyond their load).
-2. Its own prefix is no queue: agents that begin together behind one long prompt come together
-   while it is computed. Multi-agent programs 1.08 times (CPU) and 1.17 times (H200) as fast.
-3. Decode work: on CPU engines GPTs 1.1 to 1.4 times, agents 1.04 to 1.18 times as fast; on an H200
-   nothing changes.
-4. Objectives with a time: a throughput task goes to no engine where a decode step would then take
-   longer than was promised to others there, for `starvation_s` at most; a task with a time of its
-   own goes to engines that should meet it, if any does.
-5. What is a task's own: the engine that caches most of its prompt, more than what any applications
-   share of it (`Task.common_tokens`), may cost three times as much as the cheapest; where that is
-   not known, the engine where its application ran last, if it caches a third of the prompt and
-   more than the cheapest. The product counts a moment; a call that leaves what is cached has it
-   computed anew, and takes memory twice. Agents 1.02 to 1.07 times as fast, programs of many agents
-   whose calls come over a network 1.19 times. Where sequences cost more than a prompt, the slack is
-   less, `1 + 2 / decode work` of a token: 1.5 on a CPU, where three times made agents 0.95 and
-   multi-agent programs 0.84 times as fast. Less than a third is what a fan-out shares, which would
-   follow its first call: map-reduce jobs of one document 0.96 times as fast.
-6. `Task.prefers`: the engine that has something of the task already may cost a quarter more.
+2. The task's own prefix is not counted as queued, so agents that start together behind one long
+   prompt are placed together while it is computed. Multi-agent programs became 1.08 times (CPU)
+   and 1.17 times (H200) as fast.
+3. Decode work: on CPU engines GPTs became 1.1 to 1.4 times and agents 1.04 to 1.18 times as
+   fast; on an H200 nothing changes.
+4. Objectives with a time: a throughput task avoids engines where its decode step would exceed
+   the time promised to other tasks, for at most `starvation_s`. A task with a bound of its own
+   goes to engines that should meet it, if any does.
+5. Affinity: the engine that caches most of the task's private prefix (more than
+   `Task.common_tokens`, which any application shares) may cost three times as much as the
+   cheapest. If the common part is unknown, it is the engine where the application ran last,
+   provided that it caches a third of the prompt and more than the cheapest does. The product
+   sees only the moment: a call that leaves its cache recomputes it and occupies memory twice.
+   Agents became 1.02 to 1.07 times as fast, and many-agent programs that call over a network 1.19
+   times. Where sequences cost more than prompts, the slack is smaller, `1 + 2 / decode work` of a
+   token: 1.5 on a CPU, where a factor of three made agents 0.95 and multi-agent programs 0.84
+   times as fast. A fan-out shares less than a third; with a lower limit it would follow its
+   first call, and map-reduce jobs of one document ran 0.96 times as fast.
+6. `Task.prefers`: the engine that already has part of the task may cost a quarter more.
 """
 
 from __future__ import annotations
@@ -50,35 +52,36 @@ from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
 from parrot_scheduler.task_state import Application, TaskState
 
-#: The engine that a task prefers may cost so many times as much as the best one.
+#: The engine that a task prefers may cost this many times as much as the best one.
 _PREFERRED_SLACK = 1.25
-#: The engine that has what is the task's own may cost so many times as much again as the best one,
-#: where a generated token costs a sequence beside it no more than a prompt token would.
+#: The engine with the task's private prefix may cost this many times as much on top of the best
+#: one, if a generated token costs a sequence beside it no more than a prompt token.
 _HOME_SLACK = 2.0
-#: An engine with less of the prompt than this share of what another one has replicates it.
+#: A placement is called `replicate` if the engine caches less than this share of the best one.
 _REPLICATE_SHARE = 0.5
 
 
-#: Engines that a choice tells it was compared with.
+#: Number of compared engines that a choice reports.
 _COMPARED = 4
-#: Of a prompt: less is not what its application computed before, but what its calls begin with.
+#: Share of the prompt. A shorter cached part is a common beginning, not the application's own
+#: earlier work.
 _LEAST_OWN_SHARE = 1 / 3
-#: `Candidate.breaks`: a promise to others there, and the task's own. The first one weighs more.
+#: Values of `Candidate.breaks`: a promise to other tasks, which weighs more, and the task's own.
 _BREAKS_OTHERS, _BREAKS_OWN = 2, 1
 
 
 class _Limit(NamedTuple):
-    """A bound in seconds on one field of `Prediction`, from a task's own objective."""
+    """A limit in seconds on one field of `Prediction`, from the task's own objective."""
 
     field: Literal["finish_s", "ttft_s", "step_s"]
     seconds: float
 
 
 class Parrot(PlacementPolicy):
-    """The default placement: see the module's text.
+    """The default placement: see the module's docstring.
 
     Args:
-        config: `starvation_s` (seconds after which promised step times bind a task no more).
+        config: `starvation_s` (wait in seconds after which a task may break promised step times).
     """
 
     name = "parrot"
@@ -143,11 +146,11 @@ class Parrot(PlacementPolicy):
 
 
 def _home(state: TaskState, looked_at: list[Candidate], last: int) -> Candidate | None:
-    """The engine that has what is the task's own.
+    """Return the engine with the task's private prefix.
 
-    That is the one that caches most of the prompt, if that is more than what any applications
-    share. Where that is not known, it is the one where the application ran last (`last`), if it
-    caches `_LEAST_OWN_SHARE` of the prompt.
+    It is the engine that caches most of the prompt, if that exceeds the part that applications
+    share. If the shared part is unknown, it is the engine where the application ran last (`last`),
+    if that caches `_LEAST_OWN_SHARE` of the prompt.
     """
     task = state.task
     if task.common_tokens is None:
@@ -162,11 +165,11 @@ def _home(state: TaskState, looked_at: list[Candidate], last: int) -> Candidate 
 def _broken(
     state: TaskState, pool: EnginePool, limit: _Limit | None, row: int, prefill: float
 ) -> int:
-    """Tell the promises that would be broken on a row, with `prefill` tokens to compute."""
+    """Return the promises that a placement on a row breaks, with `prefill` tokens to compute."""
     scalars = pool.table.scalars
     predicted = predict_row(state, prefill, scalars, row)
     broken, limit_s = 0, scalars.step_limit_s[row]
-    # A limit that even an idle engine would break is void.
+    # A limit that even an idle engine would break is ignored.
     if limit_s < predicted.step_s and scalars.weights_s[row] + scalars.overhead_s[row] <= limit_s:
         broken += _BREAKS_OTHERS
     if limit is not None and getattr(predicted, limit.field) > limit.seconds:
@@ -175,7 +178,7 @@ def _broken(
 
 
 def _limit_of(state: TaskState, now: float) -> _Limit | None:
-    """The bound that its own objective sets; None: none that can be predicted."""
+    """Return the limit of the task's own objective; None if it has none that can be predicted."""
     kind, seconds = state.objective
     if kind == "deadline" and state.deadline is not None:
         return _Limit("finish_s", state.deadline - now)

@@ -1,1 +1,1 @@
-"""Beginnings of prompts by the engines that hold them, and those that placed tasks need."""
+"""Prefixes of prompts by the engines that hold them and the placed tasks that need them."""

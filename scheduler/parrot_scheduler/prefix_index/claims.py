@@ -1,9 +1,9 @@
-"""Prefix claims: the prompts of placed tasks as a tree of paths, with what each engine needs.
+"""Prefix claims: the prompts of placed tasks as a tree, with each engine's needs.
 
-A prompt is a chain of block keys, and two chains agree up to where they part. A path of the tree is
-the whole chain of one prompt from where it left its parent; others that leave it do so at some
-depth, as paths of their own. So a prompt is found in as many steps as there are such partings, and
-bisection finds each: neither each block nor each point where somebody else leaves is looked at.
+A prompt is a chain of block keys, and two chains agree up to where they diverge. A path of the tree
+is the chain of one prompt from the point where it left its parent; other chains that leave it
+become its children. A look-up takes one step per divergence on its way, each found by bisection. It
+visits neither every block nor every other branch.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 
-# Shared by all paths that have none of their own.
+# Shared by all paths without their own.
 _NO_LEVELS: dict[int, int] = {}
 _NOTHING_LESSER: dict[int, list[int]] = {}
 
 
 class ClaimPath:
-    """Blocks of the chain `keys` from `start` on, and how far each row needs them.
+    """Blocks of the chain `keys` from `start` on, and the depth to which each row needs them.
 
-    A row needs it up to the end of each of its claims that end here, and up to each child that the
-    row needs. So a claim is counted where it ends, and where it meets what its row needs already.
+    A row needs a path up to the end of each of its claims on it, and up to each child that the row
+    needs. A claim is counted where it ends, and where it joins a stretch that its row already
+    needs.
     """
 
     __slots__ = (
@@ -30,19 +31,19 @@ class ClaimPath:
     def __init__(
         self, keys: tuple[Hashable, ...], start: int, parent: ClaimPath | None, name: Hashable
     ) -> None:
-        #: Of the longest prompt that was claimed here; its end may be needed no more.
+        #: Keys of the longest prompt claimed here; its end may no longer be needed.
         self.keys = keys
         self.start = start
         self.parent = parent
-        #: Where its parent has it.
+        #: Its key in the parent's `children`.
         self.name = name
-        #: By their first key; see `child`. None: there were none.
+        #: By first key; see `child`. None until there is one.
         self.children: dict[Hashable, ClaimPath] | None = None
-        # Most paths are the end of one prompt: this row alone (-1: none) needs it, to this depth.
+        # Most paths end one prompt: one row (-1: none) needs it, to this depth.
         self.row = -1
         self.depth = 0
-        # Or several did at a time: the depths that each row needs as its deepest, the same depths
-        # with sets of rows, and further depths of rows that have some, the least first.
+        # With several claims: the deepest need of each row; the same depths mapped to sets of rows;
+        # and the smaller needs of rows that have some, in ascending order.
         self.needs: dict[int, int] | None = None
         self.levels: dict[int, int] = _NO_LEVELS
         self.lesser: dict[int, list[int]] = _NOTHING_LESSER
@@ -52,15 +53,15 @@ class ClaimPath:
         return self.row >= 0 or bool(self.needs)
 
     def child(self, depth: int, key: Hashable) -> ClaimPath | None:
-        """The path that leaves this one at a depth with a key."""
+        """Return the path that leaves this one at a depth with a key."""
         if self.children is None:
             return None
         found = self.children.get(key)
-        # The same key twice is no chain; it is kept apart all the same.
+        # A repeated key is no proper chain, but is kept separate all the same.
         return found if found is None or found.start == depth else self.children.get((depth, key))
 
     def agrees_up_to(self, prefix: Sequence[Hashable]) -> int:
-        """Depth up to which a prompt agrees with a path whose first key it has."""
+        """Return the depth to which a prompt agrees with a path whose first key it shares."""
         keys, low = self.keys, self.start + 1
         high = min(len(keys), len(prefix))
         if keys[high - 1] == prefix[high - 1]:
@@ -75,19 +76,19 @@ class ClaimPath:
         return low
 
     def depth_on(self, row: int) -> int:
-        """How far a row needs it; 0: not at all."""
+        """Return the depth to which a row needs the path; 0 if it does not."""
         if self.needs is None:
             return self.depth if self.row == row else 0
         return self.needs.get(row, 0)
 
     def rows_by_depth(self) -> dict[int, int]:
-        """Sets of rows by how far they need it."""
+        """Return the sets of rows by needed depth."""
         if self.needs is None:
             return {self.depth: 1 << self.row} if self.row >= 0 else {}
         return self.levels
 
     def need(self, row: int, depth: int) -> int:
-        """A row needs it up to a depth, once more; up to where it did before, 0: not at all."""
+        """Add a row's need up to a depth; return its previous depth, 0 if it had none."""
         needs = self.needs
         if needs is None:
             if self.row < 0:
@@ -111,7 +112,7 @@ class ClaimPath:
         return before
 
     def need_no_more(self, row: int, depth: int) -> int:
-        """Takes one `need` back; up to where the row needs it then."""
+        """Remove one `need`; return the row's remaining depth."""
         needs = self.needs
         if needs is None:
             self.row = -1
@@ -132,7 +133,7 @@ class ClaimPath:
         return after
 
     def drop(self, row: int) -> None:
-        """The row needs nothing of it any more."""
+        """Remove all needs of a row."""
         if self.needs is None:
             self.row = -1
         else:
@@ -140,7 +141,7 @@ class ClaimPath:
             self.lesser.pop(row, None)
 
     def _move(self, needs: dict[int, int], row: int, before: int, after: int) -> None:
-        """Change a row's depth; 0 is none."""
+        """Change a row's depth; 0 means none."""
         bit, levels = 1 << row, self.levels
         if before:
             rest = levels[before] ^ bit
@@ -160,14 +161,14 @@ class ClaimTree:
 
     def __init__(self) -> None:
         self._root = ClaimPath((), 0, None, None)
-        # The paths of the last chain looked up, and up to where it agrees with each: a task is
-        # looked up for each engine, and just before it is placed. Reset by any change.
+        # Paths of the last chain looked up, and how far it agrees with each. A task is looked up
+        # for each engine and again just before placement. Any change resets this.
         self._walked: Sequence[Hashable] | None = None
         self._paths: list[ClaimPath] = []
         self._agreed: list[int] = []
 
     def rows_with(self, prefix: Sequence[Hashable]) -> int:
-        """The set of rows that need any leading block of a prompt."""
+        """Return the set of rows that need any leading block of a prompt."""
         self._walk(prefix)
         rows = 0
         if self._paths:
@@ -176,7 +177,7 @@ class ClaimTree:
         return rows
 
     def depth_on(self, row: int, prefix: Sequence[Hashable]) -> int:
-        """Leading blocks of a prompt that one row needs."""
+        """Return the number of leading blocks of a prompt that a row needs."""
         self._walk(prefix)
         for at in range(len(self._paths) - 1, -1, -1):
             depth = self._paths[at].depth_on(row)
@@ -185,7 +186,9 @@ class ClaimTree:
         return 0
 
     def deepest(self, rows: int, prefix: Sequence[Hashable]) -> tuple[int, int]:
-        """Leading blocks of a prompt that rows of a set need at most, and which rows need them."""
+        """Return the most leading blocks of a prompt that any row of a set needs, and the rows that
+        need them.
+        """
         self._walk(prefix)
         for at in range(len(self._paths) - 1, -1, -1):
             agreed, depth, found = self._agreed[at], 0, 0
@@ -202,7 +205,9 @@ class ClaimTree:
         return 0, 0
 
     def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[ClaimPath, int]:
-        """Add a claim: the path where it ends, and how many of its blocks the row needed."""
+        """Add a claim; return the path where it ends and the number of blocks that the row needed
+        already.
+        """
         self._walk(keys)
         self._walked = None
         path, agreed, length = self._root, 0, len(keys)
@@ -228,8 +233,8 @@ class ClaimTree:
         return last, 0
 
     def remove(self, row: int, last: ClaimPath, end: int) -> int:
-        """Remove a claim of `end` blocks that ends on a path; return how many of them the row
-        needs no more.
+        """Remove a claim of `end` blocks that ends on a path; return the number of blocks the row
+        no longer needs.
         """
         self._walked = None
         path, depth, parent = last, end, last.parent
@@ -244,7 +249,7 @@ class ClaimTree:
         return end
 
     def drop_row(self, row: int) -> None:
-        """Remove all claims of a row in one pass over its paths; not to be removed again."""
+        """Remove all claims of a row in one pass; they must not be removed again."""
         self._walked = None
         paths = [self._root]
         while paths:

@@ -1,1 +1,1 @@
-"""All that waits: held applications, waiting and blocked tasks, and the applications of both."""
+"""Queues: held applications, waiting and blocked tasks, and the known applications."""

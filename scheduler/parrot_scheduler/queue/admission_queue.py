@@ -1,4 +1,4 @@
-"""Applications of one model that are held, and whose turn it is to be admitted."""
+"""Held applications of one model, and the order in which they are admitted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from parrot_scheduler.policy import AdmissionCandidate, OrderPolicy
 from parrot_scheduler.task import ApplicationId, TaskId, TenantId
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Tenants of each kind that an admission policy chooses from, and their applications in all.
+#: Tenants of each kind offered to an admission policy, and applications of them in all.
 _MAX_CANDIDATES = 16
-#: Tenants behind the first ones whose service has grown; so many are re-sorted in one look.
+#: Tenants behind the front that are re-sorted in one look because their service has grown.
 _MAX_RESORTED = 64
 
 
@@ -25,9 +25,9 @@ class HeldApplication:
     application: Application
     since: float
     reason: str
-    #: Whether KV of it is retained on an engine.
+    #: True if an engine retains KV for it.
     returning: bool
-    #: What admission policies see of it.
+    #: The view that admission policies get.
     candidate: AdmissionCandidate
     tenant: TenantId = ""
     tasks: dict[TaskId, TaskState] = field(default_factory=dict)
@@ -40,16 +40,16 @@ class HeldApplication:
 
 
 class _TenantQueues:
-    """Tenants by their service so far, and the held applications of each by rank."""
+    """Tenants by service so far, and each tenant's held applications by rank."""
 
     def __init__(self, order: OrderPolicy) -> None:
         self._order = order
         self._by_tenant: dict[TenantId, LazyHeap[HeldApplication]] = {}
         self._ranks: dict[HeldApplication, tuple[float, ...]] = {}
-        # The tenants with the least service, with that service, in this order; and all others.
+        # Tenants with the least service, sorted by it; and all others.
         self._front: list[tuple[float, TenantId]] = []
         self._behind: LazyHeap[TenantId] = LazyHeap()
-        # The last answer of `first`; None once it is out of date.
+        # The last result of `first`; None once it is stale.
         self._candidates: list[HeldApplication] | None = []
 
     def add(self, held: HeldApplication, rank: tuple[float, ...]) -> None:
@@ -75,7 +75,7 @@ class _TenantQueues:
                 self._front = [place for place in self._front if place[1] != held.tenant]
 
     def first(self) -> list[HeldApplication]:
-        """The first applications of the tenants with the least service."""
+        """Return the first applications of the tenants with the least service."""
         moved = self._sort_front()
         if moved or self._candidates is None:
             each = max(1, _MAX_CANDIDATES // max(len(self._front), 1))
@@ -85,10 +85,10 @@ class _TenantQueues:
         return self._candidates
 
     def _sort_front(self) -> bool:
-        """Put the front right; whether the service of one of its tenants has changed.
+        """Sort the front; return true if the service of one of its tenants has changed.
 
-        A tenant further behind is put right when it comes up, as service mostly grows. It does so
-        only where one in the front has changed, or has come or gone.
+        A tenant behind the front is re-sorted only when it comes up, since service mostly grows. It
+        comes up only after a tenant in the front has changed, come or gone.
         """
         order, behind, front = self._order, self._behind, self._front
         moved = [place for place in front if order.service_of(place[1]) != place[0]]
@@ -135,13 +135,13 @@ def _service(place: tuple[float, TenantId]) -> float:
 class AdmissionQueue:
     """Held applications in two queues: those with KV retained on an engine, and all others.
 
-    The first kind goes before the second. An application whose KV is gone waits with the new ones:
-    it came earlier, so it goes first among those with as much work, but a long chain of calls that
-    share nothing does not shut out short applications by returning after each call.
+    Applications with retained KV go first. An application whose KV is gone waits with the new ones.
+    It came earlier, so it precedes those with equal work, but a long chain of unrelated calls does
+    not shut out short applications by returning after each call.
 
-    Who is next is the order policy's decision, as for queued tasks: the tenant with the least
-    service, and of its applications the one with the lowest rank. With the longest held ones first
-    instead, a tenant that floods would fill what an admission policy chooses from.
+    The order policy chooses the next one, as for queued tasks: the tenant with the least service,
+    and its application with the lowest rank. If the longest held went first instead, a flooding
+    tenant would fill the list that an admission policy chooses from.
     """
 
     def __init__(self, order: OrderPolicy) -> None:
@@ -169,15 +169,17 @@ class AdmissionQueue:
         return held
 
     def remove(self, held: HeldApplication) -> None:
-        """An application is held no more: it is admitted, or its last held task has ended."""
+        """Remove an application that is admitted, or whose last held task has ended."""
         del self.held[held.application.id]
         self._queue_of(held).remove(held)
         self._order.admitted(held.application)
 
     def candidates(self) -> Iterator[AdmissionCandidate]:
-        """A few to choose from, those with retained KV first, each kind in its order.
+        """Return a few applications to choose from, those with retained KV first, each kind in its
+        order.
 
-        Up to 16 tenants of each kind; of fewer tenants more applications, 16 in all.
+        Offers up to 16 tenants of each kind. With fewer tenants, each offers more applications, 16
+        in all.
         """
         for queue in (self._returning, self._others):
             for held in queue.first():

@@ -1,4 +1,4 @@
-"""Applications of one model: from their first task until they finish or are too many."""
+"""Applications of one model, from their first task until they finish or are forgotten."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.task import ApplicationId, EngineId, Task
 from parrot_scheduler.task_state import Application, TaskState
 
-#: Templates remembered of one application.
+#: Templates remembered per application.
 _MAX_TEMPLATES = 8
 
 
 class ApplicationRegistry:
     """The known applications, and the KV retained for paused ones.
 
-    At most `max_paused` paused applications are remembered, longest idle first out; those with
-    unfinished tasks are bounded by these.
+    Remembers at most `max_paused` paused applications and forgets the longest idle first.
+    Unfinished tasks bound the others.
 
     Args:
         pool: the engines.
-        max_paused: bound on paused applications.
+        max_paused: limit on paused applications.
         on_forgotten: called with each application that is forgotten.
     """
 
@@ -31,7 +31,7 @@ class ApplicationRegistry:
         self._pool = pool
         self._max_paused = max_paused
         self._on_forgotten = on_forgotten
-        #: Applications that are remembered; only this class changes it.
+        #: Remembered applications; only this class changes it.
         self.by_id: dict[ApplicationId, Application] = {}
         self._paused: OrderedDict[ApplicationId, Application] = OrderedDict()
         self._retained: OrderedDict[ApplicationId, Application] = OrderedDict()
@@ -41,7 +41,7 @@ class ApplicationRegistry:
         return len(self.by_id)
 
     def register(self, task: Task, now: float) -> Application:
-        """The application of a new task, itself new if need be."""
+        """Return the application of a new task, creating it if needed."""
         known = self.by_id.get(task.application)
         if known is None:
             self._count += 1
@@ -57,12 +57,12 @@ class ApplicationRegistry:
         return known
 
     def retained(self) -> list[Application]:
-        """Paused applications with KV retained on an engine, longest idle first."""
+        """Return paused applications with KV retained on an engine, longest idle first."""
         return list(self._retained.values())
 
     @property
     def num_active(self) -> int:
-        """Applications with unfinished tasks."""
+        """Return the number of applications with unfinished tasks."""
         return len(self.by_id) - len(self._paused)
 
     @property
@@ -70,10 +70,10 @@ class ApplicationRegistry:
         return len(self._retained)
 
     def add_service(self, state: TaskState, application: Application, own_tokens: float) -> None:
-        """A placed task has ended; its counts are final.
+        """Add an ended task's service to its application; the task's counts are final.
 
         Args:
-            own_tokens: of its context, needed by no other task on its engine.
+            own_tokens: tokens of its context that no other task on its engine needs.
         """
         task = state.task
         sequences = max(1, task.num_sequences)
@@ -87,7 +87,9 @@ class ApplicationRegistry:
         application.last_engine = state.engine_id
 
     def pause(self, application: Application, now: float) -> None:
-        """It has no unfinished task; its KV stays where the last one ran if `retain_on_pause`."""
+        """Pause an application without unfinished tasks; `retain_on_pause` keeps its KV on its last
+        engine.
+        """
         retain, application.retain_on_pause = application.retain_on_pause, False
         application.idle_since = now
         self._paused[application.id] = application
@@ -101,7 +103,7 @@ class ApplicationRegistry:
             self.forget(next(iter(self._paused.values())))
 
     def release_retained(self, application: Application) -> None:
-        """Stop to count as retained what it left on an engine."""
+        """Stop counting the KV that an application left on an engine as retained."""
         if application.retained_tokens:
             row = self._pool.row_of(application.last_engine)
             if row >= 0:
@@ -110,7 +112,7 @@ class ApplicationRegistry:
             self._retained.pop(application.id, None)
 
     def engine_left(self, engine_id: EngineId) -> None:
-        """Nothing is retained there any more. To be called while the engine has its row."""
+        """Release all KV retained on an engine. Call it while the engine still has its row."""
         for application in self.retained():
             if application.last_engine == engine_id:
                 self.release_retained(application)

@@ -1,4 +1,4 @@
-"""Every task of one model that is not placed yet, and where to find it by engine and by group."""
+"""Unplaced tasks of one model, indexed by bound engine and by group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from parrot_scheduler.task_state import TaskState
 
 
 class WaitingTasks:
-    """Unplaced tasks in order of submission; held, queued and blocked ones alike."""
+    """Unplaced tasks in order of submission; held, queued and blocked alike."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[TaskId, TaskState] = OrderedDict()
         self._bound: dict[EngineId, dict[TaskId, TaskState]] = {}
-        # Queued members of each task group, the largest working set first.
+        # Queued members of each task group, largest working set first.
         self._groups: dict[str, LazyHeap[TaskState]] = {}
 
     def __len__(self) -> int:
@@ -23,7 +23,7 @@ class WaitingTasks:
 
     @property
     def num_groups(self) -> int:
-        """Task groups with queued members."""
+        """Return the number of task groups with queued members."""
         return len(self._groups)
 
     def add(self, state: TaskState) -> None:
@@ -45,21 +45,21 @@ class WaitingTasks:
         return next(iter(self._tasks.values()), None)
 
     def all(self) -> list[TaskState]:
-        """Every task, as a list that later changes leave alone."""
+        """Return a copy of all tasks as a list."""
         return list(self._tasks.values())
 
     def bound_to(self, engine_id: EngineId) -> list[TaskState]:
-        """Tasks that only this engine can run, as a list that later changes leave alone."""
+        """Return a copy of the tasks that only this engine can run, as a list."""
         return list(self._bound.get(engine_id, {}).values())
 
     def join_groups(self, state: TaskState) -> None:
-        """A task is queued, or its groups have changed."""
+        """Index a task by group after it was queued or its groups changed."""
         for group in state.groups:
             members = self._groups.setdefault(group.id, LazyHeap())
             members.push(state, (-state.working_set, state.sequence))
 
     def leave_groups(self, state: TaskState) -> None:
-        """A task is queued no more, or its groups are about to change."""
+        """Remove a task from its groups before they change, or because it is no longer queued."""
         for group in state.groups:
             members = self._groups.get(group.id)
             if members is not None:
@@ -68,6 +68,6 @@ class WaitingTasks:
                     del self._groups[group.id]
 
     def largest_of(self, group_id: str) -> TaskState | None:
-        """The queued member of a group with the largest working set; None: it has none."""
+        """Return the queued member of a group with the largest working set; None if it has none."""
         members = self._groups.get(group_id)
         return None if members is None else members.first()
