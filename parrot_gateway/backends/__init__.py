@@ -1,1 +1,1 @@
-"""What answers calls: engines that the gateway runs itself, and upstream servers."""
+"""Backends that answer calls: engines that the gateway runs itself, and upstream servers."""

@@ -1,4 +1,4 @@
-"""What is known of a call beside its prompt, and of a model without an engine to run it on."""
+"""Facts about a call besides its prompt, and about a model without a running engine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which backend answers a call: names of models, placement by the scheduler, explanations."""
+"""Routing chooses the backend of a call: model names, placement by the scheduler, explanations."""
