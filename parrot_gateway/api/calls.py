@@ -532,8 +532,8 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
-        if request.ignored:
-            name_ignored(exchange, request.ignored)
+        if request.ignored or call.ignored:
+            name_ignored(exchange, (*request.ignored, *call.ignored))
         generation_request = await call.generation_request(metadata.salt)
         await answer_call(
             exchange,

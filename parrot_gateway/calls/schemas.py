@@ -1,4 +1,5 @@
-"""JSON schemas as people write them: an object that lists its properties has no others.
+"""JSON schemas as people write them: an object that lists its properties has no others, and
+strings of known formats end.
 
 JSON Schema lets an object have any properties beside those it lists, unless `additionalProperties`
 is false. Few who write a schema mean that, generators (pydantic, TypeScript) leave the field out,
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from parrot_gateway.calls.schema_formats import bounded
+
 _Schema: TypeAlias = Mapping[str, Any]
 
 #: Keywords by what they hold. Not in `not` and `if`: an object closed there would close less.
@@ -20,37 +23,41 @@ _HOLDS_MAP = ("properties", "patternProperties", "dependentSchemas", "$defs", "d
 _SAYS_MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
 
 
-def closed_objects(schema: _Schema) -> dict[str, Any]:
-    """The same schema with `additionalProperties: false` where objects list their properties and
-    say nothing of others.
+def as_meant(schema: _Schema, *, closes: bool = True) -> dict[str, Any]:
+    """The schema with `additionalProperties: false` where objects list their properties and say
+    nothing of others, and with formats as `schema_formats.bounded` has them.
 
-    Left as they are: objects put together of parts that each list some (`allOf`, or `properties`
+    Objects stay open that are put together of parts which each list some (`allOf`, or `properties`
     beside a `$ref`), since closed parts exclude one another, and objects that need more
     properties than they list.
+
+    Args:
+        schema: of a value.
+        closes: close objects.
 
     Raises:
         RecursionError: too many levels.
     """
-    parts = _Parts(schema)
-    closed = _closed(schema, parts.combined())
-    assert isinstance(closed, dict)
-    return closed
+    made = _as_meant(schema, _Parts(schema).combined() if closes else None)
+    assert isinstance(made, dict)
+    return made
 
 
-def _closed(value: Any, combined: set[int]) -> Any:
+def _as_meant(value: Any, combined: set[int] | None) -> Any:
+    """Make one schema; `combined`: those that are not closed, None closes none."""
     if not isinstance(value, Mapping):
         return value
-    made = dict(value)
+    made = bounded(dict(value))
     for key in _HOLDS_MAP:
         if isinstance(value.get(key), Mapping):
-            made[key] = {name: _closed(item, combined) for name, item in value[key].items()}
+            made[key] = {name: _as_meant(item, combined) for name, item in value[key].items()}
     for key in _HOLDS_LIST:
         if isinstance(value.get(key), list):
-            made[key] = [_closed(item, combined) for item in value[key]]
+            made[key] = [_as_meant(item, combined) for item in value[key]]
     for key in _HOLDS_SCHEMA:
         if isinstance(value.get(key), Mapping):
-            made[key] = _closed(value[key], combined)
-    if id(value) not in combined and _lists_all(value):
+            made[key] = _as_meant(value[key], combined)
+    if combined is not None and id(value) not in combined and _lists_all(value):
         made["additionalProperties"] = False
     return made
 

@@ -40,8 +40,15 @@ _ORDER = (
     *_LAST,
     *range(128, 256),
 )
+#: End a run of bytes of one kind, and their kind.
+_STRUCTURAL, _STRUCTURE = '}]",:[{\n', -1
 #: Begin something that has an end of its own.
 _OPENING = b',{["\n'
+
+#: Bytes of one kind in a row after which an end tries another kind, and bytes of any kind after
+#: which it tries those that it has not used: a pattern such as `[0-9]+D` repeats without end.
+_MAX_ALIKE = 2
+_MAX_RUN = 8
 
 #: In place of a token: the text has to end.
 END = -1
@@ -63,6 +70,9 @@ class SingleBytes:
             if len(ids) == 1 and tokenizer.decode_bytes(ids) == text:
                 found[byte] = ids[0]
         self.ordered = list(found.values())
+        #: Of these tokens: digit, upper or lower case, or else the byte itself where it closes or
+        #: By token: its byte's kind, see `_kind`.
+        self.kinds = {token: _kind(byte) for byte, token in found.items()}
         self.opening = [found[byte] for byte in _OPENING if byte in found]
         self.quote, self.brace, self.letter = (found.get(ord(byte)) for byte in '"}x')
 
@@ -217,21 +227,35 @@ class Closing:
         end: list[int] = []
         limit = min(limit - 1, _MAX_END_TOKENS)
         while not walk.is_accepting():
-            tokens = walk.compute_ff_tokens() or self._next_of_end(walk)
+            tokens = walk.compute_ff_tokens() or self._next_of_end(walk, end)
             if not tokens or len(end) + len(tokens) > limit or not walk.consume_tokens(tokens):
                 return None
             end += tokens
         return end
 
-    def _next_of_end(self, walk: Any) -> Sequence[int]:
+    def _next_of_end(self, walk: Any, end: Sequence[int]) -> Sequence[int]:
         if self._is_in_text(walk):
             for token in (self._bytes.quote, self._bytes.letter):
                 if token is not None and walk.validate_tokens([token]):
                     return [token]
-        for token in self._bytes.ordered:
+        for token in self._in_order(end):
             if walk.validate_tokens([token]):
                 return [token]
         return ()
+
+    def _in_order(self, end: Sequence[int]) -> Sequence[int]:
+        """The single bytes in the order in which an end that stands here tries them."""
+        kinds, ordered = self._bytes.kinds, self._bytes.ordered
+        run: list[int] = []
+        for token in reversed(end[-_MAX_ALIKE * _MAX_ALIKE * _MAX_RUN :]):
+            if kinds.get(token, _STRUCTURE) == _STRUCTURE:
+                break
+            run.append(token)
+        last = {kinds[token] for token in run[:_MAX_ALIKE]}
+        if len(run) < _MAX_ALIKE or (len(last) > 1 and len(run) < _MAX_RUN):
+            return ordered
+        used = frozenset(run) if len(run) >= _MAX_RUN else frozenset()
+        return sorted(ordered, key=lambda token: (token in used, kinds[token] in last))
 
     def _is_in_text(self, walk: Any) -> bool:
         """Return True if it is inside a string: only there may a bracket and a letter follow."""
@@ -242,6 +266,16 @@ class Closing:
             and walk.validate_tokens([brace]) == 1
             and walk.validate_tokens([letter]) == 1
         )
+
+
+def _kind(byte: int) -> int:
+    """Return 1 for a digit, 2 and 3 for letters of upper and lower case, 0 for other bytes."""
+    character = chr(byte)
+    if character in _STRUCTURAL:
+        return _STRUCTURE
+    if character.isdigit():
+        return 1
+    return 2 if character.isupper() else 3 if character.islower() else 0
 
 
 def _holds(matcher: Any, end: Sequence[int]) -> bool:

@@ -40,6 +40,7 @@ from parrot_gateway.calls.metadata import salt_of
 from parrot_gateway.calls.observer import GenerationObserver
 from parrot_gateway.calls.requests.call import BodyDecoder
 from parrot_gateway.calls.requests.chat import chat_generation
+from parrot_gateway.calls.requests.grammars import ignored_formats
 from parrot_gateway.calls.requests.prepared import check_sampling
 from parrot_gateway.calls.requests.response_tools import client_names, response_tools, shown_tools
 from parrot_gateway.calls.responses.background import BackgroundTasks, EventLog
@@ -80,9 +81,9 @@ async def handle_responses(
         GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
     """
     request, unknown = _RESPONSE.decode(body)
-    name_ignored(exchange, unknown)
     check_response(request)
     check_sampling(request, placer.info)
+    name_ignored(exchange, (*unknown, *ignored_formats([request.text, request.tools])))
     history, items = read_input(request, store, exchange.tenant)
     check_outputs(history_of(history.turn), items)
     exchange.cancel_on_disconnect()

@@ -24,7 +24,7 @@ from parrot_gateway.calls.reasoning import (
     without_reasoning,
 )
 from parrot_gateway.calls.requests.field_checks import check_choice, nested_too_deeply, refuse
-from parrot_gateway.calls.requests.grammars import requested_grammar
+from parrot_gateway.calls.requests.grammars import ignored_formats, requested_grammar
 from parrot_gateway.calls.requests.output import OutputOptions, output_options
 from parrot_gateway.calls.requests.prepared import (
     PreparedCall,
@@ -120,6 +120,11 @@ class ChatCall(PreparedCall[ChatBody]):
     @property
     def uses_tools(self) -> bool:
         return self._options.tools is not None
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        fields = _output_fields(self.request)
+        return () if fields == _no_output_fields else ignored_formats(fields)
 
     def forget_prompt(self) -> None:
         self._prompt = None

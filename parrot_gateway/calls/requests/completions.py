@@ -5,6 +5,7 @@ All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parrot_engine.protocol import Grammar
@@ -12,7 +13,7 @@ from parrot_engine.protocol import Grammar
 from parrot_gateway.calls.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.calls.metadata import ServedModel
 from parrot_gateway.calls.requests.field_checks import check_token_ids, refuse
-from parrot_gateway.calls.requests.grammars import requested_grammar
+from parrot_gateway.calls.requests.grammars import ignored_formats, requested_grammar
 from parrot_gateway.calls.requests.prepared import (
     PreparedCall,
     check_context,
@@ -47,6 +48,16 @@ class CompletionCall(PreparedCall[CompletionBody]):
 
     def __post_init__(self) -> None:
         self._grammar, self._grammar_param = _check(self.request, self.served)
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        request = self.request
+        if self._grammar is None or self._grammar.kind != "json_schema":
+            return ()
+        return ignored_formats(
+            [request.response_format, request.structured_outputs, request.guided_json,
+             request.json_schema]
+        )  # fmt: skip
 
     def forget_prompt(self) -> None:
         self._prompts = None

@@ -8,7 +8,7 @@ to the engine's library only, whose message then names the place in the schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,8 @@ from parrot_engine.protocol import EngineInfo, Grammar
 
 from parrot_gateway.calls.requests.field_checks import nested_too_deeply
 from parrot_gateway.calls.requests.types import SamplingFields
-from parrot_gateway.calls.schemas import closed_objects
+from parrot_gateway.calls.schema_formats import unknown_formats
+from parrot_gateway.calls.schemas import as_meant
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
@@ -136,11 +137,28 @@ def schema_grammar(schema: Any, param: str, *, closes: bool = True) -> Grammar:
     if not isinstance(schema, dict):
         raise wrong_type(param, "an object")
     try:
-        text = msgspec.json.encode(closed_objects(schema) if closes else schema).decode()
+        text = msgspec.json.encode(as_meant(schema, closes=closes)).decode()
     except RecursionError:
         raise nested_too_deeply(param) from None
     check_size(text, param)
     return Grammar("json_schema", text)
+
+
+def ignored_formats(schemas: Iterable[Any]) -> list[str]:
+    """Names for `x-parrot-ignored` of the string formats without a meaning in some fields.
+
+    Args:
+        schemas: values of fields that hold schemas; a string may be one as JSON.
+    """
+    read = [_read_schema(value) if isinstance(value, str) else value for value in schemas]
+    return [f"format:{name}" for name in unknown_formats(read)]
+
+
+def _read_schema(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def check_size(text: str, param: str) -> None:

@@ -77,6 +77,11 @@ class PreparedCall(Generic[_BodyT]):
         """Return whether the model may call tools."""
         return False
 
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Parts of its schemas that mean nothing here, as `x-parrot-ignored` names them."""
+        return ()
+
     def rebound(self, request: _BodyT, served: ServedModel, size: int) -> Self | None:
         """The same call with other texts in its prompt; None where it was checked for another
         model, and has to be prepared anew."""

@@ -13,7 +13,7 @@ from typing import Any
 from parrot_engine.protocol import Grammar
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.calls.schemas import closed_objects
+from parrot_gateway.calls.schemas import as_meant
 from parrot_gateway.calls.tools.definitions import Tool
 from parrot_gateway.calls.tools.parsing import RAW_CLOSING, RAW_OPENING, WRITINGS, ToolFormat
 
@@ -97,7 +97,7 @@ def _body_rules(tools: Sequence[Tool], arguments: str, *, every: bool) -> list[s
         begin = f'{{"name": {json.dumps(tool.name)}, "{arguments}": '
         bodies.append(f'{_text(begin)} args_{number} "}}"')
         schema = (tool.parameters or _ANY_OBJECT) if every or tool.strict else _ANY_OBJECT
-        rules.append(f"args_{number}: %json {_schema(closed_objects(schema))}")
+        rules.append(f"args_{number}: %json {_schema(as_meant(schema))}")
     return ["body: " + " | ".join(bodies), *rules]
 
 

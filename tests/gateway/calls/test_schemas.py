@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parrot_gateway.calls.schemas import closed_objects
+from parrot_gateway.calls.schemas import as_meant
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
@@ -29,7 +29,7 @@ def test_objects_are_closed_wherever_they_are() -> None:
         "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}},
     }
     given = copy.deepcopy(schema)
-    assert closed_objects(schema) == {
+    assert as_meant(schema) == {
         "type": "object",
         "properties": {
             "one": A | SHUT,
@@ -63,11 +63,11 @@ def test_objects_are_closed_wherever_they_are() -> None:
     ],
 )
 def test_these_stay_as_they_are(schema: dict[str, Any]) -> None:
-    assert closed_objects(schema) == schema
+    assert as_meant(schema) == schema
 
 
 def test_an_object_without_properties_listed_none() -> None:
-    assert closed_objects({"type": "object", "properties": {}}) == {
+    assert as_meant({"type": "object", "properties": {}}) == {
         "type": "object",
         "properties": {},
         **SHUT,
@@ -90,11 +90,11 @@ def test_parts_of_a_whole_do_not_exclude_one_another(whole: dict[str, Any]) -> N
     definitions = {"a": A, "b": B, "c": {"allOf": [{"$ref": "#/$defs/a"}]}}
     # As decoded from JSON: no object is shared.
     schema = json.loads(json.dumps({"type": "array", "items": whole, "$defs": definitions}))
-    assert "additionalProperties" not in str(closed_objects(schema)["items"])
+    assert "additionalProperties" not in str(as_meant(schema)["items"])
     referred = {name for name in definitions if f"#/$defs/{name}" in str(whole)}
     if "c" in referred:
         referred.add("a")
-    for name, made in closed_objects(schema)["$defs"].items():
+    for name, made in as_meant(schema)["$defs"].items():
         if "properties" in made:
             assert ("additionalProperties" in made) == (name not in referred)
 
@@ -107,11 +107,11 @@ def test_one_part_that_lists_properties_is_closed() -> None:
         "$defs": {"a": A},
         "anyOf": [{"required": ["x"]}, {"required": []}],
     }
-    closed = closed_objects(schema)
+    closed = as_meant(schema)
     assert closed["additionalProperties"] is False
     assert closed["$defs"]["a"] == A | SHUT
 
 
 def test_a_reference_to_itself_ends() -> None:
     schema: dict[str, Any] = {"$ref": "#", "allOf": [{"$ref": "#"}, {"$ref": "#/nowhere/0"}]}
-    assert closed_objects(schema) == schema
+    assert as_meant(schema) == schema
