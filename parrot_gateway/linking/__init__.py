@@ -1,1 +1,1 @@
-"""Infers edges and sessions of calls that do not declare them, from their texts alone."""
+"""Infers edges between calls, and sessions, from texts alone."""

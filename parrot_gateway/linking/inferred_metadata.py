@@ -1,7 +1,7 @@
-"""Tells the scheduler of calls that declare nothing, from forecasts and inferred sessions.
+"""Scheduler metadata for calls that declare nothing, from forecasts and inferred sessions.
 
-Serves calls to engines of our own and to upstreams of several servers. All of it may be wrong: that
-may cost time, within the scheduler's bounds for starvation, and nothing else.
+Serves calls to engines of our own and to upstreams of several servers. A wrong guess may cost time,
+within the scheduler's starvation limits, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from parrot_gateway.linking.profiles.forecast import Forecast
 from parrot_gateway.linking.profiles.templates import MAX_PREFIX
 from parrot_gateway.linking.service import LinkingService, call_id_of
 
-#: What shows in a request that earlier calls precede it.
+#: Signs in a request that earlier calls precede it.
 _GOES_ON = re.compile(
     rb'"role"\s*:\s*"(?:assistant|tool)"|"(?:previous_response_id|function_call_output)"'
 )
-#: Bytes in which that is looked for.
+#: Bytes searched for them.
 _LOOKED_AT = 256 * 1024
-#: A shorter template may be no more than what all chats begin with, so that other kinds of calls
-#: have it too: it says nothing of groups.
+#: A shorter template may be common to all chats and so to other kinds of calls; it says nothing
+#: about groups.
 _LEAST_PREFIX_BYTES = 64
-#: A share of the prompt's bytes is a share of its tokens to within so much.
+#: A share of the prompt's bytes equals a share of its tokens up to this factor.
 _BYTES_ARE_TOKENS = 1.1
-#: Where a body describes tools, which engines' templates put before the messages.
+#: Marks of tool descriptions, which engines' templates put before the messages.
 _TOOLS = (b'"tools":[', b'"tools": [')
-#: Calls of one kind that come within so many seconds of each other may belong together.
+#: Calls of one kind that arrive within this time of each other may belong together.
 _GROUP_GAP_S = 1.0
-#: A session is over for the scheduler after so many seconds without a call. It retains KV of a
-#: paused one for no longer.
+#: The scheduler considers a session over after this time without a call, and retains KV of a paused
+#: one no longer.
 _SESSION_TIMEOUT_S = 600.0
-#: Sessions at most that the scheduler remembers.
+#: Maximum sessions reported to the scheduler.
 _MAX_SESSIONS = 10_000
 
 
 def explained(exchange: Exchange, metadata: CallMetadata) -> CallMetadata:
-    """The same, with the name under which its placement is remembered."""
+    """Add the name under which the call's placement is remembered."""
     if metadata.call or metadata.explained_as is not None:
         return metadata
     return replace(metadata, explained_as=(exchange.tenant, call_id_of(exchange)))
 
 
 class InferredMetadata:
-    """Metadata of calls that declare nothing.
+    """Computes the metadata of calls that declare nothing.
 
     Args:
-        linking: foretells and infers.
+        linking: source of forecasts and inferred sessions.
         end_application: called with a session that is over.
         clock: seconds, never going backwards.
         memory_needed: share of the engines' KV that is in use; see `LinkingSettings`.
@@ -77,14 +77,14 @@ class InferredMetadata:
         self._groups = ForetoldGroups(_GROUP_GAP_S) if "groups" in names else None
         self._lengths, self._sessions = "lengths" in names, "sessions" in names
         self._prefixes = "prefixes" in names
-        #: When each was used last, in that order.
+        #: Last use of each session, in that order.
         self._used: OrderedDict[str, float] = OrderedDict()
 
     async def of(self, exchange: Exchange, body: bytes) -> CallMetadata:
-        """Metadata of a call; those of an ordinary one where nothing inferred is used.
+        """Return a call's metadata; that of an ordinary call if no inferred facts are used.
 
-        Waits at most `linking.session_wait_s`, only for calls that show that others precede them,
-        and only while memory is scarce: otherwise nobody is held, and sessions gain nothing.
+        Waits at most `linking.session_wait_s`, for calls that visibly follow others, and only while
+        memory is scarce: otherwise nothing is held and the session brings no gain.
         """
         linking = self._linking
         if not self._is_used(exchange):
@@ -92,7 +92,7 @@ class InferredMetadata:
         metadata, returns = self._foretold(exchange, body)
         goes_on = _GOES_ON.search(body, 0, _LOOKED_AT) is not None
         if goes_on and self._prefixes and metadata.common_share is None:
-            # Whatever is cached of it is its own, but for what all engines have.
+            # All that an engine caches of it is its own, unless every engine caches it.
             metadata = replace(metadata, common_share=0.0)
         if not self._sessions:
             return metadata
@@ -107,7 +107,7 @@ class InferredMetadata:
         return replace(metadata, application=session, returns=returns)
 
     def at_once(self, exchange: Exchange, body: bytes) -> CallMetadata:
-        """The same without waiting, and so without the session."""
+        """Return the metadata without waiting, and so without the session."""
         if not self._is_used(exchange):
             return ORDINARY_CALL
         metadata, returns = self._foretold(exchange, body)
@@ -118,7 +118,7 @@ class InferredMetadata:
         return linking.is_running and bool(linking.settings.use) and linking.is_linked(exchange)
 
     def _foretold(self, exchange: Exchange, body: bytes) -> tuple[CallMetadata, float]:
-        """Metadata of a call by its template, and the chance that its session goes on."""
+        """Return a call's metadata by its template, and the chance that its session continues."""
         metadata, returns = ORDINARY_CALL, UNKNOWN_RETURNS
         forecast = self._linking.forecasts.of(exchange.tenant, body)
         if forecast is not None:
@@ -149,7 +149,9 @@ class InferredMetadata:
 
 
 def _common_share(forecast: Forecast, body: bytes) -> float:
-    """The share of a prompt that its template is, with tools that stand behind it in the body."""
+    """Return the share of a prompt that its template covers, with tools that follow it in the
+    body.
+    """
     tools = max(body.rfind(key, max(0, len(body) - _LOOKED_AT)) for key in _TOOLS)
     behind = len(body) - tools if tools > forecast.prefix_bytes else 0
     share = _BYTES_ARE_TOKENS * (forecast.prefix_bytes + behind) / max(1, len(body))

@@ -1,7 +1,7 @@
-"""The gateway's end of the linking process.
+"""The gateway's side of the linking process.
 
-Requests and answers are handed over as bytes; nothing is decoded here. What the process cannot take
-at once is skipped and counted, never waited for.
+Requests and answers are passed on as bytes, without decoding. Messages that the process cannot take
+at once are skipped and counted; the gateway never waits for it.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ from parrot_gateway.settings.model import LinkingSettings
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: The header with which a client keeps a call out.
+#: Header with which a client excludes a call.
 LINK_HEADER = b"x-parrot-link"
 _SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
              "off": False, "false": False, "0": False, "no": False}  # fmt: skip
-#: Bytes on their way to the process, above which texts are left out; above twice as many, calls.
+#: Bytes on their way to the process above which texts are left out; above twice as many, new calls
+#: are.
 _MAX_WAITING_BYTES = 8 * 1024 * 1024
-#: What a message takes beside its body, about.
+#: Approximate size of a message besides its body.
 _MESSAGE_BYTES = 256
-#: How long messages are gathered before they are written, and how many bytes of them.
+#: Time for which messages are gathered before a write, and the maximum bytes gathered.
 _GATHER_S = 0.02
 _GATHER_BYTES = 128 * 1024
-#: How often forecasts are asked for, while there are calls.
+#: Interval of requests for forecasts while there are calls.
 _FORECASTS_EVERY_S = 1.0
-#: How long a question waits for its answer.
+#: Time limits for the answer to a question, and to one for statistics.
 _QUERY_TIMEOUT_S = 10.0
 _STATISTICS_TIMEOUT_S = 1.0
-#: Pauses before the process is started again after it has ended by itself.
+#: First and longest pause before a process that ended by itself is restarted.
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
-#: What is kept of an answer that is too long to be looked at: its id stands in it.
+#: Bytes kept of an answer that is too long; they contain its id.
 _HEAD_BYTES = 4096
-#: The last event of a stream, by what its API writes; an upstream may end the stream later.
-#: Quotes and line breaks of generated texts are escaped, so that none of them looks like it.
+#: The last event of a stream, by API; an upstream may end the stream later. Generated text cannot
+#: match, because its quotes and line breaks are escaped.
 _LAST_EVENTS = {
     "/v1/messages": re.compile(rb'"message_stop"'),
     "/v1/responses": re.compile(rb'"response\.(?:completed|incomplete|failed)"'),
@@ -76,10 +77,10 @@ _DONE = tuple(
 
 
 def wants_link(value: bytes) -> bool:
-    """Read `X-Parrot-Link`: false keeps a call out.
+    """Read `X-Parrot-Link`: false excludes a call.
 
     Raises:
-        InvalidRequestError: neither yes nor no.
+        InvalidRequestError: the value is neither yes nor no.
     """
     text = value.decode("latin-1").strip()
     if not text:
@@ -94,20 +95,20 @@ def wants_link(value: bytes) -> bool:
 
 
 def call_id_of(exchange: Exchange) -> str:
-    """The id of a call that has no other."""
+    """Return the id of a call without an id of its own."""
     return call_id_of_request(exchange.request_id)
 
 
 class LinkingService:
-    """Sends what calls say to the linking process, and asks it.
+    """Sends requests and answers to the linking process, and asks it questions.
 
     Attributes:
-        is_running: there is a process; nothing is linked without.
-        forecasts: what calls are expected to do when they arrive.
-        process: that one.
+        is_running: true while there is a process; nothing is linked without one.
+        forecasts: expected behaviour of arriving calls.
+        process: the linking process.
 
     Args:
-        settings: bounds, and whether there is a process at all.
+        settings: limits, and the switch for the process.
     """
 
     def __init__(self, settings: LinkingSettings) -> None:
@@ -116,16 +117,16 @@ class LinkingService:
         self._runner: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        #: Messages that leave together: a write costs more than all else here.
+        #: Messages that leave together, because a write is the largest cost here.
         self._gathered: list[ToWorker] = []
         self._gathered_bytes = 0
-        #: How many bytes may be gathered before it counts what has not been written yet.
+        #: Bytes that may be gathered before unwritten bytes are counted.
         self._room = _MAX_WAITING_BYTES
         self._flusher: asyncio.TimerHandle | None = None
         self._sent = 0
         self._skipped = 0
         self._restarts = 0
-        #: Questions for sessions whose answer has not come in time: those without one yet, and all.
+        #: Questions for sessions that were not answered in time: those still open, and all of them.
         self._overdue = 0
         self._late = 0
         self._forecasts_timer: asyncio.TimerHandle | None = None
@@ -134,7 +135,9 @@ class LinkingService:
         self.forecasts = Forecasts()
 
     async def start(self) -> None:
-        """Start the process; it is started again whenever it ends. The first call is linked too."""
+        """Start the process and restart it whenever it ends; returns once the first start was
+        tried, so that the first call is linked too.
+        """
         if self.settings.enabled and self._runner is None:
             tried = asyncio.Event()
             self._runner = asyncio.create_task(self._run(tried), name="linking")
@@ -151,16 +154,16 @@ class LinkingService:
     def observe(
         self, exchange: Exchange, body: bytes, session: str = "", call: str = ""
     ) -> ObservedCall | None:
-        """Link a call whose request was read, and later its answer, which is copied as it is sent.
+        """Link a call whose request was read, and its answer, which is copied while it is sent.
 
         Args:
-            exchange: not answered yet.
-            body: of the request, JSON.
-            session: id of the session that its client has named, if any.
-            call: its id where it has one.
+            exchange: the call's exchange, not answered yet.
+            body: the request's JSON.
+            session: id of the session that its client named, if any.
+            call: its id, if it has one.
 
         Returns:
-            A context that the call ends with, in which it is answered; None for one that is not
+            A context in which the call must be answered; None if the call is not
             linked.
 
         Raises:
@@ -186,7 +189,7 @@ class LinkingService:
         return ObservedCall(self, exchange, call) if self._gather(seen) else None
 
     def is_linked(self, exchange: Exchange) -> bool:
-        """True if its client, and the settings for its tenant, let a call be linked.
+        """Return true if the client and the tenant's settings permit linking a call.
 
         Raises:
             InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
@@ -197,7 +200,7 @@ class LinkingService:
         return exchange.tenant not in self.settings.exclude_tenants
 
     def observe_response(self, exchange: Exchange, response_id: str) -> None:
-        """Read the answer to a request for an earlier response, which was made meanwhile."""
+        """Hand over an earlier response that finished meanwhile and is being fetched now."""
         if self.is_running and exchange.tenant not in self.settings.exclude_tenants:
             ObservedCall(self, exchange, response_id)
 
@@ -209,7 +212,9 @@ class LinkingService:
         session: str = "",
         call: str = "",
     ) -> T:
-        """Let `answer` answer the exchange, and link the call; arguments otherwise as `observe`."""
+        """Answer an exchange with `answer`, and link the call; the other arguments are those of
+        `observe`.
+        """
         observed = self.observe(exchange, body, session, call)
         if observed is None:
             return await answer()
@@ -220,13 +225,13 @@ class LinkingService:
 
     @property
     def names_sessions(self) -> bool:
-        """True if calls, or their answers, name the sessions that were inferred."""
+        """Return true if calls or their answers name inferred sessions."""
         return self.settings.headers or bool(self.settings.session_header)
 
     async def name_session(
         self, exchange: Exchange, observed: ObservedCall, session: str = ""
     ) -> None:
-        """Let a call that is observed, and its answer, name its session as far as that is set."""
+        """Name an observed call's session in its answer and request, as the settings ask."""
         if self.settings.headers and not session:
             await self.add_headers(exchange, observed.id)
         if self.settings.session_header:
@@ -235,13 +240,13 @@ class LinkingService:
     async def ask(
         self, tenant: str, what: str, name: str = "", timeout_s: float | None = None
     ) -> Any:
-        """Ask the process; see `wire.Query`. It knows all calls handed over before.
+        """Ask the process a question; see `wire.Query`. It knows all calls handed over before.
 
         Returns:
-            Plain data; None when nothing is known, or there is no process.
+            Plain data; None if nothing is known or there is no process.
 
         Raises:
-            LinkingBehindError: the process has not answered in time.
+            LinkingBehindError: the process did not answer in time.
         """
         if not self.is_running:
             return None
@@ -261,17 +266,17 @@ class LinkingService:
             self._waiting.pop(number, None)
 
     def watch(self, watcher: Callable[[LinksChanged], None] | None) -> None:
-        """Let `watcher` have what the process finds, as it finds it; None ends that.
+        """Pass the process's findings to `watcher` as they come; None ends that.
 
-        The first changes have all sessions, also those of a process that was started again.
+        The first changes list all sessions, also after a restart of the process.
         """
         self._watcher = watcher
         self._send(Watch(watcher is not None))
 
     async def session_of(self, exchange: Exchange, wait_s: float) -> str:
-        """The session of a call that was handed over; empty if that is not known in time.
+        """Return the session of a call that was handed over; empty if unknown in time.
 
-        Nobody waits while an answer is overdue: the process is behind then.
+        Returns at once while an answer is overdue, because the process is behind.
         """
         if wait_s <= 0 or self._overdue or not self.is_running:
             return ""
@@ -283,7 +288,7 @@ class LinkingService:
         self._waiting[number] = reply
         try:
             async with asyncio.timeout(wait_s):
-                # What comes later still ends the time without waiting.
+                # A late reply still ends the overdue state: see below.
                 session: str | None = msgspec.json.decode(await asyncio.shield(reply))
         except TimeoutError:
             self._overdue += 1
@@ -296,7 +301,7 @@ class LinkingService:
         self._overdue -= 1
 
     async def _name_session(self, exchange: Exchange, session: str) -> None:
-        """Let a request that is passed on name its session, unless its client does."""
+        """Add the session's name to a request that is passed on, unless the client set it."""
         name = self.settings.session_header.lower().encode()
         if name not in exchange.headers:
             session = session or await self.session_of(exchange, self.settings.session_wait_s)
@@ -304,7 +309,7 @@ class LinkingService:
             exchange.scope["headers"].append((name, session.encode()))
 
     async def add_headers(self, exchange: Exchange, call: str) -> None:
-        """Let the answer name the call and its session."""
+        """Add the call and its session to the answer's headers."""
         known = None
         with suppress(LinkingBehindError):
             known = await self.ask(exchange.tenant, "call", call)
@@ -317,7 +322,9 @@ class LinkingService:
         exchange.on_headers(add)
 
     async def describe(self) -> dict[str, Any]:
-        """Counters since the start, for `/health`; the process's own while it is not too busy."""
+        """Return counters since the start, for `/health`; those of the process only if it answers
+        soon.
+        """
         counters = None
         with suppress(LinkingBehindError):
             counters = await self.ask("", "statistics", timeout_s=_STATISTICS_TIMEOUT_S)
@@ -335,7 +342,7 @@ class LinkingService:
         }
 
     def _gather(self, message: RequestSeen | AnswerSeen) -> bool:
-        """Let a message leave soon, with others; without its text where too much is on its way."""
+        """Queue a message for the next write; drop its text if too much is on its way."""
         size = _MESSAGE_BYTES + len(message.body)
         if self._gathered_bytes > self._room:
             waiting = self._waiting_bytes()
@@ -344,7 +351,7 @@ class LinkingService:
                 is_answer = isinstance(message, AnswerSeen)
                 if waiting > 2 * _MAX_WAITING_BYTES and not is_answer:
                     return False
-                # That there was a call, and that it has ended, is known even so.
+                # The beginning and the end of a call are reported even so.
                 message.body = message.body[:_HEAD_BYTES] if is_answer else b""
                 size = _MESSAGE_BYTES
         self._gathered.append(message)
@@ -356,7 +363,7 @@ class LinkingService:
         return True
 
     def _send(self, message: Query | ForecastsWanted | Watch) -> bool:
-        """Let a message leave at once, behind what was gathered."""
+        """Write a message at once, behind the gathered ones."""
         if not self.is_running:
             return False
         self._gathered.append(message)
@@ -368,14 +375,14 @@ class LinkingService:
         self._send(ForecastsWanted(time.time()))
 
     def _waiting_bytes(self) -> int:
-        """Bytes on their way to the process."""
+        """Return the bytes on their way to the process."""
         process = self.process
         assert process is not None
         assert process.stdin is not None
         return process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
 
     def _flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered messages."""
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
@@ -409,10 +416,10 @@ class LinkingService:
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
     async def _run_once(self, started: asyncio.Event) -> None:
-        """Start the process and take its answers until it ends; on cancellation, end it.
+        """Run the process and receive its messages until it ends; on cancellation, end it.
 
         Args:
-            started: set once there is a process.
+            started: set once the process exists.
         """
         process = await spawn(self.settings)
         self.process = process
@@ -429,7 +436,8 @@ class LinkingService:
                 for message in decode_from_worker(frame):
                     self._receive(message)
                 if self._watcher is not None:
-                    # Frames that are there already would all be taken in one turn of the loop.
+                    # Yield, because frames that have arrived would all be handled in one turn of
+                    # the loop.
                     await asyncio.sleep(0)
         except asyncio.IncompleteReadError:
             pass
@@ -459,7 +467,7 @@ class LinkingService:
 
 
 class ObservedCall:
-    """A call whose answer is copied as it is sent; a context that ends with the call.
+    """A call whose answer is copied while it is sent; a context that ends with the call.
 
     Attributes:
         id: of the call.
@@ -473,17 +481,17 @@ class ObservedCall:
         self.id = id
         self._service = service
         self._exchange = exchange
-        #: The one that was told of its beginning; another one knows nothing of it.
+        #: The process that was told of the beginning; a restarted one does not know the call.
         self._process = service.process
         self._pieces: list[bytes] = []
-        #: Bytes that it may still get.
+        #: Bytes of the answer that may still be copied.
         self._left = service.settings.max_body_bytes
         self._has_ended = False
         self._last_event = _LAST_EVENTS.get(exchange.path)
         exchange.copy_answer(self._take)
 
     def __enter__(self) -> None:
-        """The call is answered within."""
+        """Enter the context in which the call is answered."""
 
     def __exit__(
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
@@ -493,7 +501,7 @@ class ObservedCall:
         if not isinstance(error, GatewayError):
             self._end(0)
         elif self._exchange.responded:
-            # What has not been answered yet is answered with the error, later.
+            # An error answer is still to be sent.
             self._end(error.status)
 
     def _take(self, data: bytes, is_last: bool) -> None:
@@ -501,16 +509,16 @@ class ObservedCall:
         self._left -= len(data)
         if self._left < 0:
             self._pieces = [b"".join(self._pieces)[:_HEAD_BYTES]]
-        # With the last event the client knows the whole answer, and may use it in its next call.
+        # The last event completes the answer: the client may use it in its next call at once.
         event = self._last_event
         if is_last or (data.endswith(_DONE) if event is None else event.search(data)):
             self._end(self._exchange.record.status)
 
     def _end(self, status: int) -> None:
-        """Hand the end of the call over; `status` counts without a complete answer."""
+        """Report the end of the call; `status` counts only without a complete answer."""
         self._has_ended = True
         exchange, service, pieces = self._exchange, self._service, self._pieces
-        # What the exchange holds would else wait for the garbage collector.
+        # Otherwise the exchange's references would wait for the garbage collector.
         exchange.stop_copying(self._take)
         if self._process is service.process and service.is_running:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -518,5 +526,5 @@ class ObservedCall:
 
 
 def _added(counters: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Counters of both processes; what both have skipped is added up."""
+    """Merge the counters of both processes; skipped messages are added up."""
     return counters | others | {"skipped": counters["skipped"] + others.get("skipped", 0)}

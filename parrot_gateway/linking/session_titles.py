@@ -1,4 +1,4 @@
-"""Titles of sessions without a name of their own: by the shape of their calls, never by text.
+"""Titles of unnamed sessions, from the shape of their calls and never from text.
 
 A title helps to find a session in a list. It changes as calls come; the id does not.
 """
@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-#: Tools that a title names.
+#: Maximum tools in a title.
 _MAX_TOOLS = 2
-#: Digits of an id that a title ends with.
+#: Digits of the id at the end of a title.
 _DIGITS = 6
 
 _SINGLE = {
@@ -21,7 +21,7 @@ _SINGLE = {
     "/v1/messages": "Message",
     "/v1/embeddings": "Embeddings",
 }
-#: Names that are made of where they were found and what stood there; see `SESSION_SOURCES`.
+#: Names that consist of a source and a value; see `SESSION_SOURCES`.
 _SOURCED = re.compile(
     r"(?P<source>previous_response_id|conversation|prompt_cache_key|metadata|agents|baggage"
     r"|traceparent|x-[a-z0-9-]*(?:session|affinity)[a-z0-9-]*):(?P<value>.+)"
@@ -31,15 +31,15 @@ _WORDS = {
     "conversation": "Conversation",
     "traceparent": "Trace",
 }
-#: Values for machines, with the prefixes of OpenAI's ids.
+#: Machine-made values, with the prefixes of OpenAI's ids.
 _OPAQUE = re.compile(r"(?:[a-z]+_)?(?P<digits>[0-9a-f][0-9a-f-]{14,})")
 
 
 def declared_title(name: str) -> str:
-    """The title of a session that a client has named.
+    """Return the title of a session that a client named.
 
     Args:
-        name: as it was given, or `source:value` for one that was found in a request.
+        name: the given name, or `source:value` if it was found in a request.
     """
     found = _SOURCED.fullmatch(name)
     if found is None:
@@ -58,14 +58,14 @@ def inferred_title(
     link_kinds: Collection[str],
     tools: Sequence[str],
 ) -> str:
-    """The title of a session that was inferred: the shape of its graph, and digits of its id.
+    """Return the title of an inferred session: the shape of its graph, and digits of its id.
 
     Args:
         session_id: `sess_` and digits.
         paths: of the calls, such as `/v1/chat/completions`.
-        depths: how many calls end a longest path of that many calls.
-        link_kinds: of all links between the calls; looked at where the calls are a chain.
-        tools: names of those that answers call, each once.
+        depths: number of calls by the length of the longest path that ends with them.
+        link_kinds: kinds of all links between the calls; used only for chains.
+        tools: distinct names of the tools that answers call.
     """
     shape = _shape(paths, Counter(depths), link_kinds, tools)
     return f"{shape} · {session_id.removeprefix('sess_')[:_DIGITS]}"

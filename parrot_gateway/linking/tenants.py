@@ -1,4 +1,4 @@
-"""Keeps something for each of a limited number of tenants; bounds of what is kept."""
+"""Keeps one value for each of a limited number of tenants, and the limits of the linker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class LinkerLimits(NamedTuple):
-    """Bounds for one tenant.
+    """Limits for one tenant.
 
     Attributes:
-        calls: that can be linked to; older ones are forgotten.
-        text: characters of their answers.
-        fingerprints: of their answers, a power of two, 8 bytes each.
-        prompt_text: characters of a prompt that are looked at, the newest ones.
-        horizon_s: an answer older than this is linked to by whole conversations only.
+        calls: maximum calls that can be linked to; older ones are forgotten.
+        text: maximum characters of their answers.
+        fingerprints: maximum fingerprints of their answers, a power of two, 8 bytes each.
+        prompt_text: maximum characters of a prompt that are examined, the newest ones.
+        horizon_s: older answers are linked only through whole conversations.
     """
 
     calls: int
@@ -28,12 +28,12 @@ class LinkerLimits(NamedTuple):
 
 
 class Tenants(Generic[T]):
-    """Tenants by name; the one that was quiet longest makes room.
+    """Tenants by name; the longest idle one makes room.
 
     Args:
-        make: what is kept for a new one.
-        max_tenants: kept.
-        forgotten: called with those that have made room.
+        make: makes the value of a new tenant.
+        max_tenants: maximum number.
+        forgotten: called with each evicted tenant.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Tenants(Generic[T]):
         self._max_tenants = max_tenants
         self._forgotten = forgotten
         self._kept: OrderedDict[str, T] = OrderedDict()
-        #: The one that was used last: it mostly comes again.
+        #: The last used tenant, which usually comes again.
         self._last: tuple[str, T] | None = None
 
     def use(self, name: str) -> T:
-        """Get what is kept for a tenant, from now on if it is new."""
+        """Return a tenant's value, created on first use."""
         last = self._last
         if last is not None and last[0] == name:
             return last[1]
@@ -65,11 +65,11 @@ class Tenants(Generic[T]):
         return kept
 
     def known(self, name: str) -> T | None:
-        """Get what is kept for a tenant, or None; asking makes no new tenant."""
+        """Return a tenant's value or None, without creating one."""
         return self._kept.get(name)
 
     def forget_oldest(self) -> None:
-        """Let the one that was quiet longest go."""
+        """Evict the longest idle tenant."""
         name, kept = self._kept.popitem(last=False)
         if self._last is not None and self._last[0] == name:
             self._last = None
@@ -79,9 +79,9 @@ class Tenants(Generic[T]):
         return len(self._kept)
 
     def __iter__(self) -> Iterator[T]:
-        """Yield what is kept for each, the one that was quiet longest first."""
+        """Yield each value, the longest idle tenant first."""
         return iter(self._kept.values())
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """The same with their names."""
+        """Yield the names and values."""
         return iter(self._kept.items())

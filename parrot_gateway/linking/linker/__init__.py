@@ -1,1 +1,1 @@
-"""Links calls to earlier ones by their texts alone: values in, links out."""
+"""Links calls to earlier ones by texts alone: values in, links out."""

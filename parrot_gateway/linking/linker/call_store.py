@@ -1,4 +1,4 @@
-"""The calls of a tenant that can be linked to, by everything that later prompts repeat of them."""
+"""A tenant's calls that can be linked to, indexed by what later prompts repeat of them."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ from parrot_gateway.linking.linker.fingerprints import (
 from parrot_gateway.linking.linker.links import LinkedSession
 from parrot_gateway.linking.linker.parts import Positions
 
-#: Calls kept under one key; more say nothing that these do not.
+#: Maximum calls under one key; more would add nothing.
 _MAX_EQUAL = 512
-#: Fingerprints kept of the prompts of calls that run; 4 bytes each.
+#: Maximum fingerprints of running calls' prompts; 4 bytes each.
 _MAX_RUNNING = 1 << 21
-#: Last messages of a prompt by which windows of one conversation are told apart.
+#: Number of a prompt's last messages that tell windows of one conversation apart.
 _KEPT_MESSAGES = 12
-#: Arguments of tool calls that are remembered, of one answer.
+#: Maximum remembered tool-call arguments of one answer.
 _MAX_ARGUMENTS = 16
-#: Characters of the shortest text that others can begin with; a power of two.
+#: Characters of the shortest text that can be another's beginning; a power of two.
 MIN_BEGINNING = 32
-#: Places in a text at which its beginnings are hashed, the powers of two and one between each two.
+#: Positions at which the beginnings of a text are hashed: the powers of two and one between each
+#: pair.
 _BOUNDARIES = [(2 + i) << power for power in range(4, 60) for i in range(2)]
-#: Fingerprints up to which they are looked up as they come.
+#: Up to this many fingerprints are looked up in their original order.
 _MAX_UNSORTED = 512
-#: Normalised bytes that are kept of how an answer begins.
+#: Normalised bytes kept of an answer's beginning.
 _SAID = 48
-#: Shorter normalised texts are in everybody's prompts.
+#: Shorter normalised texts occur in every prompt.
 MIN_WHOLE = 3
 
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """A text that a call has written.
+    """A text that a call wrote.
 
     Attributes:
-        number: its owner's number in the fingerprint index.
-        is_argument: it stood in the arguments of a tool call.
+        number: its number in the fingerprint index.
+        is_argument: true if it was in the arguments of a tool call.
         key: hash of its normalised text.
         size: number of its fingerprints.
-        copied: its fingerprints that its own prompt held.
+        copied: its fingerprints that were in its own prompt.
         readers: calls that have read it.
     """
 
@@ -72,26 +73,26 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class StoredCall:
-    """One call, as much of it as links need.
+    """One call, reduced to what links need.
 
     Attributes:
-        number: counts up.
+        number: ascending sequence number.
         state: hash of its prompt's messages.
         parent: the call that it continues.
         root: number of the first call of its conversation.
         ended: None while it runs.
-        peer: its client's address, as far as it is known.
+        peer: its client's address, if known.
         message_keys: hashes of its last messages.
         opening: see `Prompt.opening`.
-        seed: hash of what stands before its last message.
-        head: hash of how that begins.
+        seed: hash of the messages before its last one.
+        head: hash of the last message's beginning.
         text: hash of its text.
-        sketch: some of its fingerprints, the smallest ones.
-        said: how its answer begins, normalised; its longest argument or its tool's name where it
-            is a tool call.
+        sketch: its smallest fingerprints.
+        said: the normalised beginning of its answer; for a tool call its longest argument or
+            the tool's name.
         passages: fingerprints of its prompt, while it runs.
-        is_alone: it has no links.
-        continuations: calls that go on where it ended.
+        is_alone: true if it has no links.
+        continuations: number of calls that continue it.
     """
 
     number: int
@@ -114,16 +115,16 @@ class StoredCall:
     is_alone: bool = False
     passages: Hashes | None = None
     continuations: int = 0
-    #: Of a completion its prompt, while it runs.
+    #: Prompt of a completion while it runs.
     prompt: str | None = None
-    #: Of the texts that others may begin with the states at their first and at their last boundary,
-    #: and the length.
+    #: For texts that others may begin with: the states at the first and last boundary, and the
+    #: length.
     beginnings: list[tuple[int, int, int]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
 
     def is_ancestor_of(self, call: StoredCall | None) -> bool:
-        """True if `call` is this one, or goes on from it."""
+        """Return true if `call` is this call or continues it."""
         if call is None or call.root != self.root:
             return False
         while call is not None and call.number > self.number:
@@ -132,13 +133,13 @@ class StoredCall:
 
 
 def by_age(call: StoredCall, now: float) -> float:
-    """Rank calls by age: the first of answers that came at about the same time, else the last."""
+    """Rank calls by age: the earliest of nearly simultaneous answers, otherwise the latest."""
     age = now - (call.ended or now)
     return age if age < 2.0 else -age
 
 
 def message_key(message: Message) -> int:
-    """Hash of a message as conversations repeat it."""
+    """Hash a message in the form that conversations repeat."""
     calls = tuple(_call_key(call) for call in message.tool_calls)
     return hash((message.role, message.text.strip(), calls, message.tool_call_id))
 
@@ -148,7 +149,7 @@ def _call_key(call: ToolCall) -> tuple[str, str, str]:
 
 
 def states_of(keys: Iterable[int], seed: int = 0) -> list[int]:
-    """Hash of each beginning of a conversation; the first is the empty one."""
+    """Hash each beginning of a conversation; the first is the empty one."""
     states = [seed]
     for key in keys:
         states.append(hash((states[-1], key)))
@@ -156,12 +157,12 @@ def states_of(keys: Iterable[int], seed: int = 0) -> list[int]:
 
 
 class CallStore:
-    """Calls, the oldest of which make room.
+    """A bounded store of calls; the oldest make room.
 
     Args:
-        max_calls: kept.
-        max_text: characters of their answers kept.
-        max_fingerprints: kept of them, a power of two.
+        max_calls: maximum number of calls.
+        max_text: maximum characters of their answers.
+        max_fingerprints: maximum fingerprints of the answers, a power of two.
     """
 
     def __init__(self, max_calls: int, max_text: int, max_fingerprints: int) -> None:
@@ -171,39 +172,39 @@ class CallStore:
         self.calls: OrderedDict[int, StoredCall] = OrderedDict()
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
-        #: Calls by the state after their answer, and by that of their prompt.
+        #: Calls by the state after their answer, and by the state of their prompt.
         self.ends: dict[object, list[int]] = {}
         self.prompts: dict[object, list[int]] = {}
-        #: By the key of their answer as a message, and by its normalised text.
+        #: Calls by the key of their answer as a message, and by its normalised text.
         self.answers: dict[object, list[int]] = {}
         self.wholes: dict[object, list[int]] = {}
-        #: By the text of a completion, or of the last message; and how many there are of each
-        #: length behind the same last boundary.
+        #: Calls by the text of a completion or last message, and the number of calls per length
+        #: with the same last boundary.
         self.texts: dict[object, list[int]] = {}
         self._lengths: dict[int, Counter[int]] = {}
-        #: How many there are by the state at their first boundary: most begin like no other.
+        #: Number of texts per state at the first boundary; most texts share it with no other.
         self._firsts: Counter[int] = Counter()
-        #: The last text that a call wrote, and the hash of it normalised: equal ones come in a row.
+        #: The last written text and its normalised hash, because equal texts come in a row.
         self._last_written = "", normalise(""), 0
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.text_size = 0
-        #: Calls that run, with the fingerprints of their prompts, and how many those are.
+        #: Running calls with their prompts' fingerprints, and the number of these fingerprints.
         self._running: OrderedDict[int, StoredCall] = OrderedDict()
         self._running_size = 0
         self.fingerprints = FingerprintCache()
-        #: When the outputs were written, by their numbers, from the number of the first one on.
+        #: Times at which outputs were written, indexed by number from the first kept one.
         self._times: list[float] = []
-        #: The numbers of the sessions that they belong to now, likewise; 0 where one is forgotten.
+        #: Numbers of the outputs' current sessions, indexed likewise; 0 for a forgotten output.
         self._sessions = array("q")
-        #: How many fingerprints they have, likewise.
+        #: The outputs' fingerprint counts, indexed likewise.
         self._sizes = array("i")
         self._first_time = 1
         self._numbers = 0
         self._output_numbers = 0
 
     def add(self, call: StoredCall) -> None:
-        """Take a call whose request is known."""
+        """Add a call whose request is known."""
         self.calls[call.number] = call
         self.by_id[call.id] = call
         self.file(call, self.prompts, call.state)
@@ -212,11 +213,11 @@ class CallStore:
 
     @property
     def running_bytes(self) -> int:
-        """Bytes kept of the prompts of calls that run."""
+        """Return the bytes kept of running calls' prompts."""
         return 4 * self._running_size
 
     def is_flooded(self, state: int) -> bool:
-        """True if there are many equal prompts, of which the last has no links."""
+        """Return true if there are many equal prompts and the last one has no links."""
         numbers = self.prompts.get(state)
         if numbers is None or len(numbers) < _MAX_EQUAL:
             return False
@@ -224,7 +225,7 @@ class CallStore:
         return call is not None and call.is_alone
 
     def run(self, call: StoredCall, passages: Hashes | None) -> None:
-        """Keep what is needed of a call's prompt while it runs; the oldest ones make room."""
+        """Keep a prompt's data while its call runs; the oldest make room."""
         call.passages = passages
         self._running[call.number] = call
         self._running_size += _running_size(call)
@@ -232,7 +233,7 @@ class CallStore:
             self.stop(next(iter(self._running.values())))
 
     def stop(self, call: StoredCall) -> None:
-        """Forget what is needed of a prompt while its call runs."""
+        """Drop the prompt data of a call that no longer runs."""
         if self._running.pop(call.number, None) is not None:
             self._running_size -= _running_size(call)
         call.passages = call.prompt = None
@@ -242,7 +243,7 @@ class CallStore:
         return self._numbers
 
     def file(self, call: StoredCall, table: dict[object, list[int]], key: object) -> None:
-        """Let `call` be found in `table`."""
+        """Index a call under a key of `table`."""
         found = table.get(key)
         if found is None:
             table[key] = [call.number]
@@ -253,19 +254,19 @@ class CallStore:
         call.keys.append((table, key))
 
     def find(self, table: dict[object, list[int]], key: object) -> Iterator[StoredCall]:
-        """The calls of a key, newest first."""
+        """Iterate over the calls of a key, newest first."""
         for number in reversed(table.get(key, ())):
             call = self.calls.get(number)
             if call is not None:
                 yield call
 
     def find_whole(self, key: int) -> Iterator[Output]:
-        """The outputs whose normalised text has this hash, newest first."""
+        """Iterate over the outputs whose normalised text has this hash, newest first."""
         for call in self.find(self.wholes, key):
             yield from (output for output in call.outputs if output.key == key)
 
     def finish(self, call: StoredCall, choices: Sequence[Choice], now: float) -> None:
-        """Take what a call has written."""
+        """Add a call's answer."""
         call.ended = now
         known = call.passages
         for choice in choices:
@@ -300,10 +301,10 @@ class CallStore:
             self._remember(call, text, True, known)
 
     def file_text(self, call: StoredCall, text: str, seed: int = 0) -> None:
-        """Let a call be found by texts that begin with this one.
+        """Index a call by its text, for texts that begin with it.
 
         Args:
-            seed: of what stands before it.
+            seed: hash of what precedes the text.
         """
         if len(text) >= MIN_BEGINNING:
             states = _states_at_boundaries(text, seed)
@@ -318,7 +319,7 @@ class CallStore:
             self.file(call, self.texts, (state, len(text), hash(rest)))
 
     def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
-        """The calls whose text is the longest beginning of `text`, and its length."""
+        """Return the calls whose text is the longest beginning of `text`, with its length."""
         if hash((seed, text[:MIN_BEGINNING])) not in self._firsts:
             return []
         states = _states_at_boundaries(text, seed)
@@ -332,8 +333,8 @@ class CallStore:
         return []
 
     def sessions_and_sizes(self, numbers: Positions) -> tuple[Positions, NDArray[np.int32]]:
-        """The session numbers of outputs, 0 for forgotten ones, and their counts of fingerprints;
-        [n] each.
+        """Return the outputs' session numbers, 0 for forgotten ones, and fingerprint counts; [n]
+        each.
 
         Args:
             numbers: ascending, [n].
@@ -347,16 +348,16 @@ class CallStore:
         return sessions, np.frombuffer(self._sizes, np.int32).take(places, mode="clip")
 
     def merge(self, ended: LinkedSession, session: LinkedSession) -> None:
-        """Count the outputs of a session that has become part of another as that one's."""
+        """Reassign the outputs of a session that was merged into another."""
         if self._sessions:
             numbers = np.frombuffer(self._sessions, np.int64)
             numbers[numbers == ended.number] = session.number
 
     def numbers(self, since: float, until: float | None) -> tuple[int, int]:
-        """The first number of an output that was written in a time, and the one after the last.
+        """Return the half-open range of numbers of the outputs written in a period.
 
         Args:
-            since, until: seconds; None for no end.
+            since, until: seconds; None means open.
         """
         end = len(self._times) if until is None else bisect_right(self._times, until)
         return self._first_time + bisect_left(self._times, since), self._first_time + end
@@ -374,7 +375,7 @@ class CallStore:
             return
         self._output_numbers += 1
         hashes = distinct(passages(normalised, is_answer=True)[0])
-        # The next prompt will hold it.
+        # The next prompt will contain it.
         self.fingerprints.keep(hash(text), hashes)
         copied: frozenset[int] = frozenset()
         if known is not None and len(hashes):
@@ -397,7 +398,7 @@ class CallStore:
         for table, key in call.keys:
             found = table.get(key)
             if found is not None and found[0] <= number:
-                # Those of calls that ended out of order go with the next one.
+                # Entries of calls that ended out of order go with the next one.
                 gone = 1
                 while gone < len(found) and found[gone] <= number:
                     gone += 1
@@ -425,18 +426,18 @@ class CallStore:
             del self._sessions[:gone]
             del self._sizes[:gone]
             self._first_time += gone
-        # The next call's chain would keep all its ancestors alive.
+        # Otherwise the next call's chain would keep all its ancestors alive.
         call.parent = None
 
 
 def _running_size(call: StoredCall) -> int:
-    """Size of what is kept of a running call's prompt, in units of 4 bytes."""
+    """Return the size of a running call's prompt data, in units of 4 bytes."""
     passages = 0 if call.passages is None else len(call.passages)
     return 16 + passages + len(call.prompt or "") // 4
 
 
 def _states_at_boundaries(text: str, seed: int) -> list[int]:
-    """The hash of what stands before each of the `_BOUNDARIES` in a text."""
+    """Return the hash of the text before each of the `_BOUNDARIES`."""
     state, start, states = seed, 0, []
     for end in _BOUNDARIES[: bisect_right(_BOUNDARIES, len(text))]:
         state = hash((state, text[start:end]))
@@ -446,14 +447,14 @@ def _states_at_boundaries(text: str, seed: int) -> list[int]:
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
-    """Flags: each of `hashes` that is among `known`; [n] bool."""
+    """Flag each of `hashes` that is among `known`; [n] bool."""
     if not len(known):
         return np.zeros(len(hashes), np.bool_)
     known = np.sort(known)
     if len(hashes) <= _MAX_UNSORTED:
         places = np.searchsorted(known, hashes)
         return known.take(places, mode="clip") == hashes  # type: ignore[no-any-return]
-    # In order they are found several times as fast.
+    # Sorted hashes are found several times as fast.
     order = np.argsort(hashes)
     ordered = hashes.take(order)
     found = np.empty(len(hashes), np.bool_)
@@ -462,5 +463,5 @@ def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
 
 
 def kept_keys(keys: list[int]) -> array[int]:
-    """The keys of a prompt's last messages, which are remembered."""
+    """Return the keys of a prompt's last messages to remember."""
     return array("q", keys[-_KEPT_MESSAGES:])

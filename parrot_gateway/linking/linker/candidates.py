@@ -1,6 +1,7 @@
 """Finds the outputs that a text of a prompt may come from: those that share fingerprints with it.
 
-A text shares some with many outputs, most of them by accident; few are worth comparing in full.
+A text shares fingerprints with many outputs, mostly by accident; only a few are worth a full
+comparison.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from parrot_gateway.linking.linker.links import LinkedSession
 from parrot_gateway.linking.linker.parts import Positions
 from parrot_gateway.linking.linker.prompt import Prompt
 
-#: Candidates that are compared, of one text.
+#: Maximum candidates compared per text.
 _MAX_CANDIDATES = 24
-#: Outputs that share a single fingerprint with a text are looked at when there are no more.
+#: Above this many matches, outputs that share a single fingerprint with a text are ignored.
 _MAX_SINGLE = 48
-#: A text that is a whole answer is found by equality: its least length where several wrote it.
+#: Equality finds texts that are whole answers; minimum length if several calls wrote it.
 WHOLE_EQUAL = 40
-#: An output with no more fingerprints is looked at for a single one.
+#: Outputs with at most this many fingerprints count even with a single shared one.
 _SHORT = 4
 _NO_SIZES = np.zeros(0, np.int32)
 _NONE = np.zeros(0, np.bool_)
 
 
 class NewText(NamedTuple):
-    """A text of a prompt that its history does not explain.
+    """A text of a prompt that the prompt's history does not explain.
 
     Attributes:
         message: its index in the prompt.
-        text: as it is there.
-        is_system: it is an instruction, which most calls of a program share.
-        first_seen: seconds, when any prompt of the tenant first held this very message; None if
-            this is the first.
-        whole: the outputs that are equal to it.
+        text: its original form.
+        is_system: true for an instruction, which most calls of a program share.
+        first_seen: seconds, when a prompt of the tenant first had this exact message; None
+            if this is the first.
+        whole: the outputs equal to it.
     """
 
     message: int
@@ -52,7 +53,7 @@ class NewText(NamedTuple):
 
     @property
     def is_unmistakable(self) -> bool:
-        """One session alone has written it, and has not copied it."""
+        """Return true if exactly one session wrote it without copying it."""
         writers = {
             output.call.session.current
             for output in self.whole
@@ -64,7 +65,7 @@ class NewText(NamedTuple):
 def new_text(
     prompt: Prompt, index: int, history: Hashes, first_seen: float | None, whole: list[Output]
 ) -> NewText:
-    """A text less the passages that the history of its prompt holds."""
+    """Build a text without the passages that its prompt's history contains."""
     hashes, positions = prompt.passages(index)
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
@@ -76,12 +77,12 @@ def new_text(
 
 @dataclass(eq=False)
 class Reader:
-    """The call whose prompt is looked at.
+    """The call whose prompt is examined.
 
     Attributes:
         parent: the call that it continues.
-        session: it belongs there by what is known so far; None for a call that stands alone.
-        peer: address of its client, as far as it is known.
+        session: its session as far as known; None for a call that stands alone.
+        peer: address of its client, if known.
         found: sessions of the producers found so far.
     """
 
@@ -93,14 +94,14 @@ class Reader:
     found: set[LinkedSession] = field(default_factory=set)
 
     def is_home(self, call: StoredCall) -> bool:
-        """True if a call is of the reader's session."""
+        """Return true if a call is in the reader's session."""
         session = call.session.current
         return session in self.found or (
             self.session is not None and session is self.session.current
         )
 
     def home(self) -> set[int]:
-        """The numbers of the sessions that are the reader's."""
+        """Return the numbers of the reader's sessions."""
         numbers = {session.current.number for session in self.found}
         if self.session is not None:
             numbers.add(self.session.current.number)
@@ -108,24 +109,24 @@ class Reader:
 
     @property
     def is_established(self) -> bool:
-        """The reader's session has several calls."""
+        """Return true if the reader's session has several calls."""
         return self.session is not None and self.session.current.calls > 1
 
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """The outputs that a text may come from, as arrays: most are told by their numbers, few are
-    looked at.
+    """The outputs that a text may come from, as arrays, because most are rejected by their numbers
+    alone.
 
     Attributes:
-        numbers: of the outputs; ascending, but for those that share no fingerprint at the end. [k]
+        numbers: of the outputs, ascending; those without a shared fingerprint come last. [k]
         sessions: numbers of their sessions, [k].
-        sizes: how many fingerprints they have, [k].
-        counts: how many of them the text shares, [k].
+        sizes: their fingerprint counts, [k].
+        counts: number of them that the text shares, [k].
         is_whole: the output is equal to the text, [k] bool.
-        rows: of the text's fingerprints those that are shared, in order of the candidates; [p].
-        owners: the candidates that share them, by their places; [p].
-        is_own: those that are not common and that no other session has written, [p] bool.
+        rows: shared fingerprints of the text, in order of the candidates; [p].
+        owners: index of the candidate that shares each; [p].
+        is_own: the fingerprint is neither common nor written by another session, [p] bool.
     """
 
     numbers: Positions
@@ -144,11 +145,11 @@ class Candidates:
 def find_candidates(
     store: CallStore, text: NewText, is_common: np.ndarray, reader: Reader
 ) -> Candidates | None:
-    """The outputs that a text can come from: all that are equal to it, and of the others those
-    that share most, newest first. None where there are none.
+    """Return the outputs that a text can come from: all that equal it, and those that share most,
+    newest first. None if there are none.
 
     Args:
-        is_common: which of its fingerprints are nobody's, [n] bool.
+        is_common: its fingerprints that too many calls share, [n] bool.
     """
     whole = list(dict.fromkeys(each for each in text.whole if _is_possible(each, text, reader)))
     equal = sorted(each.number for each in whole)
@@ -164,10 +165,10 @@ def find_candidates(
 def _sharing(
     store: CallStore, text: NewText, is_common: np.ndarray, equal: list[int], reader: Reader
 ) -> Candidates:
-    """The candidates that share fingerprints with a text.
+    """Return the candidates that share fingerprints with a text.
 
     Args:
-        equal: numbers of outputs that are equal to the text, ascending.
+        equal: numbers of outputs equal to the text, ascending.
     """
     rows, owners = store.index.find(text.hashes)
     if not len(rows):
@@ -183,8 +184,8 @@ def _sharing(
     if not is_possible.all() or np.count_nonzero(counts > 1) < most:
         is_kept = is_possible.repeat(counts)
         if len(rows) > _MAX_SINGLE:
-            # Of a text that resembles many outputs in one place each, only the rows of those that
-            # it resembles in several, or that have few.
+            # If the text resembles many outputs in one place each, keep only parts and the rows of
+            # outputs that it resembles in several places or that are short.
             are_good = (sizes <= _SHORT) | (counts > 1)
             is_telling = text.hashes >= PARTS_FROM
             is_telling[rows[are_good.repeat(counts)]] = True
@@ -194,7 +195,7 @@ def _sharing(
     is_own_row = _own_rows(rows, sessions.repeat(counts), is_common)
     chosen = counts.nonzero()[0]
     if len(chosen) > most:
-        # Of those that share as much the newest ones.
+        # Of equally similar outputs the newest.
         order = counts.argsort(kind="stable")
         if equal:
             order = order[~is_whole.take(order)]
@@ -216,7 +217,7 @@ def _sharing(
 
 
 def _are_among(numbers: Positions, some: list[int]) -> np.ndarray:
-    """Flags: each of `numbers`, ascending, that is among `some`, which are few; [n] bool."""
+    """Flag each of the ascending `numbers` that is among `some`, a short list; [n] bool."""
     found = np.zeros(len(numbers), np.bool_)
     for each in some if len(numbers) else ():
         place = min(int(numbers.searchsorted(each)), len(numbers) - 1)
@@ -225,8 +226,9 @@ def _are_among(numbers: Positions, some: list[int]) -> np.ndarray:
 
 
 def _add_unshared(store: CallStore, found: Candidates, missing: list[int]) -> None:
-    """Add outputs that are equal to the text, whose fingerprints are not in the index or all
-    explained by the text's history."""
+    """Add outputs equal to the text whose fingerprints are not indexed or are all explained by its
+    history.
+    """
     if not missing:
         return
     numbers = np.array(missing, np.int64)
@@ -239,8 +241,9 @@ def _add_unshared(store: CallStore, found: Candidates, missing: list[int]) -> No
 
 
 def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
-    """True if a text can come from an output that is equal to it: no prompt has held it before, or
-    it is long or of the reader's session."""
+    """Return true if a text can come from an output equal to it: no earlier prompt had it, or it is
+    long or of the reader's session.
+    """
     call = output.call
     if call.ended is None or reader.now - call.ended > reader.horizon_s:
         return False
@@ -257,12 +260,12 @@ def _are_possible(
     equal: list[int],
     reader: Reader,
 ) -> np.ndarray:
-    """Flags: each output that was written at a time at which the text can come from it; [m] bool.
+    """Flag each output that was written early enough for the text to come from it; [m] bool.
 
     Args:
         numbers: of the outputs, ascending, [m].
-        sessions: numbers of their sessions, 0 where one is forgotten, [m].
-        equal: numbers of outputs that are equal to the text, ascending.
+        sessions: numbers of their sessions, 0 if forgotten, [m].
+        equal: numbers of outputs equal to the text, ascending.
     """
     first, end = store.numbers(reader.now - reader.horizon_s, text.first_seen)
     is_possible: np.ndarray = sessions > 0
@@ -273,14 +276,14 @@ def _are_possible(
 
 
 def _own_rows(rows: Positions, writers: Positions, is_common: np.ndarray) -> np.ndarray:
-    """Flags: each row that is not common and that one session alone has written; [n] bool.
+    """Flag each row that is not common and was written by one session only; [n] bool.
 
     Args:
-        rows: that are shared, [p].
+        rows: shared rows, [p].
         writers: the sessions that wrote them, [p].
         is_common: [n] bool.
     """
-    # Of several sessions that wrote a row one stays, from which the others differ.
+    # Of several sessions that wrote a row one remains here; the others differ from it.
     last = np.zeros(len(is_common), np.int64)
     last[rows] = writers
     is_own: np.ndarray = ~is_common

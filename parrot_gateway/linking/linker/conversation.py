@@ -1,6 +1,6 @@
 """Requests and answers of the four APIs as plain conversations, for the linker.
 
-Reads what is there and never refuses: what is not in the API's shape holds no text.
+Reads what it can and never refuses: anything not in the API's shape has no text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool, as an answer asks for it and later prompts repeat it."""
+    """A tool call, as an answer asks for it and later prompts repeat it."""
 
     id: str
     name: str
@@ -26,8 +26,8 @@ class Message(NamedTuple):
     """One message of a prompt.
 
     Attributes:
-        role: "developer" is "system"; the text of a completion has the role "prompt".
-        tool_call_id: of a tool's result.
+        role: "developer" becomes "system"; the text of a completion has the role "prompt".
+        tool_call_id: id that a tool's result answers.
     """
 
     role: str
@@ -37,11 +37,11 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The messages of a request, and what it names.
+    """The messages of a request, and the ids and model that it names.
 
     Attributes:
         previous: id of the response that it continues (`previous_response_id`).
-        model: that it names; empty for none.
+        model: the named model; empty if none.
     """
 
     messages: tuple[Message, ...]
@@ -56,17 +56,17 @@ class Choice(NamedTuple):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-#: Of a response that is made in the background.
+#: Status of a response made in the background.
 _UNFINISHED = ("queued", "in_progress")
 
 
 class Answer(NamedTuple):
-    """An answer as far as it was read, and the id under which the client knows it.
+    """An answer as far as it was read, with the id that the client sees.
 
     Attributes:
         is_finished: false for a response that is still to be made.
-        is_plain: a chat's whole answer that is text alone; no error stands in it.
-        tokens: of all its choices, where it was read and says so.
+        is_plain: true for a chat's complete answer of text alone, without an error.
+        tokens: output tokens of all choices, if the answer states them.
     """
 
     response_id: str
@@ -86,7 +86,7 @@ class _Request(msgspec.Struct):
     model: Any = None
 
 
-#: A model's name is kept with its calls.
+#: A model's name is kept with its calls, so its length is limited.
 _MAX_MODEL = 256
 _any_decoder = msgspec.json.Decoder()
 _request_decoder = msgspec.json.Decoder(_Request)
@@ -94,7 +94,7 @@ _ROLES = {"developer": "system", "function": "tool", "ai": "assistant", "human":
 
 
 def conversation_of(path: str, body: bytes) -> Conversation | None:
-    """The conversation of a request; None where the body is none of the API's.
+    """Parse the conversation of a request; None if the body fits none of the APIs.
 
     Args:
         path: of the route.
@@ -134,7 +134,7 @@ def _messages(path: str, request: _Request) -> Iterator[Message]:
 
 
 def _messages_of(item: dict[str, Any]) -> Iterator[Message]:
-    """The messages of one message of a chat, or of one item of a response's input."""
+    """Yield the messages of a chat message, or of an item of a response's input."""
     kind = item.get("type")
     if kind in ("function_call", "custom_tool_call"):
         call = ToolCall(
@@ -152,7 +152,7 @@ def _messages_of(item: dict[str, Any]) -> Iterator[Message]:
         role = _ROLES.get(role, role)
         content = item.get("content")
         if isinstance(content, list):
-            # Results of tools stand among the parts of a user's message in Anthropic's API.
+            # In Anthropic's API tool results are parts of a user's message.
             for part in content:
                 if isinstance(part, dict) and part.get("type") == "tool_result":
                     result = _text_of(part.get("content"))
@@ -200,7 +200,7 @@ def _text_of(content: Any) -> str:
 
 
 def argument_texts(arguments: str) -> Iterator[str]:
-    """The texts in the arguments of a tool call; all of it where it is no JSON."""
+    """Yield the texts in the arguments of a tool call; all of it if it is not JSON."""
     try:
         value = _any_decoder.decode(arguments)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -228,7 +228,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def answer_of(path: str, body: bytes) -> Answer | None:
-    """The answer of a call, JSON or server-sent events; None where it holds none.
+    """Parse a call's answer, JSON or server-sent events; None if it contains none.
 
     Args:
         path: of the route.
@@ -247,7 +247,7 @@ def answer_of(path: str, body: bytes) -> Answer | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     except (ValueError, TypeError, AttributeError):
-        # Some part is of another type than the API's.
+        # A part has an unexpected type.
         return None
 
 
@@ -289,11 +289,11 @@ def _choice_of_items(items: list[Any]) -> Choice:
 
 
 class _Parts:
-    """One choice of a stream while it is put together."""
+    """One choice of a stream while it is assembled."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
-        #: Id, name and pieces of the arguments by the call's index.
+        #: By the call's index: id, name and pieces of the arguments.
         self.calls: dict[int, tuple[list[str], list[str], list[str]]] = {}
 
     def add_call(self, index: int, id_: Any, name: Any, arguments: Any) -> None:
@@ -325,7 +325,7 @@ class _Usage(msgspec.Struct):
 
 
 class _TextAnswer(msgspec.Struct):
-    """The whole answer of a chat that holds text alone; others do not fit."""
+    """A chat's complete answer with text alone; others fail to decode."""
 
     id: str
     choices: list[_MessageChoice]
@@ -344,7 +344,7 @@ class _TextChoice(msgspec.Struct):
 
 
 class _TextEvent(msgspec.Struct):
-    """An event of a chat's stream that holds text alone; others do not fit."""
+    """An event of a chat's stream with text alone; others fail to decode."""
 
     id: str
     choices: list[_TextChoice]
@@ -353,7 +353,7 @@ class _TextEvent(msgspec.Struct):
 
 _text_answer_decoder = msgspec.json.Decoder(_TextAnswer)
 _text_events_decoder = msgspec.json.Decoder(list[_TextEvent])
-#: What most streams hold but for the data of their events, which have no line breaks in them.
+#: Separators between the events of most streams, whose data has no line breaks.
 _FIRST_DATA, _NEXT_DATA, _LAST_DATA = b"data: ", b"\n\ndata: ", b"\n\ndata: [DONE]\n\n"
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*')
 _CONTENT = re.compile(rb'"content": ?"(' + _STRING.pattern + rb')"')
@@ -376,10 +376,10 @@ def _streamed(body: bytes) -> Answer | None:
 
 
 def _merged(data: bytes) -> bytes:
-    """The events of a stream, those that differ in their content alone as one: a third of the work.
+    """Merge events that differ only in their content into one, which takes a third of the work.
 
     Args:
-        data: of the events, with `_NEXT_DATA` between them.
+        data: the events, separated by `_NEXT_DATA`.
     """
     begin = data.find(_NEXT_DATA, len(data) // 2) + len(_NEXT_DATA)
     event = data[begin : data.find(_NEXT_DATA, begin)]
@@ -391,14 +391,14 @@ def _merged(data: bytes) -> bytes:
     begin = first.rfind(_NEXT_DATA)
     begin = 0 if begin < 0 else begin + len(_NEXT_DATA)
     content = first[begin + len(head) :] + b"".join(others[:-1])
-    # Other events may end and begin like these.
+    # Other kinds of events may begin and end alike.
     if not first.startswith(head, begin) or (b'"' in content and not _STRING.fullmatch(content)):
         return data
     return b"".join([first, *others])
 
 
 def _streamed_text(events: list[_TextEvent]) -> Answer | None:
-    """The answer of a stream that holds text alone."""
+    """Assemble the answer of a stream with text alone."""
     texts: dict[int, list[str]] = {}
     for event in events:
         for choice in event.choices:
@@ -414,7 +414,7 @@ def _streamed_text(events: list[_TextEvent]) -> Answer | None:
 
 
 def _streamed_anything(events: list[bytes]) -> Answer | None:
-    """The answer of any stream, as far as it came."""
+    """Assemble the answer of any stream, as far as it came."""
     response_id = ""
     choices: dict[int, _Parts] = {}
     for data in events:
@@ -472,7 +472,7 @@ def _text_delta(parts: _Parts, event: dict[str, Any]) -> None:
     parts.text.append(_string(event.get("delta")))
 
 
-#: Events of messages' and responses' streams that carry text.
+#: Handlers for events of messages' and responses' streams that carry text.
 _EVENTS: Mapping[str, Callable[[_Parts, dict[str, Any]], None]] = {
     "content_block_start": _block_start,
     "content_block_delta": _block_delta,

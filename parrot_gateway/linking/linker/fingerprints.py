@@ -1,12 +1,12 @@
-"""Fingerprints of texts that survive reformatting, and an index of who wrote them.
+"""Fingerprints of texts that survive reformatting, and an index of their writers.
 
-A text is reduced to its letters and digits, in lower case, so that JSON escapes, white space,
-quotes, bullets, fences and indentation make no difference. Of all its runs of `RUN` characters a
-few are kept, the smallest hash of each `WINDOW` (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD
-2003), so that two texts which share `RUN + WINDOW - 1` characters share a fingerprint.
+A text is reduced to lower-case letters and digits, so JSON escapes, white space, quotes, bullets,
+fences and indentation make no difference. Of all runs of `RUN` characters, the smallest hash of
+each `WINDOW` is kept (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD 2003). Two texts that share
+`RUN + WINDOW - 1` characters therefore share a fingerprint.
 
-Short parts that stand by themselves (a string of JSON, an item of a list, what follows a label or
-stands between tags) have a fingerprint of their own, which tells that all of the part is the same.
+Short self-contained parts (a JSON string, a list item, text after a label or between tags) have a
+fingerprint of their own, which matches only if the whole part is equal.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parrot_gateway.linking.linker.parts import WORDS, Positions, find_parts
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint32]
 
-#: Normalised bytes of one hashed run, and runs of which one is kept; powers of two.
+#: Normalised bytes of one hashed run, and number of runs of which one is kept; powers of two.
 RUN = 16
 WINDOW = 16
-#: A passage that stood in the prompts of this many calls is nobody's.
+#: A passage found in the prompts of this many calls is common: it identifies no writer.
 COMMON = 3
-#: From here on upwards are the fingerprints of parts: the least of several hashes is smaller.
+#: Fingerprints of parts start here; winnowed hashes are minima and so lie lower.
 PARTS_FROM = np.uint32(0xC0000000)
 
-# Letters and digits stay, in lower case, and what is not ASCII.
+# Letters, digits and non-ASCII bytes are kept, in lower case.
 _LOWER = bytes(range(256)).lower()
 _IS_KEPT = bytes(byte in WORDS for byte in range(256))
 _UNICODE_ESCAPE = re.compile(rb"\\+u([0-9a-fA-F]{4})(?:\\+u([dD][c-fC-F][0-9a-fA-F]{2}))?")
@@ -40,12 +40,12 @@ _PUNCTUATION = re.compile(rb"\xe2\x80.", re.DOTALL)
 _NO_POSITIONS = np.zeros(0, np.int64)
 _NO_HASHES = np.zeros(0, np.uint32)
 _TRUE = np.ones(1, np.bool_)
-#: Runs that are looked at together: the upper bits of a hash stand above its place among these, so
-#: that the least of a window tells both.
+#: Runs processed together. The upper bits of a hash are combined with its position among them, so
+#: one minimum gives both.
 _BLOCK = 1 << 14
 _PLACES = np.arange(_BLOCK, dtype=np.uint32)
 _PLACE = np.uint32(_BLOCK - 1)
-#: The upper and the lower half of 64 bits.
+#: Halves of a 64-bit word.
 _HIGH = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 _ONE = np.uint64(1)
@@ -53,7 +53,7 @@ _EMPTY = np.uint64(2**64 - 1)
 _PART_BITS = 0x3FFFFFFF
 
 
-# The hashes are keyed, so that nobody can write texts that collide on purpose.
+# The hashes are keyed, so nobody can construct collisions on purpose.
 _random = np.random.default_rng(secrets.randbits(128))
 _BYTE_HASHES = _random.integers(1, 2**32, 256, dtype=np.uint32)
 _MULTIPLIERS = [each | np.uint32(1) for each in _random.integers(1, 2**32, 5, dtype=np.uint32)]
@@ -72,7 +72,7 @@ class NormalisedText:
         self._is_ascii = text.isascii()
         #: In UTF-8.
         self._raw = raw = text.encode("utf-8", "replace")
-        #: Where each byte of the even text stands in the raw one; None where it is at its place.
+        #: Position of each byte of the unescaped text in the raw one; None if they are equal.
         self._offsets: Positions | None = None
         if b"\\" in raw:
             if b"\\u" in raw:
@@ -83,17 +83,17 @@ class NormalisedText:
             if b"\xe2\x80" in raw:
                 raw = _PUNCTUATION.sub(b"   ", raw)
             raw = raw.replace(b"\xc2\xa0", b"  ")
-        #: As long as what is kept is known of it: escapes replaced.
+        #: The text with escapes replaced, which determines the kept bytes.
         self._even = raw
-        #: Where its bytes that are kept stand in it. Faster than `translate` can drop the others.
+        #: Positions of the kept bytes. Faster than dropping the others with `translate`.
         self._kept = np.frombuffer(raw.translate(_IS_KEPT), np.bool_).nonzero()[0]
         self.content: Bytes = np.frombuffer(raw.translate(_LOWER), np.uint8).take(self._kept)
 
     def parts(self, *, is_answer: bool = False) -> tuple[Hashes, Positions]:
-        """Fingerprints of the parts that stand by themselves, and where they start, ascending.
+        """Fingerprint the self-contained parts; return them with their start positions, ascending.
 
         Args:
-            is_answer: others take its parts: a line of prose is none, it may be a stock phrase.
+            is_answer: true for an answer: a line of prose is no part, as it may be a stock phrase.
         """
         parts = find_parts(self._even, self._kept, is_answer=is_answer)
         if not parts:
@@ -104,7 +104,7 @@ class NormalisedText:
         return np.array(hashes, np.uint32) | PARTS_FROM, np.array(starts, np.int64)
 
     def character_span(self, start: int, end: int) -> tuple[int, int]:
-        """The characters of the original text from which `content[start:end]` was made."""
+        """Return the characters of the original text that `content[start:end]` was made from."""
         first, last = int(self._kept[start]), int(self._kept[end - 1])
         if self._offsets is not None:
             first, last = int(self._offsets[first]), int(self._offsets[last])
@@ -120,17 +120,17 @@ class NormalisedText:
 
 
 def _is_inside(byte: int) -> bool:
-    """True if a byte of UTF-8 is not the first one of its character."""
+    """Return true if a UTF-8 byte is not the first of its character."""
     return byte & 0xC0 == 0x80
 
 
 def normalise(text: str) -> NormalisedText:
-    """Reduce a text to its letters and digits; bytes that are not ASCII stay, punctuation goes."""
+    """Reduce a text to letters and digits; non-ASCII bytes stay, punctuation is dropped."""
     return NormalisedText(text)
 
 
 def _unescape(raw: bytes) -> tuple[bytes, Positions]:
-    r"""Replace `\uXXXX`; returns the new bytes and where each came from."""
+    r"""Replace `\uXXXX`; return the new bytes and the origin of each."""
     pieces: list[bytes] = []
     offsets: list[Positions] = []
     end = 0
@@ -148,11 +148,11 @@ def _unescape(raw: bytes) -> tuple[bytes, Positions]:
 
 
 def fingerprint(content: Bytes) -> tuple[Hashes, Positions]:
-    """The winnowed hashes of a normalised text, and where their runs start; [m] each."""
+    """Return the winnowed hashes of a normalised text and the start of each run; [m] each."""
     num_runs = len(content) - RUN + 1
     if num_runs <= _BLOCK:
         return _winnow(_hashes(content))
-    # What fits into the processor's cache is several times as fast.
+    # Blocks that fit into the processor's cache are several times as fast.
     chosen: tuple[list[Hashes], list[Positions]] = ([], [])
     for start in range(0, num_runs - WINDOW + 1, _BLOCK - WINDOW + 1):
         hashes, positions = _winnow(_hashes(content[start : start + _BLOCK + RUN - 1]))
@@ -165,14 +165,14 @@ def fingerprint(content: Bytes) -> tuple[Hashes, Positions]:
 
 
 def passages(text: NormalisedText, *, is_answer: bool = False) -> tuple[Hashes, Positions]:
-    """The fingerprints of a text and of its parts, and where they start; [m] each."""
+    """Return the fingerprints of a text and of its parts with their start positions; [m] each."""
     return with_parts(text, *fingerprint(text.content), is_answer=is_answer)
 
 
 def with_parts(
     text: NormalisedText, hashes: Hashes, positions: Positions, *, is_answer: bool = False
 ) -> tuple[Hashes, Positions]:
-    """The fingerprints of a text with those of its parts, by where they start."""
+    """Merge the fingerprints of a text with those of its parts, by start position."""
     parts, starts = text.parts(is_answer=is_answer)
     if not len(parts):
         return hashes, positions
@@ -182,7 +182,7 @@ def with_parts(
 
 
 def _hashes(content: Bytes) -> Hashes:
-    """A hash of each run; [n - RUN + 1]."""
+    """Hash each run; [n - RUN + 1]."""
     if len(content) < RUN:
         return _NO_HASHES
     hashes = _BYTE_HASHES.take(content)
@@ -196,8 +196,8 @@ def _hashes(content: Bytes) -> Hashes:
 
 
 def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
-    """The smallest of each `WINDOW` hashes by their upper bits, the first of equal ones, and their
-    places; [m] each.
+    """Return the smallest of each `WINDOW` hashes by upper bits, the first of equals, with
+    positions; [m] each.
 
     Args:
         hashes: at most `_BLOCK`.
@@ -209,7 +209,8 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
     while step < WINDOW and len(least) > step:
         least = np.minimum(least[:-step], least[step:])
         step *= 2
-    # Windows whose least hash is another one than before: it has come in, or an older one has left.
+    # Windows with a different minimum than the one before: it has entered, or an older one has
+    # left.
     is_first = np.empty(len(least), np.bool_)
     is_first[0] = True
     np.not_equal(least[1:], least[:-1], out=is_first[1:])
@@ -223,7 +224,7 @@ def _winnow(hashes: Hashes) -> tuple[Hashes, Positions]:
 
 
 def runs(values: Positions) -> Positions:
-    """Where runs of equal values begin, and where the last one ends; [m + 1]."""
+    """Return the bounds of runs of equal values: their starts, and the last end; [m + 1]."""
     changes = (values[1:] != values[:-1]).nonzero()[0]
     bounds = np.empty(len(changes) + 2, np.int64)
     bounds[0], bounds[-1] = 0, len(values)
@@ -232,7 +233,7 @@ def runs(values: Positions) -> Positions:
 
 
 def distinct(hashes: Hashes) -> Hashes:
-    """Each of some fingerprints once, ascending; several times as fast as `np.unique`."""
+    """Return the unique fingerprints, ascending; several times as fast as `np.unique`."""
     ordered = np.sort(hashes)
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -240,7 +241,7 @@ def distinct(hashes: Hashes) -> Hashes:
 
 
 class FingerprintCache:
-    """Fingerprints of messages that later prompts will repeat; the oldest ones go first."""
+    """Fingerprints of messages that later prompts will repeat; the oldest are evicted first."""
 
     _MAX_BYTES = 1 << 22
 
@@ -249,7 +250,7 @@ class FingerprintCache:
         self.size_bytes = 0
 
     def of(self, text: str, key: int) -> Hashes:
-        """The fingerprints of a text, which are probably known.
+        """Return the fingerprints of a text, which are probably cached.
 
         Args:
             key: hash of the text.
@@ -263,11 +264,11 @@ class FingerprintCache:
         return found
 
     def known(self, key: int) -> Hashes | None:
-        """The fingerprints of a text where they are remembered."""
+        """Return the cached fingerprints of a text, if any."""
         return self._kept.get(key)
 
     def keep(self, key: int, hashes: Hashes) -> None:
-        """Remember the fingerprints of a text."""
+        """Cache the fingerprints of a text."""
         if key not in self._kept:
             self._kept[key] = hashes
             self.size_bytes += hashes.nbytes + 128
@@ -276,7 +277,8 @@ class FingerprintCache:
 
 
 class FingerprintIndex:
-    """Finds the owners of fingerprints: a table of fixed size whose oldest entries go first.
+    """Finds the owners of fingerprints in a table of limited size; the oldest entries are
+    overwritten.
 
     Args:
         max_entries: a power of two; 8 bytes each. The table starts small and doubles up to it.
@@ -292,8 +294,8 @@ class FingerprintIndex:
 
     def _clear(self) -> None:
         shape = (1 << self._bits, self._SLOTS)
-        #: A fingerprint above its owner less one; all ones where a slot is empty. A row is a line
-        #: of the processor's cache, so that a look-up waits for memory once.
+        #: A fingerprint above its owner minus one; all ones in an empty slot. A row is one cache
+        #: line, so a look-up waits for memory once.
         self._entries = np.full(shape, _EMPTY)
         self._next = np.zeros(shape[0], np.uint8)
         self._used = 0
@@ -303,7 +305,7 @@ class FingerprintIndex:
         return self._entries.nbytes + self._next.nbytes
 
     def add(self, hashes: Hashes, owner: int) -> None:
-        """Remember that `owner` (from 1 upward) wrote these; hashes are distinct."""
+        """Record that `owner` (1 or more) wrote these distinct hashes."""
         entries = hashes.astype(np.uint64)
         entries <<= _HIGH
         entries |= np.uint64(owner - 1)
@@ -324,7 +326,7 @@ class FingerprintIndex:
         while len(entries):
             slots = self._next.take(buckets)
             places = (buckets << self._SLOT_BITS) + slots
-            # Of those with the same place the one that is written last stays: the first.
+            # If several map to one place, the last written stays, which is the first of them.
             table[places[::-1]] = entries[::-1]
             slots += 1
             slots &= self._SLOTS - 1
@@ -335,11 +337,11 @@ class FingerprintIndex:
             entries, buckets = entries[is_left], buckets[is_left]
 
     def find(self, hashes: Hashes) -> tuple[Positions, Positions]:
-        """Pairs of (index into `hashes`, owner), ordered by owner, then by index."""
+        """Return pairs of (index into `hashes`, owner), ordered by owner, then by index."""
         found = self._entries.take(self._buckets(hashes), 0).ravel()
         wanted = hashes.astype(np.uint64)
         wanted <<= _HIGH
-        # What is left of an entry with that fingerprint is its owner.
+        # XOR leaves only the owner of an entry with that fingerprint.
         found ^= wanted.repeat(self._SLOTS)
         places = (found < _LOW).nonzero()[0]
         pairs = found.take(places)
@@ -357,10 +359,10 @@ class FingerprintIndex:
 
 
 class PassageCounts:
-    """Counts the calls in which a passage stood that no earlier answer explains.
+    """Counts the calls whose prompt had a passage that no earlier answer explains.
 
-    All prompts of a template share such passages; retrieved documents and stock phrases are some
-    too. Counts are halved as texts go by.
+    All prompts of a template share such passages, as do retrieved documents and stock phrases.
+    Counts are halved over time.
 
     Args:
         bits: the table has `2**bits` counters of a byte.
@@ -378,20 +380,20 @@ class PassageCounts:
     def add(self, hashes: Hashes) -> None:
         """Count the passages of one call, each once."""
         places = hashes >> self._shift
-        # Of a place that is named twice one counts.
+        # A place named twice counts once.
         counts = self._counts.take(places)
         counts += counts < 255
         self._counts[places] = counts
         self._added += len(places)
-        # Past this, passages of which each was seen once would count as common by collisions.
+        # Beyond this, collisions would make passages common that were each seen once.
         if self._added > self._counts.size // 4:
             self._counts >>= 1
             self._added = 0
 
     def are_common(self, hashes: Hashes) -> bool:
-        """True if all of some passages, which are few, are nobody's."""
+        """Return true if all of a few passages are common."""
         return all(self._counts.item(each) >= COMMON for each in (hashes >> self._shift).tolist())
 
     def of(self, hashes: Hashes) -> Bytes:
-        """Calls in which each passage stood, at least; [m]."""
+        """Return an estimate of the calls that had each passage; [m]."""
         return self._counts.take(hashes >> self._shift)

@@ -1,7 +1,7 @@
-"""Links calls to the earlier calls whose answers they go on from, or whose text they use.
+"""Links calls to the earlier calls whose answers they continue, or whose text they use.
 
-Pure and synchronous: requests and answers in, links out. One `TenantLinker` for each tenant; they
-share nothing. See docs/linking.md.
+Pure and synchronous: requests and answers in, links out. Each tenant has its own `TenantLinker`;
+they share nothing. See docs/linking.md.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
 
 class LinkedCall(NamedTuple):
-    """The links and the session of a call, found by its request.
+    """The links and the session of a call, found from its request.
 
     Attributes:
-        merged: sessions that have become part of another by this call.
-        is_flooded: it is one of many equal prompts that come from nowhere.
+        merged: sessions that this call merged into another.
+        is_flooded: true for one of many equal prompts without links.
     """
 
     session: LinkedSession
@@ -42,17 +42,17 @@ class LinkedCall(NamedTuple):
 
 #: Messages whose first occurrence is remembered.
 _MAX_SEEN = 60_000
-#: What a call with one answer takes beside texts and tables, by tracemalloc: objects and keys.
+#: Memory of a call with one answer besides texts and tables, measured by tracemalloc.
 _CALL_BYTES = 3500
-#: So many characters of an answer, and such a part of it, are a summary from which a conversation
-#: may go on.
+#: An answer of at least this length, matched to this share, is a summary from which a conversation
+#: may continue.
 _LEAST_SUMMARY = 200
 _MOST_OF_SUMMARY = 0.6
 _NO_HASHES = np.zeros(0, np.uint32)
 
 
 class _LastPrompt:
-    """The prompt of the last conversation, of any tenant: the same one may come again."""
+    """The last conversation's prompt, of any tenant, because the same one may come again."""
 
     def __init__(self, max_text: int) -> None:
         self._max_text = max_text
@@ -70,8 +70,8 @@ class TenantLinker:
     """Links the calls of one tenant.
 
     Args:
-        limits: of memory and work.
-        mint_session_id: makes ids for sessions that nobody has named.
+        limits: on memory and work.
+        mint_session_id: makes ids for unnamed sessions.
         prompts: shared by all tenants.
     """
 
@@ -85,7 +85,7 @@ class TenantLinker:
         self._ends = PromptEnds(limits.calls, limits.fingerprints // 4)
         self._counts = PassageCounts()
         self._explicit: dict[str, LinkedSession] = {}
-        #: When a message was first seen in any prompt, by its text.
+        #: When each message was first seen in a prompt, by its text.
         self._seen: OrderedDict[int, float] = OrderedDict()
 
     def request(
@@ -96,18 +96,18 @@ class TenantLinker:
         session: str | None = None,
         peer: str = "",
     ) -> LinkedCall:
-        """Take the request of a call that starts now.
+        """Link the request of a call that starts now.
 
         Args:
-            call_id: no other call of the tenant has it.
+            call_id: unique within the tenant.
             now: seconds; never goes back.
-            session: id of the session that its client has named.
-            peer: address of the connection, which tells equal calls apart.
+            session: id of the session that its client named.
+            peer: address of the connection, which distinguishes equal calls.
         """
         prompt = self._prompts.of(conversation)
         own = self._explicit_session(session, now) if session else None
         if not conversation.previous and self._store.is_flooded(prompt.states[-1]):
-            # One of hundreds of equal prompts that come from nowhere: nothing tells it apart.
+            # One of hundreds of equal prompts without links: nothing distinguishes it.
             return self._take(call_id, prompt, now, peer, own, None, [], None)
         parent = find_parent(self._store, self._ends, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
@@ -124,8 +124,9 @@ class TenantLinker:
         return self._take(call_id, prompt, now, peer, own, parent, links, passages)
 
     def _goes_on_from_summary(self, prompt: Prompt, found: list[Link]) -> list[Link]:
-        """The link to a call of a conversation whose answer is what this one begins with, under the
-        same system prompt: it goes on from a summary."""
+        """Return the link to a conversation's call whose answer begins this prompt under the same
+        system prompt: it continues from a summary.
+        """
         for link in found if prompt.opening else ():
             call, evidence = self._store.by_id[link.source], link.evidence
             if call.parent is None or call.opening != prompt.opening or evidence is None:
@@ -150,8 +151,8 @@ class TenantLinker:
         """Remember a call.
 
         Args:
-            passages: fingerprints of its prompt; None for one of many equal ones, which is found by
-                its answer alone.
+            passages: fingerprints of its prompt; None for one of many equal ones, which only its
+                answer can find.
         """
         is_flooded = passages is None
         session, merged = self._join(own, links, now)
@@ -185,7 +186,7 @@ class TenantLinker:
         return LinkedCall(session, links, merged, is_flooded)
 
     def answer(self, call_id: str, answer: Answer, now: float) -> None:
-        """Take the complete answer of a call; without effect for one that is not known."""
+        """Add a call's complete answer; unknown calls are ignored."""
         call = self._store.by_id.get(call_id)
         if call is not None and call.ended is None:
             self._store.finish(call, answer.choices, now)
@@ -193,19 +194,19 @@ class TenantLinker:
                 self._store.file(call, self._store.responses, answer.response_id)
 
     def failed(self, call_id: str) -> None:
-        """A call has ended without an answer; it can be linked to by its prompt."""
+        """Note that a call ended without an answer; its prompt can still be linked to."""
         call = self._store.by_id.get(call_id)
         if call is not None:
             self._store.stop(call)
 
     def session_of(self, call_id: str) -> LinkedSession | None:
-        """The session of a call now; None for one that is forgotten."""
+        """Return the current session of a call; None if the call is forgotten."""
         call = self._store.by_id.get(call_id)
         return None if call is None else call.session.current
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its tables and texts, about."""
+        """Return the approximate bytes of its tables and texts."""
         tables = self._store.index.size_bytes + self._counts.size_bytes
         tables += self._ends.size_bytes
         kept = self._store.fingerprints.size_bytes + self._store.running_bytes
@@ -223,7 +224,7 @@ class TenantLinker:
     def _passages(
         self, prompt: Prompt, parent: Parent | None, reader: Reader
     ) -> tuple[list[Link], Hashes]:
-        """Links to whoever wrote what is new in a prompt; and the prompt's fingerprints."""
+        """Return links to the writers of a prompt's new text, and the prompt's fingerprints."""
         depth, beginning = (parent.depth, parent.beginning) if parent else (0, 0)
         messages, texts = prompt.messages, prompt.texts
         is_new = [
@@ -251,7 +252,8 @@ class TenantLinker:
             self._store.fingerprints.keep(texts[index], hashes)
         best: dict[str, Link] = {}
         unexplained: list[Hashes] = []
-        # Messages that one session alone has written tell to which session the others belong.
+        # Start with messages written by exactly one session: they tell which session the others
+        # belong to.
         if len(new_texts) > 1:
             new_texts.sort(key=lambda each: not each.is_unmistakable)
         for text in new_texts:
@@ -276,7 +278,7 @@ class TenantLinker:
     def _join(
         self, own: LinkedSession | None, links: list[Link], now: float
     ) -> tuple[LinkedSession, list[LinkedSession]]:
-        """The session of a call with these links, and the sessions that it has merged."""
+        """Return the session of a call with these links, and the sessions that it merged."""
         session = own
         merged: list[LinkedSession] = []
         for link in links:
@@ -296,8 +298,7 @@ class TenantLinker:
 
 
 def _newest(messages: tuple[Message, ...], max_text: int) -> Sequence[Message]:
-    """The last messages, within a number of characters; the text of the first of them may be
-    cut."""
+    """Return the last messages within a number of characters; the first one's text may be cut."""
     left = max_text
     if sum(len(each.text) for each in messages) <= left:
         return messages
@@ -331,12 +332,12 @@ def _joined(hashes: Sequence[Hashes]) -> Hashes:
 
 
 class Linker:
-    """Links the calls of all tenants, each for itself.
+    """Links the calls of all tenants, each separately.
 
     Args:
-        limits: for one tenant.
+        limits: per tenant.
         mint_session_id: as for `TenantLinker`.
-        max_tenants: kept; the one that was quiet longest makes room.
+        max_tenants: maximum number; the longest idle one makes room.
     """
 
     def __init__(
@@ -346,15 +347,15 @@ class Linker:
         self._tenants = Tenants(lambda: TenantLinker(limits, mint_session_id, prompts), max_tenants)
 
     def tenant(self, name: str) -> TenantLinker:
-        """The linker of a tenant."""
+        """Return the linker of a tenant."""
         return self._tenants.use(name)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tables and texts of all tenants, about."""
+        """Return the approximate bytes of all tenants' tables and texts."""
         return sum(each.size_bytes for each in self._tenants)
 
     @property
     def largest_bytes(self) -> int:
-        """The same of the tenant that takes most."""
+        """Return the approximate bytes of the largest tenant."""
         return max((each.size_bytes for each in self._tenants), default=0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import count
 from typing import Literal, NamedTuple, TypeAlias
 
-#: `continues`: the prompt goes on where another call's prompt and answer ended. `output`: a passage
-#: of an answer stands in the prompt. `tool`: the id of a tool call is echoed. `spawned`: an
-#: argument of a tool call is the first message of this call.
+#: `continues`: the prompt continues another call's prompt and answer. `output`: the prompt has a
+#: passage of an answer. `tool`: the prompt repeats the id of a tool call. `spawned`: an argument of
+#: a tool call is this call's first message.
 LinkKind: TypeAlias = Literal["continues", "output", "tool", "spawned"]
 
 
 class Evidence(NamedTuple):
-    """Where the shared passage stands, in characters; no text.
+    """Position of the shared passage in characters, without its text.
 
     Attributes:
         message: index of the message in the prompt.
@@ -33,7 +33,7 @@ class Link(NamedTuple):
     Attributes:
         source: id of the earlier call.
         confidence: from 0 to 1.
-        evidence: None where whole messages or ids are equal.
+        evidence: None if whole messages or ids are equal.
     """
 
     source: str
@@ -46,15 +46,15 @@ _numbers = count(1)
 
 
 class LinkedSession:
-    """A set of connected calls; sets that turn out to be one are merged.
+    """A set of connected calls; sets that prove to be one are merged.
 
     Args:
-        id: under which clients know it.
+        id: the id that clients see.
         started: seconds.
-        is_explicit: a client has named it.
+        is_explicit: true if a client named it.
 
     Attributes:
-        number: from 1 upward, another one for each session.
+        number: unique number, from 1 upward.
     """
 
     __slots__ = ("_merged_into", "calls", "id", "is_explicit", "number", "started")
@@ -70,7 +70,7 @@ class LinkedSession:
 
     @property
     def current(self) -> LinkedSession:
-        """The session that this one has become part of, or itself."""
+        """Return the session that this one was merged into, or itself."""
         session = self
         while session._merged_into is not None:
             above = session._merged_into
@@ -80,11 +80,12 @@ class LinkedSession:
         return session
 
     def merge(self, other: LinkedSession) -> LinkedSession | None:
-        """Make two sessions one. What a client has named keeps its name, else the older one counts.
+        """Merge two sessions. A session named by a client keeps its id; otherwise the older one
+        does.
 
         Returns:
-            The session that is no longer current; None where nothing changed, because they are one
-            already or a client has named both.
+            The session that is no longer current; None if nothing changed, because they are
+            one already or a client named both.
         """
         first, second = self.current, other.current
         if first is second or (first.is_explicit and second.is_explicit):

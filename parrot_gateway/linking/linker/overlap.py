@@ -1,4 +1,4 @@
-"""Stretches of bytes that a text and an output share."""
+"""Byte ranges that a text and an output share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from parrot_gateway.linking.linker.fingerprints import RUN, WINDOW
 
-#: Stretches that lie no farther apart, about as far in the text as in the answer, are one passage.
+#: Shared ranges at most this far apart, and about equally far in text and answer, form one passage.
 _GAP = 160
 
 
 class Span(NamedTuple):
-    """A shared stretch, in normalised bytes: where it stands in the text and in the output."""
+    """A shared range in normalised bytes, with its position in the text and in the output."""
 
     start: int
     end: int
@@ -20,12 +20,12 @@ class Span(NamedTuple):
 
 
 def shared_spans(content: bytes, source: bytes, places: Iterable[int]) -> list[Span]:
-    """The stretches that a text and an output share, around runs that they probably share.
+    """Return the ranges that a text and an output share, around runs that they probably share.
 
     Args:
-        content: of the text, normalised.
-        source: of the output, normalised.
-        places: where those runs start in the text, ascending.
+        content: the normalised text.
+        source: the normalised output.
+        places: starts of those runs in the text, ascending.
     """
     spans: list[Span] = []
     end = 0
@@ -43,7 +43,7 @@ def shared_spans(content: bytes, source: bytes, places: Iterable[int]) -> list[S
 
 
 def passages_of(spans: Iterable[Span]) -> list[list[Span]]:
-    """Stretches grouped where they follow each other, but for a few signs, in text and output."""
+    """Group ranges that follow each other in text and output, with small gaps."""
     passages: list[list[Span]] = []
     for span in spans:
         if passages:
@@ -62,12 +62,12 @@ def passages_of(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def size_in_text(spans: Iterable[Span]) -> int:
-    """Normalised bytes of a text that stretches cover."""
+    """Return the normalised bytes of a text that ranges cover."""
     return sum(span.end - span.start for span in spans)
 
 
 def size_in_source(spans: Sequence[Span]) -> int:
-    """Normalised bytes of an output that stretches show, each once."""
+    """Return the normalised bytes of an output that ranges cover, overlaps counted once."""
     size = end = 0
     for start, length in sorted((span.source_start, span.end - span.start) for span in spans):
         size += max(0, start + length - max(start, end))
@@ -85,7 +85,7 @@ def _common_suffix(first: bytes, second: bytes) -> int:
 
 
 def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
-    """The largest n up to `size` for which `is_equal(n)`, which holds up to some n."""
+    """Return the largest n up to `size` with `is_equal(n)`, which is monotonic."""
     if is_equal(size):
         return size
     low, high = 0, min(size, 64)

@@ -15,20 +15,20 @@ from parrot_gateway.linking.linker.links import Link, LinkedSession
 from parrot_gateway.linking.linker.prompt import Prompt
 from parrot_gateway.linking.linker.prompt_ends import FoundEnd, PromptEnds
 
-#: Answers of at least so many characters that only one call wrote identify it without context.
+#: An answer of at least this length, written by only one call, identifies it without context.
 _LONG_ANSWER = 60
-#: A beginning that is another call's whole prompt counts from this many characters on.
+#: Minimum length of a beginning that is another call's whole prompt.
 _LONG_PROMPT = 200
-#: Characters of an answer that are looked for behind the prompt.
+#: Characters of an answer that are searched for behind the prompt.
 _COMPARED = 48
-#: The least share of some fingerprints of a prompt that another one holds too.
+#: Minimum share of a prompt's fingerprint sample that the other prompt must contain.
 _ALIKE = 0.25
 _MAX_ALIKE = 64
-#: Of what stands before the end of a prompt so much has to be from that prompt.
+#: Minimum share of the text before a prompt's end that must come from that prompt.
 _MOST_BEFORE = 0.8
-#: Difference of shares that says nothing.
+#: Smaller differences between shares mean nothing.
 _ALIKE_NEARLY = 0.1
-#: Candidates that are compared.
+#: Maximum candidates compared.
 _MAX_COMPARED = 512
 
 
@@ -36,9 +36,9 @@ class Parent(NamedTuple):
     """The call that a prompt continues.
 
     Attributes:
-        depth: messages of the prompt that it explains.
+        depth: number of the prompt's messages that it explains.
         beginning: characters of a completion's prompt that it explains.
-        by_tool: the id of one of its tool calls is echoed.
+        by_tool: true if the prompt repeats the id of one of its tool calls.
     """
 
     call: StoredCall
@@ -57,13 +57,13 @@ class Parent(NamedTuple):
 def find_parent(
     store: CallStore, ends: PromptEnds, prompt: Prompt, previous: str, peer: str, now: float
 ) -> Parent | None:
-    """The call that a prompt continues; None for a first one.
+    """Return the call that a prompt continues; None for a first one.
 
-    Of several that fit equally the one counts whose session also wrote the newest messages, else
-    one that nobody has continued yet, else one of the same connection.
+    Ties go to the call whose session also wrote the newest messages, then to one that nobody has
+    continued, then to one of the same connection.
 
     Args:
-        previous: id of a response that the request names.
+        previous: id of the response that the request names.
         peer: address of the client.
     """
     parent = _find_parent(store, ends, prompt, previous, peer, now)
@@ -92,7 +92,7 @@ def _find_parent(
         if exact:
             call = chooser.choose(exact)
             return Parent(call, last + 1, 1.0 if len(exact) == 1 else 0.95, call in by_tool)
-        # Some servers give the same ids again, so an id does not always settle it.
+        # Some servers reuse ids, so an id is not always conclusive.
         candidates = _ended(store.find(store.answers, prompt.keys[last]))
         candidates = [each for each in candidates if each in by_tool] or by_tool or candidates
         found = _by_context(candidates, prompt, chooser, is_sure=bool(by_tool))
@@ -102,14 +102,14 @@ def _find_parent(
         return Parent(chooser.choose(by_tool), 0, 1.0 if len(by_tool) == 1 else 0.85, True)
     by_text = _by_text(store, prompt, prompt.text_seed, chooser)
     by_tail = _by_tail(store, ends, prompt, chooser) if last < 0 else None
-    # The newest part of a conversation tells more than its beginning.
+    # The newest part of a conversation is better evidence than its beginning.
     if by_tail is not None and (by_text is None or by_text.call.is_ancestor_of(by_tail.call)):
         by_text = by_tail
     return by_text or _by_beginning(store, prompt, chooser)
 
 
 class _Chooser:
-    """Chooses among calls that fit equally."""
+    """Chooses among equally good calls."""
 
     def __init__(self, store: CallStore, prompt: Prompt, peer: str, now: float) -> None:
         self._store = store
@@ -132,11 +132,11 @@ class _Chooser:
         )
 
     def written_by(self, session: LinkedSession) -> int:
-        """Messages behind the newest answer that a session has written."""
+        """Return the number of messages behind the newest answer that a session wrote."""
         return self._writers()[session]
 
     def is_elsewhere(self, session: LinkedSession) -> bool:
-        """True if other sessions alone have written what stands behind the newest answer."""
+        """Return true if only other sessions wrote the messages behind the newest answer."""
         writers = self._writers()
         return bool(writers) and not writers[session]
 
@@ -164,7 +164,7 @@ def _ended(calls: Iterable[StoredCall]) -> list[StoredCall]:
 
 
 def _by_tool_ids(store: CallStore, messages: Sequence[Message], last: int) -> list[StoredCall]:
-    """The calls that minted the tool ids of the newest turn."""
+    """Return the calls that created the tool ids of the newest turn."""
     ids = [each.tool_call_id for each in messages[last + 1 :] if each.tool_call_id]
     if last >= 0 and last < len(messages) - 1:
         ids += [call.id for call in messages[last].tool_calls if call.id]
@@ -179,11 +179,11 @@ def _by_tool_ids(store: CallStore, messages: Sequence[Message], last: int) -> li
 def _by_context(
     candidates: list[StoredCall], prompt: Prompt, chooser: _Chooser, *, is_sure: bool
 ) -> Parent | None:
-    """The call that wrote the last answer of a prompt whose older turns were changed or elided: the
-    one whose prompt shares most messages with it.
+    """Return the call that wrote the last answer of a prompt with changed or omitted older turns:
+    the one whose prompt shares most messages with it.
 
     Args:
-        is_sure: one of the candidates did.
+        is_sure: true if one of the candidates certainly did.
     """
     if not candidates:
         return None
@@ -206,8 +206,9 @@ def _by_context(
 
 
 def _by_text(store: CallStore, prompt: Prompt, seed: int, chooser: _Chooser) -> Parent | None:
-    """The call with whose text the last message begins: a completion that goes on, or an agent that
-    keeps its history in one message."""
+    """Return the call whose text begins the last message: a continued completion, or an agent that
+    keeps its history in one message.
+    """
     messages = prompt.messages
     text = messages[-1].text
     found = store.find_beginning(text, seed)
@@ -230,10 +231,12 @@ def _by_text(store: CallStore, prompt: Prompt, seed: int, chooser: _Chooser) -> 
 def _by_tail(
     store: CallStore, ends: PromptEnds, prompt: Prompt, chooser: _Chooser
 ) -> Parent | None:
-    """The call whose prompt's end, and its answer behind it, stand in the last message: an agent
-    that keeps the newest part of its history in one message. What stands before has to come from
-    that prompt, and to begin like it: one who reads a prompt's subject and its answer begins
-    otherwise. Of one conversation the newest call counts."""
+    """Return the call whose prompt's end and answer are in the last message: an agent that keeps
+    the newest part of its history in one message.
+
+    The text before must come from that prompt and begin like it; a call that only reads a prompt's
+    subject and answer begins differently. The newest call of each conversation counts.
+    """
     index = len(prompt.messages) - 1
     found: list[FoundEnd] = []
     for each in ends.find(prompt):
@@ -263,7 +266,9 @@ def _by_tail(
 
 
 def _is_in(answer: str, text: str) -> bool:
-    """True if an answer's beginning and end stand in a text; those of a revised one do not."""
+    """Return true if a text contains an answer's beginning and end in place; a revised answer
+    fails.
+    """
     answer = answer.strip()
     place = text.find(answer[:_COMPARED])
     return place >= 0 and text.startswith(
@@ -272,13 +277,13 @@ def _is_in(answer: str, text: str) -> bool:
 
 
 def _begins_with(text: str, call: StoredCall) -> int:
-    """Characters of the answer of a call with which a text begins; 0 for none."""
+    """Return the length of the call's longest answer that begins a text; 0 if none does."""
     answers = (each.text.rstrip() for each in call.outputs if not each.is_argument)
     return max((len(each) for each in answers if text.startswith(each)), default=0)
 
 
 def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | None:
-    """The call with whose prompt this one begins, when its answer was edited or left out."""
+    """Return the call whose prompt begins this one, when its answer was edited or left out."""
     messages, states = prompt.messages, prompt.states
     size = sum(len(each.text) for each in messages)
     for depth in range(len(messages) - 1, 0, -1):
@@ -292,7 +297,7 @@ def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent
             continue
         if is_edited:
             text = messages[depth].text
-            # Something may stand behind the answer: what a tool or another agent has said.
+            # Text of a tool or another agent may follow the answer.
             longer = [each for each in found if _begins_with(text, each)]
             call = chooser.choose(longer or found)
             confidence = 0.9 if len(found) == 1 else 0.8
@@ -301,7 +306,8 @@ def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent
             return Parent(call, depth + 1, confidence)
         is_enough = size >= _LONG_PROMPT and messages[depth - 1].role != "system"
         if len(found) == 1 and is_enough:
-            # A decision that is not kept in the history; a longer answer would stand there.
+            # A short answer, such as a decision, may be missing from the history; a longer one
+            # would be there.
             said = sum(len(each.text) for each in found[0].outputs)
             is_only = len(store.prompts[states[depth]]) == 1 and said < _LONG_ANSWER
             if is_only or not chooser.is_elsewhere(found[0].session.current):

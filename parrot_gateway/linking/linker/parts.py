@@ -1,9 +1,9 @@
-"""Finds the short parts of a text that stand by themselves: a string of JSON, an item of a list,
-what follows a label or stands between tags.
+"""Finds short self-contained parts of a text: a JSON string, a list item, text after a label or
+between tags.
 
-What begins and ends them is told from a sign and what stands beside it. Each byte of the text has
-eight flags, one for each rule, as the byte before a sign, as the sign and as the byte behind it;
-a rule applies where all three have its flag.
+A sign and its two neighbours decide where a part begins and ends. Each byte has eight flags, one
+per rule, in each of three roles: before a sign, as the sign, and behind it. A rule applies where
+all three bytes have its flag.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 
-#: Normalised bytes of a part, at least and at most.
+#: Minimum and maximum normalised bytes of a part.
 LEAST_PART, MOST_PART = 20, 160
-#: Parts of a text that are looked at: the first ones and the last ones, half of these each.
+#: Maximum parts examined: half of them from the beginning, half from the end.
 _MAX_PARTS = 256
 
 _ALL = bytes(range(256))
-#: Letters and digits, and what is not ASCII.
+#: Letters, digits and non-ASCII bytes.
 WORDS = bytes(byte for byte in _ALL if byte >= 0x80 or chr(byte).isalnum())
 _DIGITS, _QUOTES, _LINES = b"0123456789", b"\"'", b"\n\r"
 _EDGES = _LINES + b"\t<>[]{}|`\\"
 _OPENERS = b"=[{(:"
-#: What has none of these has no parts but itself.
+#: A text without any of these has no parts except itself.
 _STRUCTURE = re.compile(rb"""[<>\[\]{}|`\\\n\r\t":]|\d[.)] |'[,\]})/>;]|[=({,] ?'""")
 _SPACE, _COMMA, _DOUBLE = b' ,"'
 
-# Lines, tags, cells, brackets and escapes end a part, and mostly begin one; so do quotes where
-# signs of JSON or code are beside them. Labels begin one.
+# Lines, tags, cells, brackets and escapes end a part, and mostly begin one. Quotes do so next to
+# signs of JSON or code. Labels begin one.
 _EDGE, _TAG, _BULLET, _OPENS, _CLOSES, _NUMBER, _LABEL, _GAP = (1 << bit for bit in range(8))
-#: For each rule what stands before the sign, the sign, and what stands behind it.
+#: For each rule: bytes before the sign, the sign, and bytes behind it.
 _RULES = {
     _EDGE: (_ALL, _EDGES, _ALL),
     _TAG: (_ALL, bytes(set(_EDGES) - set(_LINES)), _ALL),
@@ -51,27 +51,27 @@ _BEFORE, _SIGN, _BEHIND = (
 )
 _ENDING = _EDGE | _OPENS | _CLOSES
 _STARTING = _ENDING | _NUMBER | _LABEL
-#: The same of an answer, of whose lines only items begin one.
+#: Starting flags in an answer, where only lines that are items begin a part.
 _STARTING_ANSWER = _TAG | _BULLET | _OPENS | _CLOSES | _NUMBER | _LABEL
 _IS_WORD = np.array([byte in WORDS for byte in _ALL])
-#: Up to so many signs, a loop is faster than operations on arrays.
+#: Up to this many signs, a loop is faster than array operations.
 _FEW = 96
 
 
 def find_parts(raw: bytes, kept: Positions, *, is_answer: bool) -> list[tuple[int, int]]:
-    """Where the parts of a text start and end in it normalised, ascending.
+    """Return the start and end of each part in the normalised text, ascending.
 
     Args:
         raw: the text.
-        kept: places of the bytes that are left in the normalised text.
-        is_answer: others take its parts: a line of prose is none, it may be a stock phrase.
+        kept: positions of the bytes kept in the normalised text.
+        is_answer: true for an answer: a line of prose is no part, as it may be a stock phrase.
     """
     if len(kept) < LEAST_PART:
         return []
     if _STRUCTURE.search(raw) is None:
-        # All of it is the only part: most prose ends here.
+        # The whole text is the only part; this is the case for most prose.
         return [(0, len(kept))] if len(kept) <= MOST_PART else []
-    # A sign is meant by its place in this, less one, so that it has something on both sides.
+    # Signs are indexed by position minus one, so that each has two neighbours.
     padded = b"\0\0" + raw + b"\0\0"
     size = len(raw) + 2
     flags = np.frombuffer(padded.translate(_BEFORE), np.uint8, size) & np.frombuffer(
@@ -96,8 +96,8 @@ def _few_parts(
     """Do the work of `find_parts` sign by sign.
 
     Args:
-        rules: flags by their signs, ascending.
-        starting: flags of what starts a part.
+        rules: flags by sign, ascending.
+        starting: flags that start a part.
     """
     for sign in [sign for sign, flags in rules.items() if flags >= _GAP]:
         if _is_value(padded[sign], padded[sign - 1]):
@@ -129,11 +129,11 @@ def _few_parts(
 
 
 def _is_value(before: int, second: int) -> bool:
-    """True if a quote behind a space begins a value; in prose a word stands before the comma.
+    """Return true if a quote behind a space begins a value; in prose a word precedes the comma.
 
     Args:
-        before: what stands before the space.
-        second: what stands before that.
+        before: the byte before the space.
+        second: the byte before that.
     """
     return before != _COMMA or second not in WORDS
 
@@ -144,8 +144,8 @@ def _many_parts(
     """Do the work of `find_parts` for all signs together.
 
     Args:
-        flags: by signs.
-        starting: flags of what starts a part.
+        flags: one per sign.
+        starting: flags that start a part.
     """
     text = np.frombuffer(padded, np.uint8)
     gaps = (flags >= _GAP).nonzero()[0]
@@ -154,7 +154,7 @@ def _many_parts(
     flags[gaps[is_value] + 1] |= _OPENS
     double = (text[1:-1] == _DOUBLE).nonzero()[0]
     flags[double[1:]] |= (flags.take(double[:-1]) & _OPENS) * np.uint8(_CLOSES // _OPENS)
-    # The text starts a part and ends one.
+    # The text's bounds start and end a part.
     flags[0], flags[-1] = starting, _EDGE
     signs = (flags != 0).nonzero()[0]
     flags = flags.take(signs)
@@ -164,6 +164,6 @@ def _many_parts(
     ends = edges.take(edges.searchsorted(starts, side="right"), mode="clip")
     sizes = ends - starts
     is_part = (sizes >= LEAST_PART) & (sizes <= MOST_PART)
-    # Of several that start at one place one is left.
+    # Keep one of several parts with the same start.
     is_part[:-1] &= starts[1:] != starts[:-1]
     return list(zip(starts[is_part].tolist(), ends[is_part].tolist(), strict=True))

@@ -1,9 +1,9 @@
-"""Finds who wrote the passages of a prompt.
+"""Finds the writers of a prompt's passages.
 
-Candidates share fingerprints with a text; each is verified by the real overlap. They compete: a
-stretch of text is credited to one of them, so that of several calls that wrote the same only the
-most plausible gets a link. What stood in the prompt of the call that wrote it, in the history of
-the reader, or in the prompts of unrelated calls, proves nothing.
+Candidates share fingerprints with a text and are verified by their real overlap. They compete: each
+stretch of text is credited to one candidate, so that only the most plausible of several equal
+writers gets a link. A passage is no evidence if the writer's own prompt, the reader's history or
+the prompts of unrelated calls contained it.
 """
 
 from __future__ import annotations
@@ -43,33 +43,36 @@ from parrot_gateway.linking.linker.overlap import (
 from parrot_gateway.linking.linker.parts import LEAST_PART
 
 #: Normalised bytes that a candidate must be credited with: within one session; to join a call to
-#: the session of another; the same when only a smaller part of the answer was used; to merge two
-#: sessions of several calls.
+#: another session; to join when only a smaller part of the answer was used; to merge two sessions
+#: of several calls.
 _WITHIN = 24
 _JOIN = 40
 _JOIN_PART = 120
 _MERGE = 200
-#: Share of the shared fingerprints that no other session and no common text has, to join sessions.
+#: Minimum share of the shared fingerprints that are in no other session and no common text, to join
+#: sessions.
 _OWN = 0.5
-#: The same where all of a long answer stands in one piece.
+#: The same minimum if all of a long answer is in one piece.
 _OWN_OF_ALL = 0.15
-#: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
+#: Share of an answer above which a shorter passage is enough, and share that counts as the whole
+#: answer.
 _MOST = 0.6
 _VERBATIM = 0.95
-#: Candidates that share such a part of what the best one shares are compared in full, so many.
+#: Candidates that share at least this fraction of the best one's fingerprints are compared in full,
+#: up to this many.
 _NEARLY = 0.9
 _MAX_NEAR = 4
-#: Different words in passages that join sessions.
+#: Minimum number of different words in passages that join sessions.
 _MIN_WORDS = 7
-#: The same where parts of an answer that stand by themselves are parts of the text too.
+#: The same minimum if self-contained parts of an answer are parts of the text too.
 _MIN_PART_WORDS = 4
 _WORD = re.compile(r"[^\W\d_]{3,}")
-#: Where writing has no spaces each sign counts.
+#: In scripts without spaces each character counts.
 _WORDS_AND_SIGNS = re.compile(r"[^\W\d_\u3000-\U0010ffff]{3,}|[\u3000-\U0010ffff]")
-#: A text that is a whole answer is found by equality: its least length where one session wrote it.
+#: Equality finds texts that are whole answers; minimum length if one session wrote it.
 _WHOLE = 20
-#: Ranks of candidates: one whose text the reader's history holds counts before one that is all of
-#: the text, that before one of the reader's session, and that before one that shares more.
+#: Rank bonuses, highest first: the reader's history contains the output; the output equals the
+#: text; the output is of the reader's session. Shared fingerprints count below these.
 _ANCESTOR_RANK, _WHOLE_RANK, _HOME_RANK = 1 << 42, 1 << 41, 1 << 40
 
 
@@ -82,12 +85,12 @@ class Producer(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The producers of a text, and what is left of it.
+    """The producers of a text, and its unexplained rest.
 
     Attributes:
-        rest: fingerprints that nobody explains.
-        is_answer: most of it comes from answers, so that it is no common text however many prompts
-            hold it.
+        rest: fingerprints that no output explains.
+        is_answer: true if most of it comes from answers; it is then no common text, however
+            many prompts contain it.
     """
 
     producers: list[Producer]
@@ -98,7 +101,7 @@ class Explanation(NamedTuple):
 def find_producers(
     store: CallStore, counts: PassageCounts, text: NewText, reader: Reader
 ) -> Explanation:
-    """Find the outputs that the passages of a text come from."""
+    """Find the outputs that a text's passages come from."""
     is_common = counts.of(text.hashes) >= COMMON
     candidates = find_candidates(store, text, is_common, reader)
     if candidates is None:
@@ -113,11 +116,11 @@ def find_producers(
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A candidate that is looked at.
+    """A candidate that is examined.
 
     Attributes:
-        rows: of the text's fingerprints those that it shares and that are not credited, ascending.
-        own: those of these rows that are not common and that no other session has written.
+        rows: the text's uncredited fingerprints that it shares, ascending.
+        own: those rows that are neither common nor written by another session.
     """
 
     output: Output
@@ -129,7 +132,7 @@ class _Candidate:
 class _Matcher:
     """Credits the stretches of one text to the outputs that explain them.
 
-    Candidates are meant by their places in `Candidates`; most are turned down by numbers alone.
+    Candidates are identified by their index in `Candidates`; most are rejected by numbers alone.
     """
 
     def __init__(
@@ -140,11 +143,12 @@ class _Matcher:
         self._reader = reader
         self._candidates = candidates
         self._content = text.normalised.content.tobytes()
-        #: Normalised bytes that have been credited, and of each fingerprint whether its run starts
-        #: in them; None while there are none.
+        #: Credited normalised bytes, and a flag per fingerprint whose run starts in them; None
+        #: while nothing is credited.
         self._covered: bytearray | None = None
         self._is_covered: np.ndarray | None = None
-        #: Of what the candidates share that which has not been credited; None while that is all.
+        #: Flags of the candidates' shared fingerprints that are not credited; None while that is
+        #: all of them.
         self._is_left: np.ndarray | None = None
         self._sources: dict[Output, NormalisedText] = {}
         self._is_whole: list[bool] = candidates.is_whole.tolist()
@@ -152,18 +156,19 @@ class _Matcher:
         if reader.parent is not None:
             calls = (store.outputs[each].call for each in candidates.numbers.tolist())
             self._is_ancestor = [each.is_ancestor_of(reader.parent) for each in calls]
-        #: What tells candidates apart at once; the best one has the highest.
+        #: Coarse rank of each candidate, the higher the better.
         self._rank: list[int] = []
-        #: Ranks within which the order is known already.
+        #: Ranks within which the order is already final.
         self._settled: set[int] = set()
-        #: Fingerprints that each shares, of one that was rejected as many as were left then.
+        #: Fingerprints that each candidate shares; for a rejected one, the number left at that
+        #: time.
         self._counts: list[int] = candidates.counts.tolist()
         self._sessions: list[int] = candidates.sessions.tolist()
         self._most: list[float] = (_MOST * candidates.sizes).tolist()
         self._update()
 
     def unexplained(self) -> Hashes:
-        """Fingerprints of the text that start in no credited stretch."""
+        """Return the fingerprints of the text that start in no credited stretch."""
         hashes = self._text.hashes
         return hashes if self._is_covered is None else hashes[~self._is_covered]
 
@@ -202,7 +207,7 @@ class _Matcher:
             else:
                 continue
             if call.is_ancestor_of(reader.parent):
-                # The history of the reader holds it already.
+                # The reader's history already contains it.
                 self._credit(spans)
                 self._update()
                 continue
@@ -222,37 +227,38 @@ class _Matcher:
                     break
                 self._update()
                 if not is_home:
-                    # Less is asked of others of this session.
+                    # Other calls of this session now need less evidence.
                     again = [each for each in rejected if self._is_home[each]]
                     rejected = [each for each in rejected if not self._is_home[each]]
                     left += again
-                # Most others have no more than what has been credited now.
+                # Most other candidates shared nothing beyond what has now been credited.
                 left = [each for each in left if self._is_whole[each] or self._num_rows[each]]
                 kept = set(left)
                 order = [each for each in order if each in kept] if is_home else self._ranked(left)
                 continue
             rejected.append(best)
             if is_whole:
-                # The others wrote the same, and are less likely.
+                # The others wrote the same text, and are less likely.
                 left = [each for each in left if not self._is_whole[each]]
                 order = [each for each in order if not self._is_whole[each]]
         return producers
 
     def _update(self) -> None:
-        """Count what each candidate shares of what has not been credited, and see for which it is
-        worth while to look where it and the text are equal."""
+        """Count each candidate's uncredited fingerprints, and decide which candidates are worth a
+        byte comparison.
+        """
         found = self._candidates
         num, owners, is_own = len(found), found.owners, found.is_own
         rows = found.counts
         if self._is_left is not None:
             owners, is_own = owners[self._is_left], is_own[self._is_left]
             rows = np.bincount(owners, minlength=num)
-        #: Of each candidate how many are left, and how many of these are its own.
+        #: Per candidate: its uncredited fingerprints, and how many of them are its own.
         self._num_rows: list[int] = rows.tolist()
         self._num_own: list[int] = np.bincount(owners[is_own], minlength=num).tolist()
         home = self._reader.home()
         self._is_home = [each in home for each in self._sessions] if home else [False] * num
-        # A loop: so few are told faster one by one than as arrays.
+        # A loop is faster than arrays for so few.
         self._can_join = [
             num_rows > 0
             if home and (not num_rows or is_home or is_ancestor)
@@ -269,21 +275,23 @@ class _Matcher:
         ]
 
     def _may_join(self, candidate: int) -> bool:
-        """True if what is left of a candidate of another session, some of it its own, may be enough
-        to link to it."""
+        """Return true if the remaining fingerprints of another session's candidate, some of them
+        its own, may be enough for a link.
+        """
         rows, own = self._num_rows[candidate], self._num_own[candidate]
         share = _OWN_OF_ALL if rows >= self._most[candidate] else _OWN
         if own >= share * rows:
             return True
-        # What stood in its own prompt does not count.
+        # Fingerprints from its own prompt do not count.
         output = self._output(candidate)
         if not output.copied:
             return False
         return own >= share * len(self._not_copied(output, self._candidate(candidate).rows))
 
     def _may_win(self, candidates: list[int]) -> bool:
-        """True if one of some candidates may still win after more has been credited: what they had
-        of their own does not grow, but they may be of a session that has been found."""
+        """Return true if a candidate may still win after more was credited: it has own fingerprints
+        left, or belongs to a session that has been found.
+        """
         if self._is_left is not None and not self._is_left.any():
             return any(self._is_whole[each] for each in candidates)
         home = self._reader.home()
@@ -293,7 +301,7 @@ class _Matcher:
         )
 
     def _ranked(self, candidates: list[int]) -> list[int]:
-        """The candidates, the best one last; those of one rank are not told apart yet."""
+        """Sort the candidates, best last; equal ranks stay unordered."""
         self._settled.clear()
         self._rank = self._counts.copy()
         if any(self._is_whole):
@@ -308,8 +316,9 @@ class _Matcher:
         return sorted(sorted(candidates), key=self._rank.__getitem__)
 
     def _skip_hopeless(self, order: list[int]) -> list[int]:
-        """Take those off some ranked candidates that nothing will come of, as far as they are the
-        best: whole ranks, as the order within them is not known."""
+        """Remove hopeless candidates from the best end, by whole ranks, since the order within a
+        rank is not known.
+        """
         end = len(order)
         while end:
             first = self._first_of_rank(order, end - 1)
@@ -323,14 +332,14 @@ class _Matcher:
         return hopeless
 
     def _first_of_rank(self, order: list[int], place: int) -> int:
-        """The first place in the order that has the same rank as `place`."""
+        """Return the first index with the same rank as `place`."""
         rank = self._rank[order[place]]
         while place > 0 and self._rank[order[place - 1]] == rank:
             place -= 1
         return place
 
     def _settle(self, order: list[int], num: int) -> None:
-        """Tell the last `num` of some ranked candidates apart."""
+        """Order the last `num` ranked candidates within their ranks."""
         first = max(0, len(order) - num)
         if all(self._rank[each] in self._settled for each in order[first:]):
             return
@@ -342,7 +351,7 @@ class _Matcher:
             )
 
     def _preference(self, candidate: int) -> tuple[int, int, bool, float]:
-        """Among candidates of one rank the one that has it highest is likelier."""
+        """Return the sort key within a rank; the highest is the likeliest."""
         reader, output = self._reader, self._output(candidate)
         call = output.call
         return (
@@ -353,8 +362,9 @@ class _Matcher:
         )
 
     def _closest(self, order: list[int]) -> int:
-        """The candidate with the longest passage, then the one of which most is there, among those
-        that are there about as fully as the best: a revised file is mostly the old one."""
+        """Return the candidate with the longest passage, then the one that is most complete, among
+        those about as good as the best: a revised file is mostly the old one.
+        """
         best, counts, most = order[-1], self._counts, self._most
         if self._is_ancestor[best] or counts[best] < most[best] or len(order) == 1:
             return best
@@ -386,7 +396,7 @@ class _Matcher:
         return self._store.outputs[int(self._candidates.numbers[candidate])]
 
     def _candidate(self, place: int) -> _Candidate:
-        """A candidate with what it shares of what has not been credited."""
+        """Build a candidate from its uncredited fingerprints."""
         found = self._candidates
         first, last = found.owners.searchsorted((place, place + 1)).tolist()
         rows, is_own = found.rows[first:last], found.is_own[first:last]
@@ -397,10 +407,10 @@ class _Matcher:
         return _Candidate(self._output(place), self._is_whole[place], rows.tolist(), own)
 
     def _judge(self, candidate: _Candidate, spans: list[Span], others: Iterable[Output]) -> float:
-        """Confidence that the reader read this output; 0 for an accident.
+        """Return the confidence that the reader read this output; 0 for an accident.
 
         Args:
-            others: those that are equal to the text too, if this one is.
+            others: other outputs equal to the text, if this one is.
         """
         reader = self._reader
         output, rows, own = candidate.output, candidate.rows, candidate.own
@@ -410,7 +420,7 @@ class _Matcher:
         is_merge = not is_home and reader.is_established
         is_strange = not is_home and bool(reader.found) and session.calls > 1
         if candidate.is_whole:
-            # One that nobody has read yet is likelier than those that have been.
+            # An output that nobody has read is likelier than one that has been read.
             rivals = {
                 each.call.session.current for each in others if each.readers <= output.readers
             } - {session}
@@ -440,8 +450,8 @@ class _Matcher:
             return 0.0
         if share >= _VERBATIM and credited >= _JOIN and not is_merge:
             return 0.9
-        # A stretch in which the output says nothing of its own proves nothing, and what other
-        # sessions say too does not count.
+        # A stretch without anything of the output's own proves nothing, and fingerprints of other
+        # sessions reduce the proof.
         positions = dict(zip(rows, self._text.positions[rows].tolist(), strict=True))
         proof, parts = 0.0, 0
         for passage in passages_of(spans):
@@ -467,8 +477,9 @@ class _Matcher:
         return 0.85 if is_merge else 0.9
 
     def _repeated(self, best: int, candidate: _Candidate, others: list[int]) -> int:
-        """The last call of its session that has repeated what a text shares with an output, and
-        little else: who reads a revised text reads the reviser."""
+        """Return the session's last call that repeats what a text shares with an output and little
+        else: whoever reads a revised text reads the reviser's.
+        """
         session, num = self._sessions[best], len(candidate.rows)
         if self._sessions.count(session) == 1:
             return best
@@ -491,24 +502,25 @@ class _Matcher:
         return best
 
     def _not_copied(self, output: Output, rows: list[int]) -> list[int]:
-        """Rows that an output shares and that its own prompt did not hold."""
+        """Return the shared rows that were not in the output's own prompt."""
         if not output.copied:
             return rows
         hashes = self._text.hashes[rows].tolist()
         return [row for row, each in zip(rows, hashes, strict=True) if each not in output.copied]
 
     def _is_part(self, row: int) -> bool:
-        """True if a fingerprint of the text is that of a part."""
+        """Return true if a fingerprint of the text belongs to a self-contained part."""
         return bool(self._text.hashes[row] >= PARTS_FROM)
 
     def _is_inside(self, row: int, spans: list[Span]) -> bool:
-        """True if a run stands off the ends of a stretch, where the fingerprints that are kept
-        depend on what stands beyond."""
+        """Return true if a run is away from the ends of a stretch, where the choice of fingerprints
+        depends on the text beyond.
+        """
         place = int(self._text.positions[row])
         return any(span.start + WINDOW <= place <= span.end - RUN - WINDOW for span in spans)
 
     def _num_words(self, spans: list[Span]) -> int:
-        """Different words in the stretches; records of databases and code have few."""
+        """Count the different words in the stretches; database records and code have few."""
         words: set[str] = set()
         for span in spans:
             start, end = self._text.normalised.character_span(span.start, span.end)
@@ -523,13 +535,12 @@ class _Matcher:
         return found
 
     def _spans(self, candidate: _Candidate) -> list[Span]:
-        """The stretches that text and output share, around those of the fingerprints that they
-        share that are not credited yet."""
+        """Return the stretches that text and output share around their uncredited fingerprints."""
         source = self._source(candidate.output).content.tobytes()
         places = self._text.positions[candidate.rows].tolist()
         spans = shared_spans(self._content, source, places)
         for span in spans:
-            # What stands in one piece has been taken from there, and not bits of it elsewhere.
+            # A nearly complete copy in one piece outweighs fragments elsewhere.
             if span.end - span.start >= _VERBATIM * len(source):
                 return [span]
         return spans

@@ -1,4 +1,4 @@
-"""A prompt with what is derived from its messages, each made once."""
+"""A prompt and lazily derived properties of its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parrot_gateway.linking.linker.fingerprints import (
 )
 from parrot_gateway.linking.linker.parts import Positions
 
-#: Characters of a message that tell how it begins.
+#: Characters that represent a message's beginning.
 _HEAD = 32
 
 
@@ -23,7 +23,7 @@ class Prompt:
     """The messages of a request.
 
     Attributes:
-        keys: of the messages, see `call_store.message_key`.
+        keys: key of each message, see `call_store.message_key`.
         states: hash of each beginning, see `call_store.states_of`.
         texts: hash of each message's text.
         last_answer: index of the newest answer; -1 for none.
@@ -47,36 +47,36 @@ class Prompt:
 
     @property
     def opening(self) -> int:
-        """Hash of the system prompt before other messages; 0 for none."""
+        """Return the hash of the system prompt, if other messages follow it; 0 otherwise."""
         has_system = len(self.messages) > 1 and self.messages[0].role == "system"
         return self.keys[0] if has_system else 0
 
     @property
     def text_seed(self) -> int:
-        """Seed of the text of a chat's last message: what stands before it."""
+        """Return the seed for hashing a chat's last message: everything before its text."""
         return hash((self.states[-2], self.messages[-1].role))
 
     @property
     def head(self) -> int:
-        """Hash of how the last message begins."""
+        """Return the hash of the last message's beginning."""
         return hash(self.messages[-1].text[:_HEAD])
 
     def normalised(self, index: int) -> NormalisedText:
-        """The text of a message reduced to letters and digits."""
+        """Return a message's text reduced to letters and digits."""
         found = self._normalised.get(index)
         if found is None:
             found = self._normalised[index] = normalise(self.messages[index].text)
         return found
 
     def fingerprints(self, index: int) -> tuple[Hashes, Positions]:
-        """The fingerprints of the text of a message, see `fingerprints.fingerprint`."""
+        """Return the fingerprints of a message's text, see `fingerprints.fingerprint`."""
         found = self._fingerprints.get(index)
         if found is None:
             found = self._fingerprints[index] = fingerprint(self.normalised(index).content)
         return found
 
     def passages(self, index: int) -> tuple[Hashes, Positions]:
-        """The same with those of its parts, see `fingerprints.passages`."""
+        """Return them with those of its parts, see `fingerprints.passages`."""
         found = self._passages.get(index)
         if found is None:
             hashes, positions = self.fingerprints(index)
@@ -85,5 +85,5 @@ class Prompt:
         return found
 
     def whole(self, index: int) -> int:
-        """Hash of the reduced text of a message, by which answers are found that are equal."""
+        """Return the hash of a message's reduced text, which finds equal answers."""
         return hash(self.normalised(index).content.tobytes())

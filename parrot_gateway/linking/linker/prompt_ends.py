@@ -1,6 +1,6 @@
-"""The ends of prompts, by which an agent is recognised that keeps its history in one message.
+"""The ends of prompts, which identify an agent that keeps its history in one message.
 
-Such a prompt begins like the one before it, and holds that one's end with the answer behind it.
+Such a prompt begins like the previous one, and contains its end followed by its answer.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from parrot_gateway.linking.linker.fingerprints import (
 from parrot_gateway.linking.linker.parts import Positions
 from parrot_gateway.linking.linker.prompt import Prompt
 
-#: Fingerprints of the end of a prompt by which it is found: most, least, and how many of them have
-#: to be there. Normalised bytes behind it within which its answer begins.
+#: Fingerprints of a prompt's end: the most kept, the fewest usable, and the share that must match.
+#: Then the normalised bytes behind the end within which the answer begins.
 _MAX_TAIL = 16
 _MIN_TAIL = 3
 _MOST_OF_TAIL = 0.6
 _BEHIND = 512
-#: Normalised bytes that are kept of an end. Its last run may reach into what all prompts of a
-#: program end with, so that it is looked for without it too.
+#: Normalised bytes kept of an end. Its last run may reach into the common ending of a program's
+#: prompts, so it is searched for without that run too.
 _ENDING = 3 * RUN
 _MAX_PLACES = 8
-#: Fingerprints of a prompt by which it is compared with others.
+#: Number of fingerprints that represent a prompt in comparisons.
 _MAX_SKETCH = 32
-#: Above so many, fingerprints are not all brought in order to find the least of them.
+#: Above this number, the smallest fingerprints are found without a full sort.
 _MANY = 1024
 
 
 class _Tail(NamedTuple):
-    """The end of a prompt, or of what is its own of it.
+    """The end of a prompt, or of its part before a common ending.
 
     Attributes:
         hashes: its fingerprints, 4 bytes each.
         ending: its last normalised bytes.
-        earlier: where the prompt holds them for the first time, if it does so before.
-        foot: the last normalised bytes of the prompt, where this is not its very end.
+        earlier: first position of these bytes in the prompt, if it has them before.
+        foot: the last normalised bytes of the prompt, if this is not its very end.
     """
 
     call: StoredCall
@@ -58,21 +58,21 @@ class _Tail(NamedTuple):
 
     @property
     def beginning(self) -> int:
-        """Hash of what stands before the message, and of how that begins."""
+        """Return the hash of the context before the message and of the message's beginning."""
         return hash((self.call.seed, self.call.head))
 
     @property
     def size(self) -> int:
-        """Number of its fingerprints, each once."""
+        """Return the number of its distinct fingerprints."""
         return len(distinct(np.frombuffer(self.hashes, np.uint32)))
 
 
 class FoundEnd(NamedTuple):
-    """A call whose prompt's end, and its answer behind it, stand in a text.
+    """A call whose prompt's end, followed by its answer, is in a text.
 
     Attributes:
-        end: where the prompt ends in the normalised text.
-        share: of some fingerprints of that prompt, how many the text holds.
+        end: position in the normalised text at which the prompt ends.
+        share: share of a sample of that prompt's fingerprints that the text contains.
     """
 
     call: StoredCall
@@ -81,13 +81,13 @@ class FoundEnd(NamedTuple):
 
 
 class PromptEnds:
-    """The ends of the last messages of prompts, the oldest of which make room.
+    """The ends of prompts' last messages; the oldest make room.
 
-    Most prompts begin like no other, so that nobody asks for their ends: these are not indexed.
+    Most prompts begin like no other, so no later prompt asks for their ends: these are not indexed.
 
     Args:
-        max_ends: kept.
-        max_fingerprints: of them in the index, a power of two.
+        max_ends: maximum number.
+        max_fingerprints: maximum in the index, a power of two.
     """
 
     def __init__(self, max_ends: int, max_fingerprints: int) -> None:
@@ -96,21 +96,21 @@ class PromptEnds:
         self._tails: OrderedDict[int, _Tail] = OrderedDict()
         self._sizes = np.zeros(max_ends, np.uint8)
         self._numbers = 0
-        #: Numbers of those that are not in the index, by their beginning.
+        #: Numbers of ends that are not indexed, by beginning.
         self._unindexed: dict[int, list[int]] = {}
-        #: How many are in the index, by their beginning.
+        #: Number of indexed ends, by beginning.
         self._indexed: Counter[int] = Counter()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the index."""
+        """Return the bytes of the index."""
         return self._index.size_bytes
 
     def file(self, call: StoredCall, prompt: Prompt, counts: PassageCounts) -> None:
-        """Let a call be found by texts that hold the end of its prompt, and its answer behind it.
+        """Index a call for texts that contain the end of its prompt followed by its answer.
 
         Args:
-            counts: in how many prompts passages stood.
+            counts: number of prompts with each passage.
         """
         index = len(prompt.messages) - 1
         hashes, positions = prompt.fingerprints(index)
@@ -122,15 +122,16 @@ class PromptEnds:
         self._add(call, hashes[-_MAX_TAIL:], content, len(content))
         if not counts.are_common(hashes[-_MIN_TAIL:]):
             return
-        # What all prompts of a program end with says nothing.
+        # An ending common to a program's prompts identifies nothing.
         is_rare = counts.of(hashes) < COMMON
         if np.count_nonzero(is_rare) >= _MIN_TAIL:
             end = int(positions[is_rare][-1]) + RUN
             self._add(call, hashes[is_rare][-_MAX_TAIL:], content, end)
 
     def find(self, prompt: Prompt) -> Iterator[FoundEnd]:
-        """The calls whose prompt begins like the last message of this one, which holds that
-        prompt's end with its answer behind it; newest first."""
+        """Yield the calls whose prompt begins like this one's last message, if the message contains
+        that prompt's end and answer; newest first.
+        """
         beginning = hash((prompt.text_seed, prompt.head))
         for number in self._unindexed.get(beginning, ()):
             hashes = np.frombuffer(self._tails[number].hashes, np.uint32)
@@ -146,7 +147,7 @@ class PromptEnds:
         bounds = runs(owners)
         numbers = owners.take(bounds[:-1])
         sizes = self._sizes.take(numbers % self._max_ends)
-        # Most prompts share some fingerprints with many ends, by accident.
+        # Most prompts share some fingerprints with many ends by accident.
         are_most = bounds[1:] - bounds[:-1] >= _MOST_OF_TAIL * sizes
         if not are_most.any():
             return
@@ -199,11 +200,11 @@ class PromptEnds:
 
 
 def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
-    """Where in a normalised text the prompt of a call ends, with its answer soon behind; None where
-    that is not there.
+    """Return the position in a normalised text where a call's prompt ends with its answer soon
+    behind; None if there is none.
 
     Args:
-        shared: places of the fingerprints that the text shares with the prompt's end, ascending.
+        shared: positions of fingerprints that the text shares with the prompt's end, ascending.
     """
     said = tail.call.said
     endings = [tail.ending[-2 * RUN :]]
@@ -217,7 +218,7 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
         for ending in endings:
             end = content.rfind(ending, max(0, place - _BEHIND), place)
             end += len(ending)
-            # An instruction may stand before and behind a text.
+            # An instruction may occur before and after a text.
             if end >= len(ending) and tail.earlier not in (end, end + RUN):
                 first, last = np.searchsorted(shared, (end - RUN * _MAX_TAIL, end)).tolist()
                 if last - first >= _MOST_OF_TAIL * tail.size:
@@ -227,8 +228,8 @@ def _end_of(tail: _Tail, content: bytes, shared: Positions) -> int | None:
 
 
 def _least(hashes: Hashes) -> Hashes:
-    """The least `_MAX_SKETCH` of some fingerprints, each once, ascending."""
-    # Of several prompts the same ones: to compare those, that is better than some from all of it.
+    """Return the `_MAX_SKETCH` smallest fingerprints, unique and ascending."""
+    # Minima select the same fingerprints in similar prompts, which makes the samples comparable.
     least = hashes
     if len(hashes) > _MANY:
         least = np.partition(hashes, _MAX_SKETCH)[:_MAX_SKETCH]

@@ -1,1 +1,1 @@
-"""The linking process: what it is told, how it answers, how it is started."""
+"""The linking process: its messages, its answers, and how it is started."""

@@ -1,8 +1,8 @@
-"""Messages that the gateway has sent to the linking process, until they are worked off.
+"""Messages from the gateway that the linking process has not handled yet.
 
-Messages are read as they come, so that the gateway need not keep them. Those of one tenant stay in
-order; tenants take turns, so that one that floods delays no other. What is too much or too old is
-skipped and counted.
+Messages are read as they come, so that the gateway need not buffer them. Each tenant's messages
+stay in order. Tenants take turns, so that a flood of one delays no other. Messages beyond the
+limits of size and age are skipped and counted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from parrot_gateway.linking.process.wire import (
     length_of,
 )
 
-#: Bytes of messages that wait, above which tenants get no more than an equal part of it.
+#: Bytes of waiting messages above which each tenant gets at most an equal share.
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-#: What a message takes beside its body, about.
+#: Approximate size of a message besides its body.
 _MESSAGE_BYTES = 256
-#: A request that has waited longer is skipped: questions wait as long.
+#: A request that has waited longer is skipped; questions wait as long.
 MAX_WAIT_S = 5.0
-#: Bytes of one read, and reads at a time.
+#: Bytes of one read, and reads in a row.
 _READ_BYTES = 1 << 18
 _MAX_READS = 16
-#: How long messages are worked off before it is looked for further ones.
+#: Time of work on messages before the next read.
 _READ_EVERY_S = 0.001
-#: Time for what waits when the gateway has gone.
+#: Time for the remaining messages after the gateway has gone.
 _LAST_S = 1.0
 
 
@@ -51,14 +51,14 @@ class _Waiting:
 
 
 class Inbox:
-    """The messages from a pipe or socket, one after the other.
+    """Yields the messages of a pipe or socket one after the other.
 
     Attributes:
-        skipped: requests and answers that were not worked off.
+        skipped: requests and answers that were not handled.
 
     Args:
-        source: file descriptor; is made non-blocking.
-        max_bytes: of messages that wait.
+        source: file descriptor; made non-blocking.
+        max_bytes: limit of waiting messages.
     """
 
     def __init__(self, source: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
@@ -69,12 +69,12 @@ class Inbox:
         self._waiting_bytes = 0
         self._unread = bytearray()
         self._read_at = 0.0
-        #: When to stop, once the other end is closed.
+        #: Time to stop, once the other end is closed.
         self._ends_at: float | None = None
         self.skipped = 0
 
     def next(self) -> ToWorker | None:
-        """The next message, when there is one; None when the other end is closed."""
+        """Wait for the next message; None once the other end is closed."""
         while True:
             now = time.monotonic()
             if self._ends_at is not None:
@@ -91,11 +91,11 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing waits that was read."""
+        """Return true if no message that was read waits."""
         return not self._tenants
 
     def describe(self) -> dict[str, float]:
-        """Gauges: what waits, and since when."""
+        """Return gauges: the waiting messages and the age of the oldest."""
         oldest = min(
             (
                 message.now
@@ -144,7 +144,7 @@ class Inbox:
         self._split()
 
     def _split(self) -> None:
-        """Take the messages out of what was read."""
+        """Split the bytes read into messages."""
         view, at = memoryview(self._unread), 0
         while at + PREFIX_BYTES <= len(view):
             begin = at + PREFIX_BYTES
@@ -173,7 +173,7 @@ class Inbox:
                     del self._tenants[tenant]
                 return
             if isinstance(message, AnswerSeen):
-                # That the call has ended is known even so.
+                # The end of the call is kept even so.
                 self.skipped += 1
                 message = msgspec.structs.replace(message, body=b"")
                 size = _MESSAGE_BYTES

@@ -1,6 +1,6 @@
-"""Keeps what the linker has found for questions: each tenant's calls and sessions, as plain data.
+"""Keeps the linker's results for questions: each tenant's calls and sessions as plain data.
 
-Holds no text of prompts or answers.
+Contains no text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from parrot_gateway.linking.profiles.profiles import Profile, TenantProfiles, ou
 from parrot_gateway.linking.session_titles import inferred_title
 from parrot_gateway.linking.tenants import LinkerLimits, Tenants
 
-#: Sessions that one list holds, last used first.
+#: Maximum sessions in one list, last used first.
 MAX_LISTED = 1000
-#: Sessions or calls of one message while a watch begins.
+#: Sessions or calls per message while a watch begins.
 _TOLD_AT_ONCE = 50
-#: Links of a call that are kept, surest first.
+#: Maximum links kept per call, surest first.
 _MAX_LINKS = 64
-#: Models that a session's summary names.
+#: Maximum models in a session's summary.
 _MAX_MODELS = 8
-#: Tools of an answer whose names are kept, and characters of each.
+#: Maximum tool names kept per answer, and characters of each.
 _MAX_TOOLS = 16
 _MAX_TOOL_NAME = 64
-#: Bytes of a request that is remembered until the next one.
+#: Maximum bytes of a request remembered until the next one.
 _MAX_LAST = 256 * 1024
-#: Bytes that a compressed answer may come to.
+#: Maximum bytes of a decompressed answer.
 _MAX_UNPACKED = 32 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
-#: Beginning of an answer in which its id is looked for where the whole cannot be read.
+#: Beginning of an answer in which its id is searched if the whole cannot be read.
 _HEAD_BYTES = 4096
 _ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,256})"')
-#: The end of a stream that failed after it had begun.
+#: End of a stream that failed after it had begun.
 _FAILED = re.compile(rb'(?:\A|\n)(?:event: ?(?:error|response\.failed)\b|data: ?\{"error"\s*:)')
 
 _NAMES = {
@@ -68,10 +68,10 @@ class JournalEntry:
 
     Attributes:
         links: to earlier calls.
-        response_id: of its answer; empty until that is there.
-        error: status of an answer that is none; 0 otherwise.
-        tools: names of those that its answer calls.
-        depth: calls on the longest path of links that leads to it, with itself.
+        response_id: id of its answer; empty until it is known.
+        error: HTTP status of a failed answer; 0 otherwise.
+        tools: names of the tools that its answer calls.
+        depth: calls on the longest path of links that ends with it.
     """
 
     id: str
@@ -91,11 +91,11 @@ class JournalEntry:
 
 @dataclass(slots=True, eq=False)
 class _Changes:
-    """Changes that the one who watches has not been told of."""
+    """Changes that the watcher has not been told yet."""
 
-    #: Tenants and calls by ids of calls.
+    #: Tenants and calls, by call id.
     calls: dict[str, tuple[str, JournalEntry]] = field(default_factory=dict)
-    #: Calls that have joined, and sessions that were merged, by sessions.
+    #: Joined calls and merged sessions, by session.
     joined: dict[LinkedSession, list[str]] = field(default_factory=dict)
     merged: dict[LinkedSession, list[str]] = field(default_factory=dict)
 
@@ -103,9 +103,9 @@ class _Changes:
 @dataclass(slots=True, eq=False)
 class _Tenant:
     calls: OrderedDict[str, JournalEntry] = field(default_factory=OrderedDict)
-    #: Ids of calls by ids of requests and responses.
+    #: Call ids, by ids of requests and responses.
     aliases: dict[str, str] = field(default_factory=dict)
-    #: By every id that was ever given out; those that were merged lead to where they went.
+    #: Sessions by every id ever given out; ids of merged sessions lead to the merged one.
     sessions: OrderedDict[str, LinkedSession] = field(default_factory=OrderedDict)
     #: Calls of each current session, in order.
     members: dict[LinkedSession, dict[str, None]] = field(default_factory=dict)
@@ -115,33 +115,33 @@ class LinkJournal:
     """Links calls and remembers the outcome.
 
     Args:
-        limits: for one tenant; as many calls are remembered as can be linked to.
-        max_tenants: kept; the one that was quiet longest makes room.
-        profiles: that learn from what is linked.
+        limits: per tenant; the journal remembers as many calls as can be linked to.
+        max_tenants: maximum number; the longest idle one makes room.
+        profiles: learn from the links.
 
     Attributes:
-        profiles: of the templates of calls.
+        profiles: profiles of call templates.
     """
 
     def __init__(self, limits: LinkerLimits, max_tenants: int, profiles: ProfileStore) -> None:
         self.profiles = profiles
         self._limits = limits
-        #: The call that is linked now: a session is called after its first one.
+        #: The call that is being linked: a new session is named after its first call.
         self._call = ""
         self._linker = Linker(lambda: session_id_of(self._call), limits, max_tenants)
         self._tenants = Tenants(_Tenant, max_tenants)
-        #: The tenant of the last message, which is mostly the next one's too.
+        #: The tenant of the last message, which usually sends the next one too.
         self._used: tuple[str, _Tenant, TenantLinker, TenantProfiles] | None = None
         #: None while nobody watches.
         self._changes: _Changes | None = None
-        #: The last request and what it says: equal ones come in a row.
+        #: The last request and its parsed content, because equal requests come in a row.
         self._last: tuple[str, bytes, Conversation | None] = ("", b"", None)
         self._unreadable = 0
         self._linked = 0
         self._edges: Counter[str] = Counter()
 
     def request(self, seen: RequestSeen) -> None:
-        """Take the request of a call; one that cannot be read has no links."""
+        """Link the request of a call; an unreadable one has no links."""
         path, body, conversation = self._last
         if body != seen.body or path != seen.path:
             path, body = seen.path, seen.body
@@ -149,7 +149,7 @@ class LinkJournal:
             if len(body) <= _MAX_LAST:
                 self._last = path, body, conversation
         if conversation is None:
-            # A text that the gateway has left out is counted there.
+            # The gateway counts texts that it left out itself.
             self._unreadable += bool(seen.body)
             conversation = Conversation(())
         _, tenant, linker, profiles = self._use(seen.tenant)
@@ -193,9 +193,9 @@ class LinkJournal:
             tenant.sessions.popitem(last=False)
 
     def answer(self, seen: AnswerSeen) -> None:
-        """Take the end of a call, or what a later request says of an answer that was not finished.
+        """Apply the end of a call, or the late answer that a later request revealed.
 
-        An answer that broke off is taken as far as it came.
+        A broken-off answer is used as far as it came.
         """
         _, tenant, linker, profiles = self._use(seen.tenant)
         record = tenant.calls.get(seen.call)
@@ -227,7 +227,7 @@ class LinkJournal:
         if seen.status == 0:
             record.state = "cancelled"
         else:
-            # The expression takes ten times as long as to see that there is nothing to find.
+            # The expression takes ten times as long as these two searches.
             may_have_failed = (answer is None or not answer.is_plain) and (
                 b"error" in body or b"response.failed" in body
             )
@@ -244,11 +244,11 @@ class LinkJournal:
 
     @property
     def has_changed(self) -> bool:
-        """True if somebody watches and has not been told of everything."""
+        """Return true if there are changes that the watcher has not been told."""
         return self._changes is not None and bool(self._changes.calls)
 
     def watch(self, on: bool) -> Iterator[LinksChanged]:
-        """Gather changes from now on, or no longer; all sessions as they are, the newest ones."""
+        """Start or stop gathering changes; a start yields all current sessions, newest first."""
         self._changes = _Changes() if on else None
         if not on:
             return
@@ -267,7 +267,7 @@ class LinkJournal:
             yield LinksChanged(told, [], at == 0, at + _TOLD_AT_ONCE >= len(newest))
 
     def told_calls(self, tenant: str, name: str, limit: int) -> Iterator[LinksChanged]:
-        """The newest calls of a session, for one who watches."""
+        """Yield the newest calls of a session for the watcher."""
         known = self._known(tenant)
         session = known.sessions.get(name)
         records = [] if session is None else _records(known, session.current)[-limit:]
@@ -276,7 +276,7 @@ class LinkJournal:
             yield LinksChanged([], calls, False, True)
 
     def changes(self) -> LinksChanged:
-        """The changes since the last time, for one who watches."""
+        """Return and reset the changes for the watcher."""
         noted, self._changes = self._changes or _Changes(), _Changes()
         sessions: dict[LinkedSession, tuple[str, list[str], list[str]]] = {}
         for name, record in noted.calls.values():
@@ -297,24 +297,24 @@ class LinkJournal:
             self._changes.calls[record.id] = tenant, record
 
     def describe_call(self, tenant: str, name: str) -> dict[str, Any] | None:
-        """A call by its id, or that of its request or response; None for one that is not known."""
+        """Describe a call by its id or that of its request or response; None if unknown."""
         known = self._known(tenant)
         record = known.calls.get(name) or known.calls.get(known.aliases.get(name, ""))
         return None if record is None else _describe(record)
 
     def session_of(self, tenant: str, call: str) -> str | None:
-        """The id of a call's session; None for a call that is not known."""
+        """Return the id of a call's session; None if the call is unknown."""
         record = self._known(tenant).calls.get(call)
         return None if record is None else record.session.current.id
 
     def describe_session(self, tenant: str, name: str) -> dict[str, Any] | None:
-        """A session by any id that it had; None for one that is not known."""
+        """Describe a session by any of its ids; None if unknown."""
         known = self._known(tenant)
         session = known.sessions.get(name)
         return None if session is None else _summarise(known, session.current)
 
     def describe_sessions(self, tenant: str) -> dict[str, Any]:
-        """The sessions that no client has named, last used first."""
+        """Describe the sessions that no client named, last used first."""
         known = self._known(tenant)
         listed = (
             _summarise(known, session)
@@ -325,7 +325,7 @@ class LinkJournal:
         return {"data": data[:MAX_LISTED], "has_more": len(data) > MAX_LISTED}
 
     def describe_graph(self, tenant: str, name: str) -> dict[str, Any] | None:
-        """The calls of a session and the links among them."""
+        """Describe the calls of a session and the links among them."""
         known = self._known(tenant)
         session = known.sessions.get(name)
         if session is None:
@@ -338,13 +338,13 @@ class LinkJournal:
         }
 
     def describe_profiles(self, tenant: str) -> dict[str, Any]:
-        """The templates of a tenant and what their calls do, those used last first."""
+        """Describe the templates of a tenant and the behaviour of their calls, last used first."""
         known = self.profiles.known(tenant)
         profiles = [] if known is None else list(known.profiles())
         return {"object": "list", "data": [_describe_profile(each) for each in reversed(profiles)]}
 
     def statistics(self) -> dict[str, Any]:
-        """Counters since the start, and sizes."""
+        """Return counters since the start, and sizes."""
         return {
             "linked": self._linked,
             "links": self._edges.total(),
@@ -359,7 +359,7 @@ class LinkJournal:
         }
 
     def _use(self, name: str) -> tuple[str, _Tenant, TenantLinker, TenantProfiles]:
-        """All that is kept for a tenant whose call is taken, behind its name."""
+        """Return a tenant's name and all its state, created on first use."""
         used = self._used
         if used is None or used[0] != name:
             tenant, linker = self._tenants.use(name), self._linker.tenant(name)
@@ -367,14 +367,14 @@ class LinkJournal:
         return used
 
     def _known(self, name: str) -> _Tenant:
-        """A tenant that is asked about; an empty one where it is not known."""
+        """Return a tenant for a question; an empty one if it is unknown."""
         return self._tenants.known(name) or _Tenant()
 
 
 def _forget(tenant: _Tenant, call: str) -> None:
     record = tenant.calls.pop(call)
     for alias in (record.request_id, record.response_id):
-        # An upstream may have given the id of a response to a later one too.
+        # An upstream may have reused the id of a response for a later one.
         if tenant.aliases.get(alias) == call:
             del tenant.aliases[alias]
     members = tenant.members.get(record.session.current)
@@ -392,7 +392,7 @@ def _tools_of(answer: Answer) -> tuple[str, ...]:
 
 
 def _unpacked(body: bytes) -> bytes:
-    """An answer as text: upstreams may compress theirs unasked. Empty for one that is damaged."""
+    """Decompress an answer, as upstreams may compress unasked; empty if it is damaged."""
     if not body.startswith(_GZIP):
         return body
     try:
@@ -432,7 +432,7 @@ def _describe_link(link: Link) -> dict[str, Any]:
 
 
 def _records(tenant: _Tenant, session: LinkedSession) -> list[JournalEntry]:
-    """The calls of a session in order, which those of merged sessions come out of."""
+    """Return the calls of a session in order of submission, which merging does not keep."""
     records = (tenant.calls[each] for each in tenant.members.get(session, ()))
     return sorted(records, key=lambda record: record.submitted)
 
@@ -468,7 +468,7 @@ def _told(
     joined: list[str],
     merged: list[str] | None = None,
 ) -> SessionSummary | None:
-    """A session for one who watches; None when its calls are forgotten."""
+    """Summarise a session for the watcher; None if its calls are forgotten."""
     records = [tenant.calls[each] for each in tenant.members.get(session, ())]
     if not records:
         return None
@@ -495,7 +495,7 @@ def _title(session: LinkedSession, records: list[JournalEntry]) -> str:
     if session.is_explicit:
         return session.id
     depths = Counter(record.depth for record in records)
-    # Kinds matter to chains alone; other calls may have many links.
+    # Only chains use the kinds of links; other calls may have many links.
     is_chain = len(depths) == len(records)
     return inferred_title(
         session.id,
@@ -507,7 +507,7 @@ def _title(session: LinkedSession, records: list[JournalEntry]) -> str:
 
 
 def _summarise(tenant: _Tenant, session: LinkedSession) -> dict[str, Any] | None:
-    """A session; None when its calls are forgotten."""
+    """Summarise a session; None if its calls are forgotten."""
     records = _records(tenant, session)
     if not records:
         return None

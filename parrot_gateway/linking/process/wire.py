@@ -1,6 +1,6 @@
 """Messages between the gateway and its linking process.
 
-Those that leave together are one frame: a list in msgpack behind its length of four bytes. Both
+Messages that leave together form one frame: a msgpack list behind its length of four bytes. Both
 processes know a session by the id of its first call.
 """
 
@@ -17,15 +17,15 @@ from parrot_gateway.linking.profiles.forecast import ForecastsChanged
 PREFIX_BYTES = 4
 
 
-# NOTE: `gc=False` keeps messages, of which there are many, out of the garbage collector; they hold
-# no containers, and so make no cycles.
+# NOTE: `gc=False` keeps the many messages out of the garbage collector; they contain no containers,
+# so they form no cycles.
 class RequestSeen(msgspec.Struct, tag="request", array_like=True, gc=False):
     """A call has begun.
 
     Attributes:
-        session: id of the session that its client has named; empty if none.
+        session: id of the session that its client named; empty if none.
         now: seconds since the epoch.
-        peer: host and port at the client's end of the connection; empty where they are not known.
+        peer: host and port of the client's end of the connection; empty if unknown.
     """
 
     tenant: str
@@ -42,9 +42,9 @@ class AnswerSeen(msgspec.Struct, tag="answer", array_like=True, gc=False):
     """A call has ended.
 
     Attributes:
-        call: id of the call, or of a response that was not finished when its call ended.
-        status: of the answer; 0 when the client left.
-        body: as far as it was sent; the beginning of one that is too long.
+        call: id of the call, or of a response unfinished at its call's end.
+        status: HTTP status of the answer; 0 if the client left.
+        body: the answer as far as it was sent; only the beginning if it is too long.
     """
 
     tenant: str
@@ -59,8 +59,8 @@ class Query(msgspec.Struct, tag="query", array_like=True, gc=False):
 
     Attributes:
         what: `call`, `session_of` (a call), `session`, `sessions`, `graph`, `profiles`,
-            `statistics`, or `watched_calls`: those of a session, told as `LinksChanged` before the
-            answer, which is true.
+            `statistics`, or `watched_calls`: a session's calls, sent as `LinksChanged` before
+            the answer `true`.
         name: id of a call, a request, a response or a session.
     """
 
@@ -81,7 +81,7 @@ class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
 
 
 class Watch(msgspec.Struct, tag="watch", array_like=True):
-    """Asks for changes from now on, as `LinksChanged`, or no more; the first tell all sessions."""
+    """Start or stop sending changes as `LinksChanged`; the first ones list all sessions."""
 
     on: bool
 
@@ -90,7 +90,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True):
     """The answer to a `Query`.
 
     Attributes:
-        body: JSON; `null` for what is not known.
+        body: JSON; `null` if unknown.
     """
 
     number: int
@@ -98,14 +98,14 @@ class Reply(msgspec.Struct, tag="reply", array_like=True):
 
 
 class SessionSummary(msgspec.Struct, array_like=True):
-    """A session, declared or inferred, by the calls of it that are known.
+    """A declared or inferred session, summarised from its known calls.
 
     Attributes:
-        failed: calls that failed or whose client left.
-        depth, width: of the graph that its links make: the longest path in calls, and the most
-            calls at equal depth.
-        joined: ids of the calls that it did not have when it was told of last.
-        merged: ids of sessions that have become part of it since.
+        failed: number of calls that failed or whose client left.
+        depth, width: of the graph of its links: the longest path in calls, and the most
+            calls at one depth.
+        joined: ids of calls added since its last report.
+        merged: ids of sessions merged into it since.
         title: for people; see `session_titles`.
     """
 
@@ -129,9 +129,9 @@ class LinksChanged(msgspec.Struct, tag="links_changed", array_like=True):
     """The changes since the last one.
 
     Attributes:
-        calls: as `LinkJournal.describe_call` gives them; none in the ones that begin a watch.
-        is_first: the watch begins; nothing told before counts.
-        is_whole: all that there was when the watch began has been told.
+        calls: as `LinkJournal.describe_call` gives them; none in the first ones of a watch.
+        is_first: true at the start of a watch; earlier reports are void.
+        is_whole: true once everything from before the watch has been reported.
     """
 
     sessions: list[SessionSummary]
@@ -149,26 +149,26 @@ _from_worker: msgspec.msgpack.Decoder[list[FromWorker]] = msgspec.msgpack.Decode
 
 
 def session_id_of(call: str) -> str:
-    """The id of the session that a call begins."""
+    """Return the id of the session that a call begins."""
     return "sess_" + call.rpartition("_")[2]
 
 
 def encode(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:
-    """A frame of these messages."""
+    """Encode messages as a frame."""
     data = _encoder.encode(messages)
     return len(data).to_bytes(PREFIX_BYTES, "big") + data
 
 
 def length_of(prefix: bytes | memoryview) -> int:
-    """Bytes that follow a prefix of `PREFIX_BYTES`."""
+    """Return the number of bytes that follow a prefix of `PREFIX_BYTES`."""
     return int.from_bytes(prefix, "big")
 
 
 def decode_to_worker(data: bytes | memoryview) -> list[ToWorker]:
-    """The messages of a frame for the worker, without its length."""
+    """Decode a frame's messages to the worker, without its length."""
     return _to_worker.decode(data)
 
 
 def decode_from_worker(data: bytes) -> list[FromWorker]:
-    """The messages of a frame from the worker, without its length."""
+    """Decode a frame's messages from the worker, without its length."""
     return _from_worker.decode(data)

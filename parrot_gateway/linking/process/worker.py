@@ -1,7 +1,7 @@
-"""The linking process: reads what calls say and answers questions about them.
+"""The linking process: reads requests and answers, and answers questions about them.
 
 Run by `service.LinkingService` as `python -m parrot_gateway.linking.process.worker`. It is a
-process of its own, less urgent than the gateway's, so that its work delays no call.
+separate process with lower priority than the gateway's, so that its work delays no call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from parrot_gateway.linking.process.wire import (
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
 from parrot_gateway.linking.tenants import LinkerLimits
 
-#: How much less urgent than the gateway.
+#: Priority below the gateway's.
 _NICENESS = 15
 _GC_THRESHOLDS = (20_000, 20, 20)
-#: Calls of a session that one who watches is told of, the newest.
+#: Newest calls of a session that a watcher is told.
 MAX_TOLD = 1000
-#: How long changes are gathered for one who watches while further messages wait.
+#: Time for which changes for a watcher are gathered while further messages wait.
 _GATHER_S = 0.05
 
 
@@ -95,14 +95,14 @@ def _answer(journal: LinkJournal, inbox: Inbox, query: Query) -> object:
 
 
 def main() -> None:
-    """Serve the gateway that is at the other end of standard input and output.
+    """Serve the gateway at the other end of standard input and output.
 
-    Its argument is JSON: the fields of `LinkerLimits`, the numbers of tenants and of templates of
-    each, and the file of profiles or null.
+    The argument is JSON: the fields of `LinkerLimits`, the maximum tenants, the maximum templates
+    of each, and the file of profiles or null.
     """
     with suppress(OSError):
         os.nice(_NICENESS)
-    # What is kept lives long: looking through it often finds nothing.
+    # Kept objects live long, so frequent collections would find nothing.
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     limits, max_tenants, max_templates, file = msgspec.json.decode(

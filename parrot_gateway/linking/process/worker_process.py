@@ -1,4 +1,4 @@
-"""Starting and ending the linking process."""
+"""Starts and ends the linking process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from parrot_gateway.settings.model import LinkingSettings
 Process: TypeAlias = asyncio.subprocess.Process
 
 _CLOSE_TIMEOUT_S = 2.0
-#: What the system is asked to hold between both processes; it may give less, or twice as much.
+#: Requested buffer between both processes; the system may give less, or twice as much.
 _HELD_BYTES = 1024 * 1024
-# NOTE: the process reads what strangers have written: of the environment it gets what finds Python
-# and its libraries, and none of the gateway's or the operator's keys.
+# NOTE: the process reads strangers' text. Its environment has only what finds Python and its
+# libraries, and no keys of the gateway or operator.
 _VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
 _VARIABLE_PREFIXES = ("LC_", "LD_", "MALLOC_", "PYTHON")
 
 
 def limits_of(settings: LinkingSettings) -> LinkerLimits:
-    """The linker's bounds as they are set."""
+    """Return the linker's limits from the settings."""
     return LinkerLimits(
         settings.max_calls,
         settings.max_text,
@@ -40,7 +40,7 @@ def limits_of(settings: LinkingSettings) -> LinkerLimits:
 
 
 async def spawn(settings: LinkingSettings) -> Process:
-    """Start the process; it serves at its standard input and output.
+    """Start the process, which serves on its standard input and output.
 
     Raises:
         OSError: it cannot be started.
@@ -58,8 +58,9 @@ async def spawn(settings: LinkingSettings) -> Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=_environment(),
-        # A Ctrl-C in the terminal is for the gateway, which drains first. The session stays
-        # the gateway's: where Linux groups processes by session, niceness counts within one.
+        # Ctrl-C in the terminal goes to the gateway only, which drains first. The process stays in
+        # the gateway's session: Linux may group processes by session, and niceness then counts
+        # within a session.
         preexec_fn=os.setpgrp,
     )
     assert process.stdin is not None
@@ -68,8 +69,9 @@ async def spawn(settings: LinkingSettings) -> Process:
 
 
 def _widen(transport: asyncio.WriteTransport) -> None:
-    """Let the system hold more on its way to the process: one that gets little of a busy processor
-    reads seldom, and no more at a time than that."""
+    """Enlarge the pipe's or socket's buffer: a process with little share of a busy processor reads
+    seldom, and at most a buffer at a time.
+    """
     held = transport.get_extra_info("socket") or transport.get_extra_info("pipe")
     with suppress(OSError):
         if stat.S_ISSOCK(os.fstat(held.fileno()).st_mode):
@@ -80,17 +82,17 @@ def _widen(transport: asyncio.WriteTransport) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of this process that the linking process gets."""
+    """Return the environment variables for the linking process."""
     kept = {
         name: text
         for name, text in os.environ.items()
         if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
     }
-    # It multiplies no matrices; threads for that would only take memory.
+    # It multiplies no matrices, so threads for that would only cost memory.
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 async def end(process: Process) -> None:
-    """Close the input of the process, which makes it leave; kill it if it does not."""
+    """Close the process's input, which ends it; kill it if it stays."""
     assert process.stdin is not None
     await child_process.end(process, _CLOSE_TIMEOUT_S, ask=process.stdin.close)

@@ -1,1 +1,1 @@
-"""Templates of prompts, and what calls of each template do."""
+"""Templates of prompts, and the behaviour of each template's calls."""

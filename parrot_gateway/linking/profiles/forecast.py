@@ -1,6 +1,6 @@
-"""Forecasts of a call when it arrives, from what earlier calls of its template did.
+"""Forecasts for an arriving call, from earlier calls of its template.
 
-The linking process learns it and tells the gateway when it changes; looking it up asks nobody.
+The linking process learns them and sends changes to the gateway, where a look-up is local.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import msgspec
 
 from parrot_gateway.linking.profiles.templates import Template, TemplateTable, prompt_of
 
-#: Calls behind a template's profile before it is used rather than that of a shorter template.
+#: Calls behind a template's profile before it is preferred to that of a shorter template.
 ENOUGH = 8.0
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """The usual course of calls of one template. Where nothing is known, figures are 0.
+    """The usual behaviour of one template's calls. Unknown figures are 0.
 
     Attributes:
-        template: key, the same across restarts.
-        weight: calls behind it, old ones counted less.
-        output_tokens: p50 and p90, of one choice.
-        feeds_fan_in: share of its calls whose answer was read by a call that read two or more
-            answers of calls that ran at the same time.
-        fan_in: mean number of answers that such a reader reads.
+        template: key, stable across restarts.
+        weight: number of calls behind it; old ones count less.
+        output_tokens: p50 and p90 of one choice.
+        feeds_fan_in: share of its calls whose answer was read together with the answer of at
+            least one concurrent call.
+        fan_in: mean number of answers of such a reader.
         siblings: mean number of calls of this template among them.
-        returns: share of its calls that another call continued: whether its KV is of use again.
-        gap_s: p50 and p90 of the time from its answer to the first call that uses it: a tool's
-            run, somebody's thinking.
-        successors: of the calls that use its answer the template, the share of its calls that have
-            one, and how many those have; likeliest first.
-        settled: calls whose answer was used, or will not be: those behind all shares.
-        is_outer: longer templates begin with this one, and their calls were counted here before
-            they were known: shares say little of the calls that have no longer template.
-        prefix_bytes: of the template, what all prompts of an API begin with included.
+        returns: share of its calls that another call continued, so that their KV is useful again.
+        gap_s: p50 and p90 of the time from its answer to the first call that uses it, such
+            as a tool's run or a user's pause.
+        successors: for each template of calls that use its answer: the share of its calls that have
+            such a user, and the number of users; likeliest first.
+        settled: number of calls whose answer was used or never will be; the base of all shares.
+        is_outer: true if longer templates begin with this one. Their calls were counted here before
+            they were known, so shares say little about calls without a longer template.
+        prefix_bytes: bytes of the template, including the common start of an API's prompts.
     """
 
     template: str
@@ -52,7 +52,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TemplateForecast(msgspec.Struct, frozen=True, array_like=True):
-    """A template, and what its calls do."""
+    """A template and the forecast for its calls."""
 
     template: Template
     forecast: Forecast
@@ -75,13 +75,13 @@ class _Tenant:
 
 
 class Forecasts:
-    """The forecasts of all tenants, each for itself."""
+    """The forecasts of all tenants, each separately."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
 
     def of(self, tenant: str, body: bytes) -> Forecast | None:
-        """The forecast of a call; None for one of no known template.
+        """Return the forecast for a call; None if its template is unknown.
 
         Args:
             tenant: of the caller.
@@ -102,11 +102,11 @@ class Forecasts:
     def update(
         self, tenant: str, changed: Iterable[TemplateForecast], removed: Iterable[str] = ()
     ) -> None:
-        """Take what has changed.
+        """Apply changes.
 
         Args:
             tenant: whose templates these are.
-            removed: keys of templates that are forgotten.
+            removed: keys of forgotten templates.
         """
         known = self._tenants.get(tenant)
         if known is None:

@@ -1,6 +1,6 @@
-"""Profiles of all tenants: bounded, told to the gateway as they change, kept in a file.
+"""Profiles of all tenants: bounded, sent to the gateway on change, kept in a file.
 
-The file holds hashes, counts and the names of tenants; no text of prompts or answers.
+The file has hashes, counts and tenant names, but no text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from parrot_gateway.linking.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
-#: Templates that are told at once, of all tenants; the others follow.
+#: Maximum templates per message, of all tenants; the rest follows.
 _MAX_TOLD = 1000
-#: Templates of all tenants; those of the tenant that was quiet longest make room.
+#: Maximum templates of all tenants; those of the longest idle tenant make room.
 _MAX_PROFILES = 50_000
-#: How often the file is written.
+#: Seconds between writes of the file.
 _SAVE_EVERY_S = 60.0
-#: A file that is longer is none of ours.
+#: A longer file was not written by us.
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 
 _Count = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -51,14 +51,14 @@ class _SavedProfile(msgspec.Struct, array_like=True):
 
 
 class _SavedTenant(msgspec.Struct, array_like=True):
-    """Profiles of one tenant, used longest ago first."""
+    """Profiles of one tenant, least recently used first."""
 
     name: str
     profiles: list[_SavedProfile]
 
 
 class _Saved(msgspec.Struct):
-    """The file."""
+    """Content of the file."""
 
     format: Literal["parrot-gateway profiles"]
     version: Literal[1]
@@ -70,12 +70,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ProfileStore:
-    """Learns the profiles of all tenants, each for itself.
+    """Learns the profiles of all tenants, each separately.
 
     Args:
-        max_tenants: remembered; the one that was quiet longest makes room.
-        max_templates: of one tenant.
-        file: that keeps them over a restart; None keeps nothing.
+        max_tenants: maximum number; the longest idle one makes room.
+        max_templates: maximum per tenant.
+        file: file that preserves them over a restart; None keeps nothing.
     """
 
     def __init__(self, max_tenants: int, max_templates: int, file: Path | None = None) -> None:
@@ -83,36 +83,36 @@ class ProfileStore:
         self._tenants = Tenants(
             lambda: TenantProfiles(max_templates), max_tenants, self._tenant_forgotten
         )
-        #: Keys that are still to be told as forgotten, of tenants that are.
+        #: Keys of forgotten tenants' templates that are not reported yet.
         self._forgotten: dict[str, list[str]] = {}
         self._saved_at: float | None = None
         if file is not None:
             self._load(file)
 
     def known(self, name: str) -> TenantProfiles | None:
-        """The profiles of a tenant that is asked about, if there are any."""
+        """Return the profiles of a tenant, or None."""
         return self._tenants.known(name)
 
     def tenant(self, name: str) -> TenantProfiles:
-        """The profiles of a tenant."""
+        """Return the profiles of a tenant, created on first use."""
         return self._tenants.use(name)
 
     def __len__(self) -> int:
-        """Templates of all tenants."""
+        """Return the number of templates of all tenants."""
         return sum(len(each) for each in self._tenants)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that they take, about."""
+        """Return their approximate bytes."""
         return sum(each.size_bytes for each in self._tenants)
 
     @property
     def has_changed(self) -> bool:
-        """True if there are changes."""
+        """Return true if there are changes."""
         return bool(self._forgotten) or any(each.has_changed for each in self._tenants)
 
     def changes(self) -> Iterator[ForecastsChanged]:
-        """The changes since it was last asked; a large change comes in parts."""
+        """Yield the changes since the last call; a large change comes in parts."""
         while len(self._tenants) > 1 and len(self) > _MAX_PROFILES:
             self._tenants.forget_oldest()
         for name, keys in self._forgotten.items():
@@ -124,11 +124,11 @@ class ProfileStore:
             yield ForecastsChanged(name, changed, removed)
 
     def save(self, now: float, *, is_last: bool = False) -> None:
-        """Write the file, if there is one and it is time to.
+        """Write the file if there is one and it is due.
 
         Args:
             now: seconds.
-            is_last: it is time.
+            is_last: true writes it regardless of the time.
         """
         if self._file is None:
             return

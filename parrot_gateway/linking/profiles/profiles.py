@@ -1,7 +1,7 @@
-"""Profiles of the calls of each template: learned from links and answers, forgotten slowly.
+"""Profiles of each template's calls, learned from links and answers, and forgotten slowly.
 
-Lengths of answers, whether and when they are used again, by calls of which templates, and whether
-several of them are read together. Holds no text.
+A profile has the lengths of answers, whether and when they are used again, the templates of the
+calls that use them, and whether several are read together. It has no text.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from parrot_gateway.linking.linker.links import Link, LinkedSession
 from parrot_gateway.linking.profiles.forecast import ENOUGH, Forecast, TemplateForecast
 from parrot_gateway.linking.profiles.templates import Template, TemplateLearner, prompt_of
 
-#: Calls of a tenant whose answers may still be used.
+#: Maximum calls of a tenant whose answers may still be used.
 _MAX_CALLS = 10_000
-#: An answer that nobody has used for so long counts as not used; later uses still count. Where the
-#: gaps of its template are known, some of the long ones, at least and at most so much.
+#: Time after which an unused answer counts as not used; later uses still count. If the gaps of its
+#: template are known, it is a multiple of the long ones, within these limits.
 _UNUSED_S = 60.0
 _UNUSED_GAPS = 4.0
 _LEAST_UNUSED_S, _MOST_UNUSED_S = 10.0, 300.0
-#: Past this number of calls all shares are halved, so that old ones fade.
+#: When a count passes this, all shares are halved, so that old calls fade.
 _MAX_WEIGHT = 256.0
-#: Templates that one template's successors are of; of a call those that are told apart.
+#: Maximum templates of one template's successors, and of one call's readers.
 _MAX_SUCCESSORS = 16
 _MAX_TOLD = 8
-#: Bytes at either end of an answer in which its usage is searched.
+#: Bytes at either end of an answer that are searched for its usage.
 _USAGE_BYTES = 2048
 _USAGE_KEYS = (b'"completion_tokens":', b'"output_tokens":')
 _USAGE = re.compile(rb"\s*(\d{1,9})\b")
-#: Characters of a token, where the answer does not say how many it has.
+#: Characters per token if the answer does not state its tokens.
 _CHARACTERS_A_TOKEN = 4
 
 
 def output_tokens(body: bytes, answer: Answer) -> float:
-    """Tokens of one choice of an answer: by its usage, else estimated from its text.
+    """Return the tokens of one choice of an answer, from its usage or estimated from its text.
 
     Args:
         body: the answer as sent, JSON or server-sent events.
-        answer: what it says.
+        answer: its parsed form.
     """
     end = len(body)
     found = answer.tokens
@@ -64,7 +64,7 @@ def output_tokens(body: bytes, answer: Answer) -> float:
 
 
 def _usage_in(body: bytes, start: int, end: int) -> int | None:
-    """The number of output tokens that part of an answer names last."""
+    """Return the last number of output tokens in a part of an answer."""
     while True:
         at = max(body.rfind(key, start, end) for key in _USAGE_KEYS)
         if at < 0:
@@ -77,19 +77,19 @@ def _usage_in(body: bytes, start: int, end: int) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Profile:
-    """Counts of what the calls of one template did; old ones fade.
+    """Counts of one template's calls; old ones fade.
 
     Attributes:
         lengths: of answers, in tokens.
         gaps: from an answer to the first call that uses it, in milliseconds.
-        calls: whose answer was used, or will not be.
-        returned: of these, continued by another call.
-        in_fan_in: of these, read together with the answers of calls that ran at the same time.
-        fan_in: answers that the readers of these have read, summed; of this template, `siblings`.
-        successors: by template of the calls that use answers: calls that have one, and how many
-            these are.
-        unused_s: after which an answer counts as not used.
-        is_outer: longer templates begin with this one.
+        calls: number whose answer was used or never will be.
+        returned: number of these that another call continued.
+        in_fan_in: number of these read together with answers of concurrent calls.
+        fan_in: sum of the answers that their readers read; `siblings`: those of this template.
+        successors: by template of the calls that use answers: number of calls with such a user,
+            and number of users.
+        unused_s: time after which an answer counts as not used.
+        is_outer: true if longer templates begin with this one.
     """
 
     template: Template
@@ -105,7 +105,7 @@ class Profile:
     is_outer: bool = False
 
     def settle(self) -> None:
-        """Count a call whose fate is known."""
+        """Count a call whose outcome is known."""
         self.calls += 1.0
         if self.calls > _MAX_WEIGHT:
             self.calls /= 2
@@ -120,7 +120,9 @@ class Profile:
             }
 
     def succeed(self, key: str, is_first: bool) -> None:
-        """Count a call that uses an answer; `is_first` of its template to do so."""
+        """Count a call that uses an answer; `is_first` if it is the first of its template to do
+        so.
+        """
         calls, total = self.successors.get(key, (0.0, 0.0))
         if key not in self.successors and len(self.successors) >= _MAX_SUCCESSORS:
             del self.successors[min(self.successors, key=lambda each: self.successors[each])]
@@ -160,7 +162,7 @@ class _Call:
     """A call whose answer may still be used.
 
     Attributes:
-        profiles: of its templates that learn from it, the longest first.
+        profiles: profiles of its templates that learn from it, longest template first.
         told: templates of the calls that have used its answer.
     """
 
@@ -175,15 +177,15 @@ class _Call:
 
     @property
     def key(self) -> str:
-        """The longest template."""
+        """Return the key of the longest template."""
         return self.profiles[0].template.key
 
 
 class TenantProfiles:
-    """Learns the templates of one tenant and what their calls do.
+    """Learns the templates of one tenant and the behaviour of their calls.
 
     Args:
-        max_templates: remembered; those used longest ago make room.
+        max_templates: maximum number; the least recently used make room.
     """
 
     def __init__(self, max_templates: int) -> None:
@@ -191,10 +193,10 @@ class TenantProfiles:
         self._learner = TemplateLearner()
         self._profiles: OrderedDict[str, Profile] = OrderedDict()
         self._calls: OrderedDict[str, _Call] = OrderedDict()
-        #: Calls that have answered, by when they count as not used.
+        #: Answered calls, by the time at which they count as not used.
         self._answered: list[tuple[float, int, _Call]] = []
         self._numbers = count()
-        #: The last request and its prompt: equal ones come in a row.
+        #: The last request and its prompt, because equal requests come in a row.
         self._last = b"", b""
         self._changed: dict[str, None] = {}
         self._removed: dict[str, None] = {}
@@ -209,14 +211,14 @@ class TenantProfiles:
         *,
         is_new: bool = True,
     ) -> None:
-        """Take the request of a call.
+        """Learn from the request of a call.
 
         Args:
             call: its id.
             links: to earlier calls.
-            session: of the call, as far as it is known.
+            session: session of the call, if known.
             now: seconds; never goes back.
-            is_new: false for one of many equal prompts, which say no more of templates.
+            is_new: false for one of many equal prompts, which add nothing about templates.
         """
         if body is not self._last[0]:
             self._last = body, prompt_of(body)
@@ -235,7 +237,7 @@ class TenantProfiles:
             self._use(links, seen, now)
 
     def answer(self, call: str, tokens: float, now: float) -> None:
-        """Take the complete answer of a call, of `tokens` in each choice."""
+        """Learn from a call's complete answer, with `tokens` per choice."""
         seen = self._calls.get(call)
         if seen is not None and seen.ended is None:
             seen.ended = now
@@ -252,38 +254,39 @@ class TenantProfiles:
             seen.is_settled = True
 
     def template_of(self, call: str) -> str:
-        """The template of a call; empty where there is none, or the call is forgotten."""
+        """Return the template of a call; empty if it has none or is forgotten."""
         seen = self._calls.get(call)
         return "" if seen is None else seen.key
 
     def profiles(self) -> Iterator[Profile]:
-        """The profiles of all templates, those used longest ago first."""
+        """Iterate over the profiles of all templates, least recently used first."""
         return iter(self._profiles.values())
 
     def restore(self, profile: Profile) -> None:
-        """Take a profile that was learned before, if there is room."""
+        """Restore a profile learned before, if there is room."""
         key = profile.template.key
         if len(self._profiles) < self._max_templates and self._learner.table.add(profile.template):
             self._profiles[key] = profile
             self._changed[key] = None
 
     def __len__(self) -> int:
-        """Templates."""
+        """Return the number of templates."""
         return len(self._profiles)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that they take, about."""
+        """Return their approximate bytes."""
         return self._learner.size_bytes + 2000 * len(self._profiles) + 400 * len(self._calls)
 
     @property
     def has_changed(self) -> bool:
-        """True if there are changes."""
+        """Return true if there are changes."""
         return bool(self._changed or self._removed)
 
     def changes(self, most: int) -> tuple[list[TemplateForecast], list[str]]:
-        """The changes since it was last asked, of at most `most` templates, and the keys of those
-        forgotten."""
+        """Return the changes since the last call, of at most `most` templates, and the keys of
+        forgotten ones.
+        """
         changed: list[TemplateForecast] = []
         while self._changed and len(changed) < most:
             key = next(iter(self._changed))
@@ -295,8 +298,9 @@ class TenantProfiles:
         return changed, removed
 
     def _of(self, prompt: bytes) -> Sequence[Profile]:
-        """The profiles that learn from a prompt: the longest template's, and the next shorter ones'
-        up to the first that is known well."""
+        """Return the profiles that learn from a prompt: that of its longest template, then shorter
+        ones up to the first with enough calls.
+        """
         found: list[Profile] = []
         templates = self._learner.table.find(prompt) if prompt else []
         for template in templates[:-1]:
@@ -325,8 +329,7 @@ class TenantProfiles:
             self._removed[key] = None
 
     def _replace(self, key: str, instead: str) -> None:
-        """A template is none any more; what is known of it goes to the one in its place, if that
-        knows less."""
+        """Remove a template; its profile moves to the replacing template if that knows less."""
         profile = self._profiles.get(key)
         other = self._profiles.get(instead)
         if profile is not None and other is not None:
@@ -337,7 +340,7 @@ class TenantProfiles:
         self._forget(key)
 
     def _use(self, links: Iterable[Link], reader: _Call, now: float) -> None:
-        """Count a call for those whose answers it uses."""
+        """Count a call in the profiles of the answers that it uses."""
         kinds: dict[str, bool] = {}
         for link in links:
             kinds[link.source] = link.kind in ("continues", "tool") or kinds.get(link.source, False)
@@ -367,7 +370,7 @@ class TenantProfiles:
             self._fan_in(read)
 
     def _fan_in(self, read: list[_Call]) -> None:
-        """Count answers that one call reads; of calls that ran at the same time, one group."""
+        """Count answers that one call reads; concurrent calls form one group."""
         group: list[_Call] = []
         until = 0.0
         for call in [*sorted(read, key=attrgetter("started")), None]:
@@ -388,7 +391,7 @@ class TenantProfiles:
                 group, until = [call], call.ended or call.started
 
     def _settle_old(self, now: float) -> None:
-        """Count the calls that nobody has used."""
+        """Settle the calls that nobody used in time."""
         waiting = self._answered
         while waiting and (waiting[0][0] <= now or len(waiting) > _MAX_CALLS):
             call = heappop(waiting)[2]

@@ -1,7 +1,7 @@
-"""Templates: the constant beginnings of prompts, recognised by hashes.
+"""Templates: constant beginnings of prompts, recognised by hashes.
 
-A prompt is looked at as bytes of the request's body, from the first key that holds text on: nothing
-is decoded, so that both processes can do it for each call.
+A prompt is the bytes of the request's body from the first key with text on. Nothing is decoded, so
+both processes can do this for every call.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ import msgspec
 
 from parrot_gateway.linking.linker.links import LinkedSession
 
-#: Bytes of a prompt that are looked at.
+#: Maximum bytes of a prompt that are examined.
 MAX_PREFIX = 16_384
 #: Bytes of a body in which the keys are searched.
 _MAX_SEARCHED = 65_536
 _FIRST_KEY = re.compile(rb'"(?:messages|prompt|input|system|instructions)":')
-#: Keys of instructions that stand apart, by the key of the messages.
+#: Keys of separate instructions, by the key of the messages.
 _APART = {b'"messages":': b'"system":', b'"input":': b'"instructions":'}
-#: Bytes behind the first key in which a first message shows that it is the system's.
+#: Bytes after the first key that show whether the first message is the system's.
 _FIRST_ROLE = 64
-#: Lengths of the beginnings by which templates are found; that of a template is the longest which
-#: is not longer than itself.
+#: Lengths of the beginnings that index templates; a template is indexed by the longest one within
+#: it.
 _STEPS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: Different lengths of templates behind one beginning, each of which costs every prompt a hash.
+#: Maximum distinct template lengths behind one beginning; each costs every prompt a hash.
 _MAX_LENGTHS = 32
 
-#: Seconds after which another session counts as another: calls of one that nothing has linked yet
-#: come together.
+#: Time after which a different session counts as different: unlinked calls of one session come
+#: close together.
 _APART_S = 1.0
-#: So often a beginning was seen in different sessions before it is a template.
+#: Times that a beginning must be seen in different sessions before it is a template.
 _MIN_OCCASIONS = 4
-#: Ways in which prompts go on behind a template, at least, or prompts that end there and are equal.
+#: Minimum ways in which prompts continue after a template, or equal prompts that end there.
 _MIN_CONTINUATIONS = 2
 _MIN_EQUAL = 8
-#: Share of prompts that go on in one way from which on that way is constant.
+#: A continuation with at least this share of prompts is constant.
 _CONSTANT = 0.9
-#: Of a template: the square of the bytes that it adds to the next shorter one, times its share in
-#: the prompts of that: few prompts have 30 bytes in common by accident, many begin with "What is".
-#: Once it is one, half is enough.
+#: Minimum score of a template: the square of the bytes it adds to the next shorter one, times its
+#: share of that one's prompts. Few prompts share 30 bytes by accident, but many begin with "What
+#: is". An existing template needs half.
 _MIN_SCORE = 16.0
-#: The same behind a template that holds more than a form: what comes there is mostly variable.
+#: Minimum behind a template that is longer than a form, where text is mostly variable.
 _MIN_SCORE_BEHIND = 200.0
 _FORM = 80
-#: A template that ends within a text has longer ones only if so many of its last prompts go on in
-#: constant ways: roles behind one preamble do, stock phrases in what varies do not.
+#: A template that ends within a text has longer ones only if this share of its last prompts
+#: continues in constant ways. Roles behind one preamble do; stock phrases in variable text do not.
 _MIN_CONSTANT = 0.8
 _CONSTANT_RATE = 1 / 16
-#: How a template ends where a text begins; and bytes of such a text that are too few to be a
-#: template's, so that it ends before them.
+#: A template's end where a text begins. A text with fewer bytes than `_MIN_TEXT` is cut off the
+#: template.
 _OPENINGS = (b'":"', b'": "')
 _MIN_TEXT = 12
-#: Bytes of a text that is new to the tree; when it comes again, twice as much is taken.
+#: Bytes taken of a text that is new to the tree; each repetition doubles them.
 _MIN_EDGE = 256
 #: Prompts after which all counts are halved.
 _MAX_COUNT = 8192.0
 
 
 def prompt_of(body: bytes) -> bytes:
-    """The beginning of what a request's body says, as bytes of JSON; empty where there is none.
+    """Return the start of a request's content as bytes of JSON; empty if there is none.
 
-    Begins with instructions that stand apart from the messages, also where they come later.
+    Separate instructions come first, even if they follow the messages in the body.
     """
     match = _FIRST_KEY.search(body, 0, _MAX_SEARCHED)
     if match is None:
@@ -83,13 +83,13 @@ def prompt_of(body: bytes) -> bytes:
 
 
 class Template(msgspec.Struct, frozen=True, array_like=True):
-    """A constant beginning of prompts; its text is not kept.
+    """A constant beginning of prompts, without its text.
 
     Attributes:
         key: 16 hexadecimal digits, a hash of the text.
         length: bytes.
-        hash: of the text, a CRC.
-        head: the same of its beginning of the longest of the fixed lengths.
+        hash: CRC of the text.
+        head: CRC of its beginning, cut to the longest of the fixed lengths.
     """
 
     key: str
@@ -99,12 +99,14 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 def step_of(length: int) -> int:
-    """The longest of the fixed lengths of beginnings that is not above `length`."""
+    """Return the longest of the fixed lengths that is at most `length`."""
     return max(step for step in _STEPS if step <= length)
 
 
 class _Bucket:
-    """Templates of one beginning: their lengths, ascending, and they by length and hash."""
+    """Templates with one beginning: their lengths, ascending, and the templates by length and
+    hash.
+    """
 
     __slots__ = ("lengths", "templates")
 
@@ -114,12 +116,12 @@ class _Bucket:
 
 
 class TemplateTable:
-    """Finds the templates with which a prompt begins, in microseconds."""
+    """Finds the templates that a prompt begins with, in microseconds."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._templates: dict[str, Template] = {}
-        #: The last prompt and what it begins with: equal ones come in a row.
+        #: The last prompt and its templates, because equal prompts come in a row.
         self._last: tuple[bytes, list[Template]] | None = None
 
     def __len__(self) -> int:
@@ -132,7 +134,7 @@ class TemplateTable:
         return key in self._templates
 
     def add(self, template: Template) -> bool:
-        """Take a template; False where too many begin alike, or another one has its hashes."""
+        """Add a template; return false if too many begin alike, or another one has its hashes."""
         if template.key in self._templates:
             return True
         name = step_of(template.length), template.head
@@ -151,7 +153,7 @@ class TemplateTable:
         return True
 
     def remove(self, key: str) -> None:
-        """Forget a template; without effect for one that is not known."""
+        """Remove a template; an unknown one is ignored."""
         template = self._templates.pop(key, None)
         if template is None:
             return
@@ -165,7 +167,7 @@ class TemplateTable:
             del self._buckets[name]
 
     def find(self, prompt: bytes) -> list[Template]:
-        """The templates with which a prompt begins, shortest first."""
+        """Return the templates that a prompt begins with, shortest first."""
         last = self._last
         if last is not None and last[0] == prompt:
             return last[1]
@@ -191,26 +193,26 @@ class TemplateTable:
 
 
 def template_of(prefix: bytes) -> Template:
-    """The template whose text is `prefix`."""
+    """Make the template whose text is `prefix`."""
     key = sha1(prefix, usedforsecurity=False).digest()[:8].hex()
     return Template(key, len(prefix), crc32(prefix), crc32(prefix[: step_of(len(prefix))]))
 
 
 class _Node:
-    """A beginning that several prompts share, or that only one had so far.
+    """A beginning of one or more prompts, in a radix tree.
 
     Attributes:
-        edge: what it adds to its parent's text.
-        depth: length of all its text.
+        edge: the bytes that it adds to its parent's text.
+        depth: length of its whole text.
         children: by their first byte.
-        count: prompts with this beginning; halved now and then.
-        known: those of them whose continuation is known: a child, or that they end here.
+        count: prompts with this beginning; halved at times.
+        known: those whose continuation is known: a child, or an end here.
         ends: those that end here.
         most: the highest count of a child, or `ends`.
-        occasions: times at which it was seen in another session than before.
-        last: when and in which session that was.
-        constant: of a template, share of its last prompts that may have a longer one.
-        touched: number of the last prompt with it.
+        occasions: times at which it was seen in a new session.
+        last: time of the last one, and its session.
+        constant: for a template, share of its last prompts that may have a longer one.
+        touched: number of its last prompt.
     """
 
     __slots__ = ("children", "constant", "count", "depth", "edge", "ends", "known", "last",
@@ -232,7 +234,7 @@ class _Node:
         self.template: Template | None = None
 
     def see(self, session: LinkedSession, now: float, number: int) -> None:
-        """A prompt of a session begins so."""
+        """Note that a prompt of a session begins with this node."""
         self.count += 1.0
         self.touched = number
         if now - self.last >= _APART_S:
@@ -248,7 +250,7 @@ class _Node:
         self.most /= 2
 
     def split(self, size: int) -> _Node:
-        """A new node of the first `size` bytes of the edge, above this one."""
+        """Split off the first `size` bytes of the edge as a new parent node."""
         upper = _Node(self.edge[:size], self.depth - len(self.edge) + size)
         self.edge = self.edge[size:]
         upper.children[self.edge[0]] = self
@@ -258,11 +260,11 @@ class _Node:
         return upper
 
     def leads_on(self, child: _Node) -> bool:
-        """True if `child` comes next nearly always."""
+        """Return true if `child` nearly always comes next."""
         return child.occasions >= _MIN_OCCASIONS and child.count >= _CONSTANT * self.known
 
     def is_open(self) -> bool:
-        """True if the variable part of prompts begins here, or equal prompts end here."""
+        """Return true if prompts vary from here on, or equal prompts end here."""
         if self.known < _MIN_OCCASIONS:
             return False
         if self.ends >= _CONSTANT * self.known:
@@ -277,15 +279,15 @@ class _Node:
 class TemplateLearner:
     """Learns the templates of one tenant from a stream of prompts.
 
-    A radix tree of their beginnings holds what was seen lately. A template is a beginning that ends
-    where prompts of several sessions go on in different ways, if the bytes that it adds to the
-    next shorter template are many, or shared by many: few prompts have 30 bytes in common by
-    accident, but many begin with "What is". Prompts with the same beginning in one session (parts
-    of a document, questions about one text) make no template.
+    A radix tree holds the beginnings of recent prompts. A template is a beginning after which
+    prompts of several sessions diverge, if it adds many bytes to the next shorter template, or many
+    prompts share it. Few prompts have 30 bytes in common by accident, but many begin with "What
+    is". Prompts that share a beginning within one session (parts of a document, questions about one
+    text) make no template.
 
     Args:
-        max_nodes: of the tree; those seen longest ago make room.
-        max_bytes: of its texts.
+        max_nodes: maximum nodes of the tree; the least recently seen make room.
+        max_bytes: maximum bytes of its texts.
 
     Attributes:
         table: the templates.
@@ -296,23 +298,23 @@ class TemplateLearner:
         self._max_nodes = max_nodes
         self._max_bytes = max_bytes
         self._root = _Node(b"", 0)
-        #: Nodes that stand for a template, by its key.
+        #: Number of nodes that stand for each template, by key.
         self._owners: Counter[str] = Counter()
         self._nodes = 1
         self._bytes = 0
         self._prompts = 0
 
     def learn(self, prompt: bytes, session: LinkedSession, now: float) -> list[tuple[str, str]]:
-        """Take the prompt of a call with which a conversation begins.
+        """Learn from the prompt of a call that begins a conversation.
 
         Args:
-            prompt: as `prompt_of` gives it.
-            session: of the call, as far as it is known.
+            prompt: result of `prompt_of`.
+            session: session of the call, if known.
             now: seconds.
 
         Returns:
-            Keys of templates that are none any more, each with the key of the one in whose place
-            it stood; empty for none.
+            Keys of removed templates, each with the key of the next shorter template, or an
+            empty one.
         """
         self._prompts += 1
         removed = self._review(self._insert(prompt, session, now), prompt)
@@ -326,11 +328,11 @@ class TemplateLearner:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the tree takes, about."""
+        """Return the approximate bytes of the tree."""
         return self._bytes + 400 * self._nodes
 
     def _insert(self, prompt: bytes, session: LinkedSession, now: float) -> list[_Node]:
-        """The nodes on the way of a prompt, from the root on."""
+        """Insert a prompt; return its nodes from the root on."""
         node, at, size, number = self._root, 0, len(prompt), self._prompts
         path = [node]
         node.see(session, now, number)
@@ -364,7 +366,7 @@ class TemplateLearner:
         return _Node(edge, at + len(edge))
 
     def _review(self, path: list[_Node], prompt: bytes) -> list[tuple[str, str]]:
-        """Decide which of the nodes on one way are templates."""
+        """Decide which nodes on a path are templates; return the removed ones."""
         removed: list[tuple[str, str]] = []
         above, length = path[0], 0
         least, in_text, goes_on = _MIN_SCORE, False, False
@@ -397,7 +399,7 @@ class TemplateLearner:
         return removed
 
     def _promote(self, node: _Node, prompt: bytes) -> Template | None:
-        """The template of a node, from now on if it had none; None where there is no room."""
+        """Make a node a template if it is none, and return it; None if there is no room."""
         template = node.template
         if template is None:
             start, end = node.depth - _MIN_TEXT, node.depth
@@ -414,7 +416,7 @@ class TemplateLearner:
         return template
 
     def _sweep(self) -> None:
-        """Let counts fade; where there is too much, drop the leaves that were seen longest ago."""
+        """Halve the counts; if the tree is too large, drop the least recently seen leaves."""
         leaves: list[tuple[int, _Node, int]] = []
         pending = [self._root]
         while pending:
@@ -432,7 +434,9 @@ class TemplateLearner:
 
 
 def _common(edge: bytes, prompt: bytes, at: int) -> int:
-    """Bytes of `edge` that stand in `prompt` from `at` on; fewer than all of them."""
+    """Return the number of `edge`'s bytes that `prompt` has from `at` on; fewer than all of
+    them.
+    """
     low, high = 0, min(len(edge), len(prompt) - at)
     while low < high:
         middle = (low + high + 1) // 2
