@@ -42,7 +42,7 @@ def client_of(gateway: GatewayProcess) -> openai.OpenAI:
 
 def get(gateway: GatewayProcess, path: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {gateway.api_key}"} if gateway.api_key else {}
-    return httpx.get(f"{gateway.base_url}{path}", headers=headers, timeout=20)
+    return httpx.get(f"{gateway.base_url}{path}", headers=headers, timeout=60)
 
 
 def health(gateway: GatewayProcess) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             {"role": "user", "content": "Go on."},
         ]
         recorded.chat(kept_out, extra_headers={"X-Parrot-Link": "off"})
-        answer = httpx.get(f"{recorded.gateway.base_url}/sessions", timeout=20)
+        answer = httpx.get(f"{recorded.gateway.base_url}/sessions", timeout=60)
         sessions = [each["id"] for each in answer.json()["data"]]
         (model,) = recorded.gateway.health()["scheduler"]["models"].values()
         recorded.map_reduce("Lakes")

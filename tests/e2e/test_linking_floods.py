@@ -34,7 +34,7 @@ def gateway(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
 
 def linking(gateway: GatewayProcess) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {API_KEY}"}
-    found = httpx.get(f"{gateway.root}/health", headers=headers, timeout=30).json()["linking"]
+    found = httpx.get(f"{gateway.root}/health", headers=headers, timeout=60).json()["linking"]
     return dict(found)
 
 
@@ -52,7 +52,7 @@ def chat(model: str, text: str) -> bytes:
 def known(gateway: GatewayProcess, response: httpx.Response) -> dict[str, Any] | None:
     headers = {"Authorization": f"Bearer {API_KEY}"}
     url = f"{gateway.base_url}/calls/{response.headers['x-request-id']}"
-    found = httpx.get(url, headers=headers, timeout=30)
+    found = httpx.get(url, headers=headers, timeout=60)
     return dict(found.json()) if found.status_code == 200 else None
 
 

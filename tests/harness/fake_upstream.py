@@ -80,7 +80,7 @@ class FakeUpstream:
                 connection.cut()
             await self._server.wait_closed()
 
-    async def wait_for(self, *, key: str, ended: str, timeout_s: float = 5.0) -> Record:
+    async def wait_for(self, *, key: str, ended: str, timeout_s: float = 60.0) -> Record:
         """The newest request with this key once it has come to this state."""
         async with asyncio.timeout(timeout_s):
             while True:

@@ -35,10 +35,10 @@ _HELD = socket.socket()
 #: The interpreter with the server in it; the client's may be another one.
 SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
 READY = re.compile(r"is ready at (http://\S+)/v1")
-START_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 20.0
+START_DEADLINE_S = 120.0
+STOP_DEADLINE_S = 60.0
 #: Longest wait for a condition, and longest pause between two looks at it.
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LONGEST_PAUSE_S = 0.05
 
 DEMO_MODEL = "parrot-demo"
@@ -400,7 +400,7 @@ def run_printed_curl(gateway: GatewayProcess, **variables: str) -> subprocess.Co
         ["sh", "-c", f"{match[1]} --silent --show-error --noproxy '*' --max-time 20"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env={"PATH": shlex.quote(curl).rpartition("/")[0] + ":/usr/bin:/bin", **variables},
     )

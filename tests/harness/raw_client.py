@@ -15,7 +15,7 @@ class RawDriver:
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         headers = {"authorization": f"Bearer {api_key}"}
-        self.http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30)
+        self.http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60)
 
     async def close(self) -> None:
         """Close its connections."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 from parrot_functions import Client, Session
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Sent(NamedTuple):

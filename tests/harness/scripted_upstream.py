@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Longest wait for anything in here.
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LISTED_MODEL = "scripted-listed"
 
 

@@ -44,7 +44,7 @@ async def asked_at_once(llm: Parrot, count: int) -> None:
 @dispatcher.span
 async def asked_in_turn(llm: Parrot, count: int) -> None:
     for _ in range(count):
-        await asyncio.wait_for(asyncio.ensure_future(asked(llm)), 20)
+        await asyncio.wait_for(asyncio.ensure_future(asked(llm)), 60)
 
 
 def test_a_chain_is_one_session(upstream: ScriptedUpstream) -> None:

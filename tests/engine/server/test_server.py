@@ -190,7 +190,7 @@ def test_a_context_works_for_one_request_at_a_time(serve: Serve) -> None:
         target=lambda: answers.append(post(client, "/fill", context_id=1, token_ids=[1]))
     )
     first.start()
-    assert entered.acquire(timeout=10)
+    assert entered.acquire(timeout=60)
     busy = client.post("/generate", json={"context_id": 1})
     assert busy.status_code == 409
     assert busy.json()["error"]["code"] == "context_busy"
@@ -219,7 +219,7 @@ class Leaver:
 
     async def leave(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.task
 
 
@@ -261,11 +261,11 @@ async def test_a_client_that_leaves_cancels(
             pass
         go_on.clear()
         client = Leaver(app, path, {"context_id": 1, **fields})
-        assert await asyncio.to_thread(entered.acquire, timeout=10)
+        assert await asyncio.to_thread(entered.acquire, timeout=60)
         # The step has not ended, so there is nothing that could have ended the call but this.
         await client.leave()
         go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not freed:  # noqa: ASYNC110  the engine's thread takes it with its next step
                 await asyncio.sleep(0.005)
     assert freed == [FreeContext(1)]

@@ -102,7 +102,7 @@ async def configured(count: int = 2, *, api_key: str | None = None) -> AsyncIter
                 ScriptedRemoteEngine(), upstreams=[upstream, hidden], server={"api_key": api_key}
             )
         )
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root, timeout=30))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=service.root, timeout=60))
         await service.gateway.upstreams.start()
         stack.push_async_callback(service.gateway.upstreams.close)
         yield Configured(service, http, fakes)
@@ -337,9 +337,9 @@ async def test_a_refused_reload_leaves_no_upstream_behind() -> None:
         reloader = SettingsReloader(gateway.service.gateway, SettingsSources(ConfigFile.empty()))
         body = json.dumps({**settings, "upstreams": [new]}).encode()
         request = asyncio.create_task(reloader.put(body, tag))
-        await asyncio.wait_for(connected.wait(), 10)
+        await asyncio.wait_for(connected.wait(), 60)
         request.cancel()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         with pytest.raises(asyncio.CancelledError):
             await request
         assert await gateway.get() == (settings, tag)

@@ -35,7 +35,7 @@ class Stream:
     async def next(self) -> Event:
         """The next event; comments are passed over."""
         name = ""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for line in self.lines:
                 if line.startswith("event: "):
                     name = line.removeprefix("event: ")
@@ -117,7 +117,7 @@ async def opened(
     """A page of a service; with `links` the linking process runs."""
     async with (
         serving(engine, **settings) as service,
-        httpx.AsyncClient(base_url=service.root, timeout=20) as http,
+        httpx.AsyncClient(base_url=service.root, timeout=60) as http,
     ):
         if links:
             await service.gateway.linking.start()
@@ -353,7 +353,7 @@ async def test_one_who_reads_nothing_costs_nothing_and_is_told_everything_anew(
                 watcher.push(b": " + b"x" * (MAX_WAITING_BYTES // 4) + b"\n\n")
             await asyncio.sleep(0)
         assert watcher._events == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while b"event: overview" not in await reader.readline():
                 pass
         writer.close()

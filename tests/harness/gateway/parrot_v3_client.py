@@ -77,7 +77,7 @@ class V3Client:
             f"{self.root}/v1{path}",
             json=body,
             headers={"connection": "close", **self.headers},
-            timeout=30.0,
+            timeout=60.0,
         )
         answer = response.json()
         assert isinstance(answer, dict)

@@ -26,7 +26,7 @@ from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry.call_record import CallRecords
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class _Server(uvicorn.Server):

@@ -59,7 +59,7 @@ async def get(service: Service, path: str, method: str = "GET") -> tuple[int, by
     reader, writer = await service.connect()
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             status, _, body = await read_answer(reader)
     finally:
         writer.close()

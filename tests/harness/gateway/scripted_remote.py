@@ -158,7 +158,7 @@ class ScriptedRemoteEngine:
             self.deliver([self._advance(run) for run in list(self._runs.values())])
         self._notify()
 
-    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Until something is true of this engine; it is asked after every change."""
         async with asyncio.timeout(timeout_s):
             while not condition():

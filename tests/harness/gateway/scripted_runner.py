@@ -94,7 +94,7 @@ async def service_of(
     )
     try:
         yield service
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await service.executor.drain(5)
     finally:
         await service.close()

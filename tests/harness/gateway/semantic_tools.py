@@ -63,7 +63,7 @@ class Http(httpx.AsyncClient):
     """An HTTP client of one service."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(base_url=service.root, timeout=20)
+        super().__init__(base_url=service.root, timeout=60)
         self.service = service
 
     async def call(self, path: str, text: str, **fields: Any) -> httpx.Response:
@@ -100,6 +100,6 @@ async def http_of(engine: ScriptedRemoteEngine, **settings: Any) -> AsyncIterato
     echo(engine)
     async with serving(engine, **settings) as service, Http(service) as http:
         yield http
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await http.settled()
         await service.gateway.semantic.close()

@@ -78,7 +78,7 @@ class Service:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         reader, writer = await self.send(path, raw)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await read_answer(reader)
         finally:
             writer.close()
@@ -110,7 +110,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, by
     return status, headers, b"".join(parts)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Until something is true that nothing announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -141,7 +141,7 @@ async def test_forms(kept: Service, body: bytes, status: int) -> None:
     reader, writer = await kept.connect()
     head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert int((await reader.readline()).split()[1]) == status
     writer.close()
 
@@ -232,6 +232,6 @@ async def test_compressed_forms_and_web_pages(kept: Service) -> None:
     ):
         reader, writer = await kept.connect()
         writer.write(f"{common}{header}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert int((await reader.readline()).split()[1]) == status
         writer.close()

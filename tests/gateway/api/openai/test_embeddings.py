@@ -398,7 +398,7 @@ async def test_texts_of_a_call_keep_two_steps_ahead(folders: dict[str, Path]) ->
     async with serving(engine) as service:
         task = asyncio.create_task(embed(service, input=["the king sleeps"] * 30))
         while sum(widths) < 30:
-            await engine.wait_for(lambda: bool(engine.contexts), 20)
+            await engine.wait_for(lambda: bool(engine.contexts))
             widths.append(len(engine.contexts))
             engine.step()
         assert len((await task)["data"]) == 30

@@ -90,7 +90,7 @@ async def test_the_whole_flow(open_gateway: GatewayProcess, http: httpx.AsyncCli
             "repetition_penalty": 1.0,
             **fields,
         }
-        answer = await http.post(f"{open_gateway.base_url}/completions", json=body, timeout=30)
+        answer = await http.post(f"{open_gateway.base_url}/completions", json=body, timeout=60)
         text: str = answer.json()["choices"][0]["text"]
         return text
 

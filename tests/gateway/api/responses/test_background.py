@@ -20,7 +20,7 @@ from parrot_gateway.telemetry.call_record import CallRecord
 
 async def poll(service: Service, response_id: str, *statuses: str) -> dict[str, Any]:
     """Until it has one of these statuses."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             _, body = await get(service, f"/v1/responses/{response_id}")
             answer: dict[str, Any] = json.loads(body)

@@ -137,7 +137,7 @@ async def test_compacting_does_without() -> None:
 async def test_background() -> None:
     async with serving(thinker(THOUGHT)) as service:
         made = await ask(service, background=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while made["status"] in ("queued", "in_progress"):
                 _, answer = await get(service, f"/v1/responses/{made['id']}?stream=true")
                 made = events_of(answer)[-1]["response"]

@@ -134,10 +134,10 @@ async def test_many_leavers_leave_nothing() -> None:
             for _ in range(25):
                 _, writer = await service.send(PATHS[1], body(PATHS[1], stream=True))
                 writers.append(writer)
-            await engine.wait_for(lambda: len(engine.contexts) == 75, 10)
+            await engine.wait_for(lambda: len(engine.contexts) == 75)
             for writer in writers:
                 writer.transport.abort()
-            await engine.wait_for(lambda: not engine.contexts, 10)
+            await engine.wait_for(lambda: not engine.contexts)
 
 
 async def test_headers_of_a_stream_wait_for_the_first_token() -> None:
@@ -165,14 +165,14 @@ async def test_a_call_cut_off_by_a_shutdown_is_told(path: str, stream: bool, ste
         await engine.settle()
         if stream and steps:
             parts = []
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while chunk := await read_chunk(reader):
                     parts.append(chunk)
             *_, last, done, rest = b"".join(parts).split(b"\n\n")
             assert (done, rest) == (b"data: [DONE]", b"")
             error = json.loads(last.removeprefix(b"data: "))["error"]
         else:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 status, headers, answer = await read_answer(reader)
             assert status == 503
             assert float(headers[b"retry-after"]) > 0

@@ -18,7 +18,7 @@ from parrot_gateway.settings.model import UpstreamSettings
 
 async def test_models_and_health(engine: ScriptedRemoteEngine) -> None:
     async with fleet(engine, models=None) as served:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await served.upstream.wait_ready()
         assert served.upstream.models() == ("fake", "fake-2")
         names = [each["name"] for each in served.servers()]
@@ -42,7 +42,7 @@ async def test_only_models_that_all_list_are_served(
         upstream = service.gateway.upstreams["vllm"]
         with caplog.at_level(logging.WARNING):
             await stack.enter_async_context(started(upstream))
-            await asyncio.wait_for(upstream.wait_ready(), 10)
+            await asyncio.wait_for(upstream.wait_ready(), 60)
             await until(lambda: "lists other models" in caplog.text)
         assert upstream.models() == ("b",)
         assert (upstream.serves("a"), upstream.serves("b")) == (False, True)
