@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.gateway.serving import until
 
 from parrot_gateway.telemetry.call_record import CallRecord
-from parrot_gateway.telemetry.logs import CALL_FIELDS, CALLS, COMMON_FIELDS, CallLog, Log
+from parrot_gateway.telemetry.key_hiding import hide_keys
+from parrot_gateway.telemetry.logs import (
+    CALL_FIELDS,
+    CALLS,
+    COMMON_FIELDS,
+    CallLog,
+    Log,
+    set_log_level,
+)
 
 PROGRAM = """
 import logging, sys, warnings
@@ -124,6 +133,127 @@ def test_times_of_a_call_that_waited_for_its_inputs() -> None:
         "first_token_ms": 2250.0,
     }
     assert "served_model" not in line
+
+
+def test_a_line_holds_all_that_is_known_of_a_call() -> None:
+    record = CallRecord(
+        "req_1", "call_1", 10.0, "/v1/x", "acme", "sess", "batch", "resp", "a" * 300, "s" * 300,
+        "engine", "prefix", "with 3 others", ready=11.0, submitted=11.5, placed=12.0,
+        first_token=13.0, ended=14.0, queued_s=0.25, prompt_tokens=7, cached_tokens=5,
+        output_tokens=3, status=503, error_code="broke", error_message="It broke.",
+        finish_reason="length", streamed=True, deferred=True, client_left=True,
+    )  # fmt: skip
+    stream = io.StringIO()
+    CallLog(Log(stream, "json"), False)(record)
+    line = json.loads(stream.getvalue())
+    assert re.fullmatch(r"[-\d]{10}T[:\d]{8}\.\d{3}Z", line.pop("timestamp"))
+    assert line == {
+        "level": "warning", "logger": CALLS, "event": "call failed", "path": "/v1/x",
+        "status": 503, "duration_ms": 4000.0, "model": "a" * 200, "served_model": "s" * 200,
+        "engine": "engine", "reason": "prefix", "prompt_tokens": 7, "cached_tokens": 5,
+        "output_tokens": 3, "waited_ms": 1000.0, "prepared_ms": 500.0, "queued_ms": 250.0,
+        "first_token_ms": 2000.0, "finish_reason": "length", "streamed": True, "deferred": True,
+        "client_left": True, "error_code": "broke", "error_message": "It broke.",
+        "tenant": "acme", "session": "sess", "batch": "batch", "call_id": "call_1",
+        "request_id": "req_1",
+    }  # fmt: skip
+    # The least that a line says; without inputs to wait for its times begin with the request.
+    (line,) = logged(CallRecord("req", "call", 10.0, submitted=10.5), logs_all=True)
+    del line["timestamp"]
+    assert line == {
+        "level": "info", "logger": CALLS, "event": "call", "path": "", "status": 0,
+        "prepared_ms": 500.0, "tenant": "default", "call_id": "call", "request_id": "req",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("plain/é-1", "plain/é-1"),
+        ("two words", '"two words"'),
+        ("", '""'),
+        ('a"b', r'"a\"b"'),
+        ("a=b", '"a=b"'),
+        ("it's", '"it\'s"'),
+        ("back\\", r'"back\\"'),
+        ("line\nend", r"'line\nend'"),
+        ("\u202e", r"'\u202e'"),
+    ],
+)
+def test_values_stay_on_one_line_of_text(value: str, shown: str) -> None:
+    stream = io.StringIO()
+    record = CallRecord("req", "call", 0.0, "/v1/x", status=200, model=value, prompt_tokens=0)
+    CallLog(Log(stream, "text"), True)(record)
+    assert stream.getvalue()[23:] == (
+        f" INFO    {CALLS}: call path=/v1/x status=200 model={shown} prompt_tokens=0"
+        " tenant=default call_id=call request_id=req\n"
+    )
+
+
+async def test_lines_of_calls_are_held_a_moment_and_stay_in_order() -> None:
+    stream = io.StringIO()
+    log = Log(stream, "json")
+
+    def events_() -> list[str]:
+        return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+
+    record = CallRecord("req", "call", 0.0)
+    # As many as are held at once.
+    for number in range(65):
+        assert events_() == []
+        log.call(record, "info", str(number))
+        if number == 63:
+            assert events_() == [str(each) for each in range(64)]
+            stream.truncate(0)
+            stream.seek(0)
+    log.write('{"event": "between"}\n')
+    log.call(record, "info", "last")
+    assert events_() == []
+    log.flush()
+    assert events_() == ["64", "between", "last"]
+    for number in range(2):
+        log.call(record, "info", f"late {number}")
+        await until(lambda number=number: f"late {number}" in events_())
+
+
+def test_levels_hold_for_calls_and_for_libraries_that_say_too_much(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failed, fine = (CallRecord("req", "call", 0.0, status=status) for status in (500, 200))
+    for changed in ("", "uvicorn", "websockets", "urllib3", CALLS):
+        caplog.set_level(logging.NOTSET, changed)
+    levels = []
+    for level in ("debug", "info", "warning", "error"):
+        set_log_level(level)
+        loggers = map(logging.getLogger, ("", "uvicorn", "websockets.server", "urllib3"))
+        shown = [logging.getLevelName(each.getEffectiveLevel()) for each in loggers]
+        lines = [len(logged(each, logs_all=True)) for each in (failed, fine)]
+        levels.append((*shown, *lines))
+    assert levels == [
+        ("DEBUG", "WARNING", "WARNING", "WARNING", 1, 1),
+        ("INFO", "WARNING", "WARNING", "WARNING", 1, 1),
+        ("WARNING", "WARNING", "WARNING", "WARNING", 1, 0),
+        ("ERROR", "ERROR", "ERROR", "ERROR", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("sk-abcdefg1", "sk-…"),
+        ("sk-abcdef1", "sk-abcdef1"),
+        ("sk-" + "a" * 20, "sk-…"),
+        ("sk-" + "a" * 19, "sk-" + "a" * 19),
+        ("a task-12345678", "a task-12345678"),
+        ("BEARER abcd.1234", "BEARER …"),
+        ("Bearer of bad news", "Bearer of bad news"),
+        *((f"({prefix}12345678)", f"({prefix}…)") for prefix in
+          ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "gsk_", "xai-", "AIza", "AKIA")),
+        ("two: sk-12345678, xai-12345678.", "two: sk-…, xai-…"),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_key_is_hidden(text: str, hidden: str) -> None:
+    assert hide_keys(text) == hidden
 
 
 def test_fields_are_documented() -> None:

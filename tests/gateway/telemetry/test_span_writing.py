@@ -13,19 +13,17 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
-from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span
-from parrot_engine.protocol import EngineStats
 
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry import span_writer, tracing
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent
-from parrot_gateway.telemetry.span_fields import CallFacts, Source, step_attributes
+from parrot_gateway.telemetry.span_fields import CallFacts, Source
 from parrot_gateway.telemetry.span_writer import SpanWriter
 from parrot_gateway.telemetry.tracing import CallTracer
 
@@ -159,18 +157,6 @@ async def test_too_much_at_once_is_left_out_and_told(
         "1 sampled calls were not exported: too many had ended at once",
         "1 sampled calls were exported without their content: too much had ended at once",
     ]
-
-
-def test_steps_are_those_between_two_heartbeats() -> None:
-    info = ScriptedRemoteEngine().info
-    before = EngineStats(steps=2, busy_s=1.0, filled_tokens=100, generated_tokens=10)
-    now = EngineStats(steps=6, busy_s=1.5, filled_tokens=130, generated_tokens=14, running=3)
-    told = step_attributes("e", info, before, now)
-    assert told["parrot.steps.count"] == 4
-    assert told["parrot.steps.mean_ms"] == 125.0
-    assert told["parrot.steps.filled_tokens"] == 30
-    assert told["parrot.steps.generated_tokens"] == 4
-    assert told["parrot.engine.running"] == 3
 
 
 class ScriptedExporter(SpanExporter):

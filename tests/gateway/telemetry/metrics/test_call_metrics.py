@@ -27,6 +27,7 @@ from parrot_gateway.telemetry.metrics.definitions import (
     CALLS,
     CALLS_LEFT,
     DECODE,
+    DEFINITIONS,
     E2E,
     GEN_AI_DURATION,
     INFERENCE,
@@ -255,6 +256,192 @@ def test_the_time_of_a_call_excludes_the_wait_for_its_inputs() -> None:
         '{stage="first_token"}': 0.25,
         '{stage="generate"}': 2.0,
     }
+
+
+def everything(metrics: CallMetrics) -> dict[str, float]:
+    """Every count that is not 0, and the count of every histogram, with its labels."""
+    found = {}
+    for definition in DEFINITIONS:
+        if definition.kind == "histogram":
+            for line in metrics.histogram(definition):
+                name, value = line.rsplit(maxsplit=1)
+                if "_count" in name:
+                    found[name] = float(value)
+        else:
+            for labels, number in metrics.counters(definition).items():
+                found[definition.name + labels] = number
+    return {name: value for name, value in found.items() if value}
+
+
+OWN = {
+    "path": COMPLETIONS, "served_model": "m", "engine": "e", "tenant": "t", "submitted": 11.0,
+    "queued_s": 1.0, "placed": 12.0, "first_token": 13.0, "ended": 15.0, "status": 200,
+    "prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3, "finish_reason": "stop",
+}  # fmt: skip
+_MODEL = '{model_name="m"}'
+_GEN_AI = (
+    '{gen_ai_operation_name="text_completion",gen_ai_provider_name="parrot_gateway",'
+    'gen_ai_request_model="m"'
+)
+LENGTHS = {
+    f"vllm:request_prompt_tokens_count{_MODEL}": 1,
+    f"vllm:request_generation_tokens_count{_MODEL}": 1,
+    f'gen_ai_client_token_usage_count{_GEN_AI},gen_ai_token_type="input"}}': 1,
+    f'gen_ai_client_token_usage_count{_GEN_AI},gen_ai_token_type="output"}}': 1,
+}
+FIRST = {
+    f"vllm:time_to_first_token_seconds_count{_MODEL}": 1,
+    f"vllm:request_decode_time_seconds_count{_MODEL}": 1,
+    f"gen_ai_server_time_to_first_token_seconds_count{_GEN_AI}}}": 1,
+}
+PLACED = {
+    f"vllm:request_prefill_time_seconds_count{_MODEL}": 1,
+    f"vllm:request_inference_time_seconds_count{_MODEL}": 1,
+}
+GAPS = {
+    f"vllm:inter_token_latency_seconds_count{_MODEL}": 2,
+    f"vllm:time_per_output_token_seconds_count{_MODEL}": 2,
+    f"vllm:request_time_per_output_token_seconds_count{_MODEL}": 1,
+    f"gen_ai_server_time_per_output_token_seconds_count{_GEN_AI}}}": 1,
+}
+QUEUED = {f"vllm:request_queue_time_seconds_count{_MODEL}": 1}
+ERRED = {'parrot_tenant_errors{tenant="t"}': 1}
+
+
+def of_call(error: str = "", code: int = 200) -> dict[str, float]:
+    name = "gen_ai_server_request_duration_seconds_count"
+    model = _GEN_AI.replace('"m"', '"other"') if error else _GEN_AI
+    found: dict[str, float] = {
+        f'{name}{model},error_type="{error}"}}': 1,
+        f'parrot_calls{{path="/v1/completions",code="{code}"}}': 1,
+        'parrot_tenant_calls{tenant="t"}': 1,
+    }
+    return (
+        {**found, f'parrot_call_errors{{model_name="other",error="{error}"}}': 1, **ERRED}
+        if error
+        else found
+    )
+
+
+def ended(reason: str, engine: str = "e") -> dict[str, float]:
+    labels = f'{{model_name="m",engine="{engine}",finished_reason="{reason}"}}'
+    return {
+        f"vllm:request_success{labels}": 1,
+        f"vllm:e2e_request_latency_seconds_count{_MODEL}": 1,
+    }
+
+
+def tokens(
+    prompt: int, cached: int, output: int, model: str = "m", engine: str = "e"
+) -> dict[str, float]:
+    labels = f'{{model_name="{model}",engine="{engine}"}}'
+    found = {
+        f"vllm:prompt_tokens{labels}": prompt,
+        f"parrot_cached_prompt_tokens{labels}": cached,
+        f"vllm:generation_tokens{labels}": output,
+        'parrot_tenant_tokens{tenant="t",type="prompt"}': prompt,
+        'parrot_tenant_tokens{tenant="t",type="cached"}': cached,
+        'parrot_tenant_tokens{tenant="t",type="output"}': output,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def stages(*names: str) -> dict[str, float]:
+    return {f'parrot_call_stage_seconds_count{{stage="{name}"}}': 1 for name in names}
+
+
+WHOLE = {**LENGTHS, **FIRST, **PLACED, **GAPS, **QUEUED}
+STEPS = stages("prepare", "queue", "first_token", "generate")
+UP = {**tokens(7, 5, 3, engine="up"), **STEPS}
+
+
+@pytest.mark.parametrize(
+    ("changed", "counted"),
+    [
+        ({}, {**of_call(), **ended("stop"), **WHOLE, **tokens(7, 5, 3), **STEPS}),
+        # Nothing lies between fewer than two tokens.
+        ({"output_tokens": 1},
+         {**of_call(), **ended("stop"), **LENGTHS, **FIRST, **PLACED, **QUEUED, **tokens(7, 5, 1),
+          **STEPS}),
+        # No usage was told.
+        ({"prompt_tokens": None, "cached_tokens": None, "output_tokens": None},
+         {**of_call(), **ended("stop"), **FIRST, **PLACED, **QUEUED, **STEPS}),
+        # Nobody placed it; it never had a place in line; it had no first token.
+        ({"placed": None, "queued_s": None, "ready": 10.5},
+         {**of_call(), **ended("stop"), **LENGTHS, **FIRST, **GAPS, **tokens(7, 5, 3),
+          **stages("inputs", "prepare")}),
+        ({"submitted": None}, {**of_call(), **ended("stop"), **WHOLE, **tokens(7, 5, 3)}),
+        ({"first_token": None},
+         {**of_call(), **ended("stop"), **LENGTHS, **QUEUED, **tokens(7, 5, 3),
+          **stages("prepare", "queue")}),
+        # An upstream's first bytes are its first token where it streams.
+        ({"engine": "up"}, {**of_call(), **ended("stop", "up"), **LENGTHS, **QUEUED, **UP}),
+        ({"engine": "up", "streamed": True}, {**of_call(), **ended("stop", "up"), **WHOLE, **UP}),
+        # What failed has no times among the others, but its tokens were computed.
+        ({"status": 500, "error_code": "broke"},
+         {**of_call("broke", 500), **tokens(7, 5, 3, "other"), **STEPS}),
+        ({"error_code": "broke"}, {**of_call("broke"), **tokens(7, 5, 3, "other"), **STEPS}),
+        ({"status": 400, "engine": None}, {**of_call("unknown", 400), **STEPS}),
+        ({"client_left": True},
+         {**of_call(), **ended("abort"), **WHOLE, **tokens(7, 5, 3), **STEPS,
+          "parrot_calls_abandoned": 1}),
+        ({"deferred": True},
+         {**of_call(), **ended("stop"), **WHOLE, **tokens(7, 5, 3), **STEPS,
+          "parrot_deferred_calls": 1}),
+        *(({"finish_reason": said},
+           {**of_call(), **ended(reason), **WHOLE, **tokens(7, 5, 3), **STEPS})
+          for said, reason in (("tool_calls", "stop"), ("function_call", "stop"),
+                               ("length", "length"), ("content_filter", "unknown"),
+                               (None, "unknown"))),
+    ],
+)  # fmt: skip
+def test_what_a_call_counts_for(changed: dict[str, Any], counted: dict[str, float]) -> None:
+    metrics = CallMetrics(lambda: ["e"], lambda: ["up"])
+    call = CallRecord("req_1", "call_1", 10.0, **{**OWN, **changed})
+    metrics.count([call])
+    assert everything(metrics) == counted
+    # A second of the same kind is counted in the same place.
+    metrics.count([call])
+    assert everything(metrics) == {name: 2 * value for name, value in counted.items()}
+
+
+def test_what_is_known_of_a_kind_of_calls_is_forgotten_with_its_labels() -> None:
+    """A model that takes its label, and kinds of calls without end."""
+    metrics = CallMetrics()
+    failed = record(status=500, served_model="m", error_code="broke")
+    metrics.count([failed, record(served_model="n"), failed])
+    assert metrics.counters(CALL_ERRORS) == {'{model_name="other",error="broke"}': 2}
+    metrics.count([record(served_model="m"), failed])
+    errors = {'{model_name="other",error="broke"}': 2, '{model_name="m",error="broke"}': 1}
+    assert metrics.counters(CALL_ERRORS) == errors
+    metrics.count([record(status=200, tenant=f"t{number}") for number in range(5000)])
+    assert len(metrics._remembered) <= 4096
+
+
+def test_exemplars_name_the_time_of_a_call_in_each_of_its_histograms() -> None:
+    trace = CallTrace(255, 1, has_span=True)
+    fields = {**OWN, "ready": 10.5, "started_at": 1000.0, "trace": trace}
+    for changed, is_first in (
+        ({}, True),
+        ({"engine": "up"}, False),
+        ({"first_token": None}, False),
+    ):
+        metrics = CallMetrics(upstreams=lambda: ["up"])
+        metrics.count([CallRecord("req_1", "call_1", 10.0, **{**fields, **changed})])
+        for definition, value in ((GEN_AI_DURATION, 4.5), (E2E, 4.5), (TTFT, 2.5)):
+            lines = [
+                line for line in metrics.histogram(definition, has_exemplars=True) if "#" in line
+            ]
+            if definition is TTFT and not is_first:
+                assert lines == []
+            else:
+                (line,) = lines
+                assert f'le="{5 if value > 2.5 else 2.5:g}' in line
+                assert line.endswith(f' 1 # {{trace_id="{255:032x}"}} {value} 1005.000\n')
+    failed = CallMetrics()
+    failed.count([CallRecord("req_1", "call_1", 10.0, **{**fields, "status": 500})])
+    assert sum("#" in line for line in failed.histogram(GEN_AI_DURATION, has_exemplars=True)) == 1
+    assert list(failed.histogram(E2E, has_exemplars=True)) == []
 
 
 def test_series_of_dropped_engines_count_on() -> None:
