@@ -1,1 +1,1 @@
-"""Sessions, semantic variables and the calls between them. Knows no routes."""
+"""Sessions, semantic variables and the calls between them; independent of routes."""

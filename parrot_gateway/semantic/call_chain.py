@@ -38,13 +38,13 @@ from parrot_gateway.semantic.templates.text_template import (
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.telemetry.call_record import CallRecord
 
-#: The prompt is one text, or messages of a user and an assistant.
+#: A prompt is one text, or messages of a user and an assistant.
 Form: TypeAlias = Literal["text", "messages"]
 
-#: Outputs of one call.
+#: Maximum outputs of one call.
 MAX_OUTPUTS = 64
 
-#: For criteria of the original API without a time.
+#: Objective for the original API's criteria, which have no time.
 TTFT = Objective("ttft", 0.5)
 TPOT = Objective("tpot", 0.05)
 _CRITERIA = {"latency": LATENCY, "throughput": THROUGHPUT, "ttft": TTFT, "tpot": TPOT}
@@ -54,15 +54,15 @@ class OutputStep(NamedTuple):
     """The generation of one output."""
 
     output: str
-    #: The template up to it, as texts and outputs in turn; a text may hold placeholders of inputs
-    #: and of earlier outputs.
+    #: The template up to the output, as alternating texts and outputs; a text may have placeholders
+    #: of inputs and earlier outputs.
     before: tuple[str | Placeholder, ...]
-    #: Parameters that `before` reads, in the order of their first place.
+    #: Parameters that `before` reads, in order of first use.
     reads: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """Characters of the template up to here."""
+        """Return the characters of the template up to this output."""
         return sum(
             len(part) if isinstance(part, str) else len(part.name) + 4 for part in self.before
         )
@@ -77,10 +77,11 @@ def objective_of(criteria: str | None, param: str) -> Objective | None:
 
 
 def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -> list[OutputStep]:
-    """The generations of a template, in its order.
+    """Return the generations of a template in order.
 
-    An output is generated at its first place, and read at further ones. Text after the last output
-    is dropped. `{{other}}` is ordinary text, unless an input has no place, which suggests a typo.
+    An output is generated at its first place and read at later ones. Text after the last output is
+    dropped. `{{other}}` is ordinary text, but if an input has no place it is taken for a typo and
+    refused.
 
     Args:
         inputs, outputs: names of the declared parameters.
@@ -150,7 +151,7 @@ def _check_spelling(
 
 
 def request_of(step: OutputStep, form: Form, fields: Mapping[str, Any]) -> CallRequest:
-    """The ordinary call, with placeholders `{{name}}` for all that `step` reads.
+    """Build the ordinary call, with placeholders `{{name}}` for all that `step` reads.
 
     Args:
         form: in messages, texts are the user's and outputs the assistant's.
@@ -182,14 +183,14 @@ def _invalid(message: str, param: str) -> InvalidRequestError:
 class ChainParameter:
     """One placeholder of a template.
 
-    An input has a variable or a value; an output may have a variable, which is then written.
+    An input has a variable or a value. An output may have a variable, which the call then writes.
     """
 
     name: str
     is_output: bool = False
     variable_id: str | None = None
     value: str | None = None
-    #: Of an output: sampling and length, as fields of an ordinary call.
+    #: For an output: sampling and length, as fields of an ordinary call.
     fields: Mapping[str, Any] = field(default_factory=dict)
     #: Its name in errors.
     param: str = "parameters"
@@ -204,18 +205,20 @@ class ChainSpec:
     model: str
     form: Form = "text"
     objective: Objective | None = None
-    #: Shown in pictures.
+    #: Label in pictures of the graph.
     name: str = ""
     #: See `CallSpec.headers`.
     headers: Sequence[tuple[bytes, bytes]] = ()
-    #: Of the prompts of all outputs together, without values.
+    #: Limit of the prompts of all outputs together, without values.
     max_characters: int
-    #: Called with the record of each of its calls, which ends with the call.
+    #: Called with each call's record, which ends with the call.
     begin_record: Callable[[CallRecord], None] = lambda record: None
 
 
 def new_variable(session: Session, name: str, param: str) -> Variable:
-    """A new variable of that name, or if that is taken, with that prefix; raises as `variable`."""
+    """Create a variable of that name or, if it is taken, with that prefix; raises like
+    `variable`.
+    """
     if session.find(name) is not None:
         return session.anonymous_variable(name.strip())
     return session.variable(name, param)
@@ -224,7 +227,7 @@ def new_variable(session: Session, name: str, param: str) -> Variable:
 async def submit_chain(
     service: SemanticService, session: Session, spec: ChainSpec
 ) -> list[Variable]:
-    """Submit a call; it runs as its inputs become ready.
+    """Submit a call that runs as its inputs become ready.
 
     After an error or a cancellation none of its calls runs, and no variable made for it is left.
 
@@ -277,7 +280,7 @@ async def submit_chain(
 
 
 def _bound(session: Session, parameters: Sequence[ChainParameter]) -> dict[str, Variable]:
-    """The variables that exist already; outputs among them must have no producer."""
+    """Return the existing variables of the parameters; outputs among them must have no producer."""
     bound: dict[str, Variable] = {}
     outputs: set[str] = set()
     for parameter in parameters:
@@ -316,6 +319,6 @@ def _undo(
     for job in reversed(jobs):
         service.executor.cancel(job, "another output of the same call could not be submitted")
     for variable in made:
-        # Nobody else can depend on it: its id was never given out.
+        # Nothing else can depend on it, because its id was never given out.
         with suppress(ConflictError):
             session.delete(variable.id)

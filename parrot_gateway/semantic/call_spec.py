@@ -1,6 +1,6 @@
-"""A call of a session before it runs, as a plain value.
+"""A session's call before it runs, as a plain value.
 
-The ordinary API makes one from a request's headers and body, Parrot's own API from its template.
+The ordinary API builds one from a request's headers and body, Parrot's own API from its template.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def parse_objective(text: str, param: str = "objective") -> Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """Options that a client may give a call besides its variables and its context."""
+    """Options of a call besides its variables and context."""
 
     #: Applied to the text before it becomes the value.
     transform: Transform | None = None
-    #: None leaves it to deduction.
+    #: None: deduced from the graph.
     objective: Objective | None = None
     #: Larger runs earlier.
     priority: int = 0
-    #: A deferred call takes the value of an identical deterministic one of its session.
+    #: True: a deferred call takes the value of an identical deterministic call of its session.
     dedupe: bool = True
-    #: Shown in pictures.
+    #: Label in pictures of the graph.
     name: str = ""
-    #: The client's own ids of the call, and of the step of its program that it is part of.
+    #: The client's own ids of the call, and of its program's step.
     run: str | None = None
     parent: str | None = None
     #: Name of the task group that the client declares.
@@ -56,26 +56,27 @@ class CallOptions:
 class CallSpec(CallOptions):
     """One call, as it is submitted to `SemanticService.submit`."""
 
-    #: With placeholders and references; its field `parrot` is left out. None for a transform.
+    #: The request with placeholders and references, without its field `parrot`. None for a
+    #: transform.
     request: CallRequest | None
-    #: The request, checked against the model of an own engine, where that was done.
+    #: The request checked against the model of an own engine, if that was done.
     checked: PreparedCall[Any] | None = None
-    #: What the placeholders stand for.
+    #: Values of the placeholders.
     inputs: Mapping[str, Binding] = field(default_factory=dict)
-    #: Values are inserted without escapes, also within strings of JSON documents in the prompt, and
-    #: a `{{name}}` that `inputs` does not declare is text.
+    #: True: values are inserted without escapes, even in strings of JSON documents, and an
+    #: undeclared `{{name}}` is text.
     verbatim: bool = False
-    #: Id of the variable of the session that the text fills; None if there is none.
+    #: Id of the session variable that the text fills; None if there is none.
     output: str | None = None
-    #: The named context that it continues.
+    #: The named context that the call continues.
     context: ContextName | None = None
-    #: Cuts a text to a number of tokens of the call's model, for transforms that need it.
+    #: Cuts a text to a number of the model's tokens, for transforms that need it.
     cut_tokens: Callable[[str, int], str] | None = None
-    #: The client's headers, names in lower case, for upstreams.
+    #: The client's headers with lower-case names, for upstreams.
     headers: Sequence[tuple[bytes, bytes]] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its body and headers."""
+        """Return the bytes of its body and headers."""
         headers = sum(len(name) + len(value) for name, value in self.headers)
         return headers + (0 if self.request is None else self.request.size)

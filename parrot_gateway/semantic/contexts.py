@@ -1,4 +1,4 @@
-"""Named contexts of a session: messages or text so far, which the next call continues.
+"""Named contexts of a session: messages or text so far that the next call continues.
 
 Calls on a context run one at a time, in the order of submission. Each gets the contents of the
 context before its own prompt, and adds its prompt and its text when it succeeds; a failed call
@@ -54,7 +54,7 @@ class ContextName(NamedTuple):
     """The value of `X-Parrot-Context`."""
 
     name: str
-    #: The context that a new one is forked from.
+    #: The context to fork a new one from.
     parent: str | None = None
 
 
@@ -80,9 +80,9 @@ def parse_context(text: str, param: str = "context") -> ContextName:
 @dataclass(frozen=True, slots=True)
 class Contents:
     kind: Kind
-    #: Of a chat: its messages as JSON.
+    #: Messages of a chat, as JSON.
     messages: tuple[bytes, ...] = ()
-    #: Of completions: all text.
+    #: Text of completions.
     text: str = ""
 
     @property
@@ -93,7 +93,7 @@ class Contents:
         return Contents(self.kind, self.messages + other.messages, self.text + other.text)
 
     def before(self, body: CallBody) -> CallBody:
-        """A typed request with this in front of its prompt."""
+        """Return a typed request with these contents before its prompt."""
         if isinstance(body, ChatBody):
             earlier = [_MESSAGE.decode(message) for message in self.messages]
             return replace(body, messages=earlier + (body.messages or []))
@@ -101,7 +101,7 @@ class Contents:
         return replace(body, prompt=self.text + body.prompt)
 
     def written_into(self, fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-        """The fields of a request, with this as its prompt."""
+        """Return the fields of a request with these contents as its prompt."""
         if self.kind == "chat":
             return {**fields, "messages": msgspec.Raw(b"[" + b",".join(self.messages) + b"]")}
         return {**fields, "prompt": msgspec.Raw(msgspec.json.encode(self.text))}
@@ -112,22 +112,22 @@ class NamedContext:
     """One context of a session."""
 
     name: str
-    #: None until the first call on it has succeeded.
+    #: None until a call on the context has succeeded.
     contents: Contents | None = None
     size_bytes: int = 0
     lock: FifoLock = field(default_factory=FifoLock)
 
     @property
     def is_idle(self) -> bool:
-        """True if no call uses it or waits for it."""
+        """Return true if no call uses it or waits for it."""
         return self.lock.is_free
 
 
 class ContextUse:
-    """The use of a context by one call, from its submission to its end. Made by `enter`.
+    """One call's use of a context, from submission to end. Made by `enter`.
 
     Args:
-        parent: the context that it is forked from.
+        parent: the context to fork from.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ContextUse:
         self._kind: Kind = kind
         self._request: LockRequest = context.lock.request(f"context '{context.name}'")
         self._parent_request: LockRequest | None = None
-        #: The contents of the parent when its lock was granted.
+        #: Contents of the parent when its lock was granted.
         self._inherited: Contents | None = None
         self._base: Contents | None = None
         self._prompt: Contents | None = None
@@ -165,10 +165,10 @@ class ContextUse:
         self._on_turn = callback
 
     def compose(self, request: CallRequest) -> CallRequest:
-        """The call with the contents of the context before its prompt.
+        """Put the contents of the context before the call's prompt.
 
         Raises:
-            ConflictError: a fork that exists already, or a context of the other kind.
+            ConflictError: the fork exists already, or the context is of the other kind.
             ContextNotFoundError: the parent is empty.
             ContextTooLargeError: over the limit.
         """
@@ -200,7 +200,7 @@ class ContextUse:
         self._parts.append(text)
 
     def commit(self) -> None:
-        """The call has succeeded: add its prompt and its text.
+        """Add the prompt and text of a successful call to the context.
 
         Raises:
             ContextTooLargeError, SessionFullError, OverloadedError: no room; nothing was added.
@@ -219,11 +219,11 @@ class ContextUse:
         _hold(self._session, self.context, whole)
 
     def undo(self) -> None:
-        """Take back `commit`."""
+        """Undo `commit`."""
         _hold(self._session, self.context, self._before)
 
     def leave(self) -> None:
-        """The call has ended: grant the next one or forget an empty context. Safe to repeat."""
+        """End the use: grant the next call, or forget an empty context. Safe to repeat."""
         if self._left:
             return
         self._left = True
@@ -259,7 +259,7 @@ class ContextUse:
 
 
 def enter(session: Session, name: ContextName, request: CallRequest) -> ContextUse:
-    """Enqueue a call on a context, which is made if there is none; pair with `ContextUse.leave`.
+    """Enqueue a call on a context, creating it if needed; pair with `ContextUse.leave`.
 
     Args:
         request: the call, before values are bound.
@@ -268,7 +268,7 @@ def enter(session: Session, name: ContextName, request: CallRequest) -> ContextU
         UnsupportedError: calls with these fields cannot have a context.
         InvalidRequestError: the prompt is not a single text or list of messages.
         ContextNotFoundError: there is no parent of that name.
-        ConflictError: a fork that exists already, or a context of the other kind.
+        ConflictError: the fork exists already, or the context is of the other kind.
         SessionFullError: the session has too many contexts.
         OverloadedError: too many calls wait for it.
     """
@@ -295,7 +295,7 @@ def enter(session: Session, name: ContextName, request: CallRequest) -> ContextU
 
 
 def find_context(session: Session, name: str) -> NamedContext:
-    """The session's context of that name.
+    """Return the session's context of that name.
 
     Raises:
         ContextNotFoundError: there is none.
@@ -338,7 +338,7 @@ def _check_body(body: bytes, kind: Kind) -> None:
     try:
         call = _body_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # The decoder of the whole body has better messages.
+        # The decoder of the whole body gives better messages.
         raise InvalidRequestError("The JSON body of your request is not valid.") from None
     if call.n not in (None, 1):
         raise _wrong("n", "a call on a context has one answer, so 'n' must be 1")

@@ -1,4 +1,4 @@
-"""Waits for variables. Deduction counts them, and their sessions stay meanwhile."""
+"""Waits for variables. Deduction uses them, and they keep the variables' sessions alive."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parrot_gateway.semantic.variable import Variable
 
 @dataclass(eq=False)
 class Readers:
-    """All waits for variables. Used in the event loop's thread only."""
+    """All waits for variables. Used only in the event loop's thread."""
 
     sessions: SessionStore
     objectives: ObjectiveTracker
-    #: Default of `value`.
+    #: Default time limit of `value`.
     timeout_s: float
-    #: Waits at this moment.
+    #: Current number of waits.
     count: int = 0
 
     async def wait(
@@ -33,11 +33,11 @@ class Readers:
         objective: Objective | None = LATENCY,
         after: int | None = None,
     ) -> bool:
-        """Wait until a variable is final; False after `timeout_s`.
+        """Wait until a variable is final; return false after `timeout_s`.
 
         Args:
             objective: of the wait, for deduction; None leaves deduction alone.
-            after: return also when it has more text than this many characters.
+            after: return also once it has more characters than this.
         """
         if variable.is_final or (after is not None and variable.text_after(after)):
             return True
@@ -71,7 +71,7 @@ class Readers:
     async def value(
         self, variable: Variable, timeout_s: float | None = None, objective: Objective = LATENCY
     ) -> str:
-        """The text of a variable, once it is ready.
+        """Return the text of a variable once it is ready.
 
         Raises:
             DependencyFailedError: it failed or was cancelled.
@@ -88,7 +88,7 @@ class Readers:
         return variable.value or ""
 
     async def values(self, variables: Mapping[str, Variable], timeout_s: float) -> dict[str, str]:
-        """The texts of variables, under their ids, once all are ready.
+        """Return the texts of variables by id, once all are ready.
 
         Raises:
             DependencyFailedError, DeadlineError: as `value`.

@@ -1,7 +1,7 @@
-"""Ordinary calls that name a session: written down in its graph as they run, and nothing else.
+"""Ordinary calls that name a session: recorded in its graph as they run, and unchanged otherwise.
 
-Such a call has no variables and no inputs, never waits in the gateway, and its request and answer
-are what they would be without a session. What cannot be recorded (too many sessions or calls) is
+Such a call has no variables and no inputs and never waits in the gateway. Its request and answer
+are the same as without a session. A call that cannot be recorded (too many sessions or calls) is
 counted, and runs all the same.
 """
 
@@ -24,7 +24,8 @@ from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.variable import Failure
 
-#: A model's name is kept with its calls, which upstreams that take any name do not bound.
+#: A model's name is kept with its calls, and some upstreams accept any name, so its length is
+#: limited.
 MAX_MODEL_CHARACTERS = 1024
 
 
@@ -32,13 +33,13 @@ class RecordedCallCounts(NamedTuple):
     """Counters since the start."""
 
     recorded: int
-    #: No room in the session, or for a session.
+    #: Calls skipped because there was no room in the session, or for a session.
     skipped: int
 
 
 @dataclass(eq=False)
 class RecordedCall(GenerationObserver):
-    """One call in the graph of its session, from its start to its end."""
+    """One call in its session's graph, from start to end."""
 
     session: Session
     node: CallNode
@@ -80,7 +81,7 @@ class RecordedCall(GenerationObserver):
             graph.finish(node.id, "failed", now, failure)
 
     def finish(self) -> None:
-        """The call has ended; without effect where it has failed, or its session was closed."""
+        """End the call; ignored if it has failed, or its session was closed."""
         if not self.node.is_finished and self._is_kept:
             self.session.graph.finish(self.node.id, "done", self.clock())
 
@@ -100,11 +101,11 @@ class RecordedCalls:
     _skipped: int = field(default=0, init=False)
 
     def begin(self, tenant: str, session_name: str, name: str, model: str) -> RecordedCall | None:
-        """A call that runs from now on; None where there is no room to record it.
+        """Record a call that runs from now on; return None if there is no room.
 
         Args:
-            session_name: made on first use.
-            name: of the call, in pictures.
+            session_name: created on first use.
+            name: label of the call in pictures.
         """
         now = self.clock()
         session = self.sessions.get_or_record(tenant, session_name, now)

@@ -53,7 +53,7 @@ from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
 from parrot_gateway.telemetry.call_record import CallRecord
 
-#: Interval in which idle sessions are closed.
+#: Interval between searches for idle sessions to close.
 SWEEP_S = 30.0
 
 
@@ -65,8 +65,8 @@ class SemanticService:
     """The sessions of a gateway. Used in the event loop's thread only.
 
     Args:
-        call_timeout_s: longest run of a call, and default of waits.
-        fill_ahead: None fills nothing ahead.
+        call_timeout_s: longest run of a call, and default limit of waits.
+        fill_ahead: None turns filling ahead off.
         on_session_closed: called with a closed session.
         on_call_changed: called with the id of a running call whose metadata changed.
         clock: seconds since the epoch.
@@ -110,7 +110,7 @@ class SemanticService:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to close idle sessions in time."""
+        """Start closing idle sessions in time."""
 
         async def sweep() -> None:
             while True:
@@ -135,12 +135,12 @@ class SemanticService:
         return self.sessions.get_or_create(tenant, name, self.clock())
 
     def close_session(self, session: Session) -> None:
-        """Cancel its calls, free and forget it."""
+        """Cancel a session's calls, free it and forget it."""
         self.executor.cancel_session(session.id, "its session was closed")
         self.sessions.close(session)
 
     def snapshot(self, session: Session) -> GraphSnapshot:
-        """The graph of a session, with the variables of other sessions that it reads."""
+        """Take a snapshot of a session's graph, with the variables it reads from other sessions."""
 
         def find(variable_id: str) -> Variable | None:
             try:
@@ -158,11 +158,11 @@ class SemanticService:
         self._on_session_closed(session)
 
     def variable(self, session: Session, source: str, param: str = "variable") -> Variable:
-        """The variable of a name within the session (made empty if new), or of an id or a reference
-        within the tenant.
+        """Return the variable of a name in the session (created empty if new), or of an id or
+        reference in the tenant.
 
         Raises:
-            VariableNotFoundError: an id or reference that is unknown, expired or foreign.
+            VariableNotFoundError: an id or reference is unknown, expired or foreign.
             InvalidRequestError, SessionFullError: as `Session.variable`.
         """
         plain = variable_id_of(source) or source.strip()
@@ -171,7 +171,7 @@ class SemanticService:
         return session.variable(plain, param)
 
     def set_value(self, variable: Variable, value: str) -> None:
-        """The user writes a variable.
+        """Write a variable for the user.
 
         Raises:
             DoubleProducerError: a call is going to write it.
@@ -185,7 +185,7 @@ class SemanticService:
         variable.set(value, "its user")
 
     async def resolve(self, tenant: str, template: BodyTemplate, timeout_s: float) -> bytes:
-        """The template with the values that it needs, once all are ready.
+        """Return the template with the values that it needs, once all are ready.
 
         Raises:
             VariableNotFoundError: one is unknown, expired or foreign.
@@ -211,7 +211,7 @@ class SemanticService:
 
         Args:
             template: the result of `template_of`, if the caller has it.
-            record: of the call; a deferred one is ended with it.
+            record: record of the call; ends with a deferred call.
 
         Raises:
             SessionNotFoundError: the session was closed.
@@ -256,7 +256,7 @@ class SemanticService:
         """Fill `output` with the transformed value of `source`, once that is ready.
 
         Args:
-            session: of both variables.
+            session: the session of both variables.
 
         Raises:
             VariableNotFoundError: one of them is not in the session.
@@ -275,7 +275,7 @@ class SemanticService:
             self.executor.cancel(job)
 
     def call(self, tenant: str, call_id: str) -> CallNode:
-        """A kept call, finished or not.
+        """Return a kept call, finished or not.
 
         Raises:
             NotFoundError: it is not kept, or another tenant's.
@@ -289,7 +289,7 @@ class SemanticService:
         )
 
     def metadata_of(self, job: Job) -> CallMetadata:
-        """Metadata of a call for the scheduler, as it is now."""
+        """Return a call's current metadata for the scheduler."""
         return self.objectives.metadata_of(job)
 
     async def _run(self, job: Job, request: CallRequest) -> None:
@@ -309,11 +309,11 @@ class SemanticService:
             self.fill_ahead.stop(job)
         if isinstance(job.node, CallNode):
             self.objectives.regroup(job.session, job.node.group)
-        # The end of a call counts as a use of its session, so that its output can be read.
+        # The end of a call counts as use of its session, so that its output can still be read.
         self.sessions.touch(job.session, self.clock())
 
     def describe(self) -> dict[str, Any]:
-        """Gauges and counters as plain types, for `/health`."""
+        """Return gauges and counters as plain types, for `/health`."""
         return {
             "sessions": self.sessions.statistics()._asdict(),
             "calls": self.executor.statistics()._asdict(),

@@ -1,6 +1,7 @@
 """A session: one run of an application, with its variables, its graph and its named contexts.
 
-Owns and bounds them, and frees everything when it is closed. `sessions` keeps the sessions.
+The session owns them and limits them, and frees everything when it is closed. `sessions` keeps all
+sessions.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from parrot_gateway.semantic.graph.graph import Graph, GraphShape
 from parrot_gateway.semantic.variable import Failure, Variable
 from parrot_gateway.settings.model import SessionSettings
 
-#: Longest name of a session or a variable, in characters.
+#: Maximum characters of a session's or variable's name.
 MAX_NAME = 256
 
 
 def check_name(name: str, param: str) -> str:
-    """The name without blanks around it.
+    """Return the name without surrounding blanks.
 
     Raises:
-        InvalidRequestError: empty, too long, or with characters that cannot be printed.
+        InvalidRequestError: the name is empty, too long, or has unprintable characters.
     """
     plain = name.strip()
     if not plain or len(plain) > MAX_NAME or not plain.isprintable():
@@ -41,7 +42,7 @@ def check_name(name: str, param: str) -> str:
 
 
 def _unlimited(session: Session, delta: int) -> None:
-    """Accounts for nothing, for a session outside of a store."""
+    """Account for nothing: used by a session outside a store."""
 
 
 @dataclass(eq=False, repr=False)
@@ -56,23 +57,23 @@ class Session:
     limits: SessionSettings
     #: Makes unguessable ids.
     mint_variable_id: Callable[[], str]
-    #: The store's variables by id, to which those of this session are added.
+    #: The store's variables by id; this session's are added to it.
     index: MutableMapping[str, Variable] = field(default_factory=dict)
-    #: Called with the bytes by which its values are about to grow (negative: shrank), and with the
-    #: same for the number of its variables; may refuse growth by raising.
+    #: Called with the bytes by which its values are about to grow (negative: shrank), and likewise
+    #: for its number of variables; may refuse growth by raising.
     account_bytes: Callable[[Session, int], None] = _unlimited
     account_variables: Callable[[Session, int], None] = _unlimited
 
     def __post_init__(self, now: float) -> None:
         self.created = self.last_used = now
         self.is_closed = False
-        #: Of its graph, once it is closed.
+        #: Shape of its graph once it is closed.
         self.final_shape = GraphShape(0, 0, 0)
         #: Further names, see `SessionStore.add_alias`.
         self.aliases: deque[str] = deque()
         #: Bytes of all values and named contexts.
         self.value_bytes = 0
-        #: Named contexts; bounded by `keep_context`.
+        #: Named contexts; `keep_context` limits them.
         self.contexts: dict[str, object] = {}
         self._by_id: dict[str, Variable] = {}
         self._by_name: dict[str, Variable] = {}
@@ -85,21 +86,23 @@ class Session:
         )
 
     def __iter__(self) -> Iterator[Variable]:
-        """Its variables, oldest first."""
+        """Iterate over its variables, oldest first."""
         return iter(list(self._by_id.values()))
 
     @property
     def num_variables(self) -> int:
-        """No `len`: an empty session would count as false."""
+        """Return the number of variables; there is no `len`, because an empty session would be
+        false.
+        """
         return len(self._by_id)
 
     @property
     def is_idle(self) -> bool:
-        """True if it may be forgotten: it has no unfinished calls and no pins."""
+        """Return true if it may be forgotten: it has no unfinished calls and no pins."""
         return self._pins == 0 and self.graph.num_unfinished == 0
 
     def pin(self) -> None:
-        """Keep it from being forgotten; pair with `unpin`."""
+        """Prevent it from being forgotten; pair with `unpin`."""
         self._pins += 1
 
     def unpin(self) -> None:
@@ -108,10 +111,10 @@ class Session:
         self._pins -= 1
 
     def variable(self, name: str, param: str = "variable") -> Variable:
-        """The variable of that name, made if there is none.
+        """Return the variable of that name, created if needed.
 
         Raises:
-            InvalidRequestError: it cannot be a name.
+            InvalidRequestError: the name is not valid.
             SessionFullError: too many variables, and none can be forgotten.
             SessionNotFoundError: the session was closed.
         """
@@ -120,18 +123,20 @@ class Session:
         return found if found is not None else self._make(name)
 
     def anonymous_variable(self, prefix: str = "output") -> Variable:
-        """A new variable, whose name is `prefix-` and the end of its id; raises as `variable`."""
+        """Create a variable whose name is `prefix-` and the end of its id; raises like
+        `variable`.
+        """
         return self._make(None, prefix)
 
     def find(self, name: str) -> Variable | None:
-        """The variable of that name."""
+        """Return the variable of that name, or None."""
         return self._by_name.get(name.strip())
 
     def get(self, variable_id: str) -> Variable | None:
         return self._by_id.get(variable_id)
 
     def lookup(self, variable_id: str, param: str = "variable") -> Variable:
-        """The variable of that id.
+        """Return the variable of that id.
 
         Raises:
             VariableNotFoundError: it is not in this session.
@@ -165,7 +170,7 @@ class Session:
         """Keep a context under a name.
 
         Raises:
-            InvalidRequestError: it cannot be a name.
+            InvalidRequestError: the name is not valid.
             SessionFullError: too many contexts.
             SessionNotFoundError: the session was closed.
         """
@@ -176,13 +181,13 @@ class Session:
         self.contexts[name] = context
 
     def drop_context(self, name: str) -> object | None:
-        """Forget a named context and return it, if there is one."""
+        """Drop a named context and return it, if there is one."""
         return self.contexts.pop(name.strip(), None)
 
     def close(self) -> None:
         """Cancel and forget all variables, clear the graph. A second close does nothing.
 
-        Running calls and contexts must be ended and freed by the caller.
+        The caller must end running calls and free contexts.
         """
         if self.is_closed:
             return
@@ -204,7 +209,7 @@ class Session:
     def _make(self, name: str | None, prefix: str = "") -> Variable:
         self._check_open()
         if len(self._by_id) >= self.limits.max_variables:
-            # An eighth at a time, so that one scan frees many.
+            # Drop an eighth at a time, so that one scan frees many.
             self._evict(to_count=self.limits.max_variables - self.limits.max_variables // 8 - 1)
         if len(self._by_id) >= self.limits.max_variables:
             raise SessionFullError(self.name, f"{len(self._by_id)} variables", "max_variables")
@@ -225,7 +230,7 @@ class Session:
         return variable
 
     def _free_name(self, prefix: str, variable_id: str) -> str:
-        """The prefix and as much of the end of the id as is unique."""
+        """Return the prefix with as much of the id's end as makes it unique."""
         names = (f"{prefix}-{variable_id[-n:]}" for n in range(6, len(variable_id)))
         return next((n for n in names if n not in self._by_name), f"{prefix}-{variable_id}")
 
@@ -234,7 +239,7 @@ class Session:
             raise SessionNotFoundError(self.name)
 
     def account(self, delta: int) -> None:
-        """Its values and contexts are about to grow by `delta` bytes (negative: shrank).
+        """Account for a growth of its values and contexts by `delta` bytes (negative: shrank).
 
         Raises:
             SessionFullError, OverloadedError: no room, and nothing can be forgotten.
@@ -250,7 +255,7 @@ class Session:
         self.value_bytes += delta
 
     def _evict(self, *, to_count: int | None = None, to_bytes: int | None = None) -> None:
-        """Forget final variables that no unfinished call reads, oldest first."""
+        """Drop final variables that no unfinished call reads, oldest first."""
         for variable in self:
             if (to_count is None or len(self._by_id) <= to_count) and (
                 to_bytes is None or self.value_bytes <= max(0, to_bytes)

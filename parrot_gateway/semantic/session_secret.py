@@ -1,8 +1,8 @@
 """Session ids of Parrot's own API: secret numbers, and proofs of their ownership.
 
-The number alone lets a client add calls; reading and deleting need the proof as well. Neither is
-stored: sessions are kept under a hash of the number, and the proof is its HMAC under a key that
-never leaves the process.
+The number alone lets a client add calls; reading and deleting need the proof too. Neither is
+stored: a session is kept under a hash of its number, and the proof is an HMAC of the number under a
+key that never leaves the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 
 from parrot_gateway.exceptions import AuthenticationError
 
-#: Random bits of a number; one more above them keeps its length the same.
+#: Random bits of a number; one more bit above them keeps its length constant.
 RANDOM_BITS = 127
 
 
@@ -33,24 +33,24 @@ class SessionSecrets:
 
     @staticmethod
     def mint() -> int:
-        """A new number; positive."""
+        """Make a new positive number."""
         return (1 << RANDOM_BITS) | secrets.randbits(RANDOM_BITS)
 
     @staticmethod
     def name_of(number: int) -> str:
-        """The name that the session of that number is kept under."""
+        """Return the name under which a number's session is kept."""
         digest = hashlib.blake2b(b"%d" % number, digest_size=16, person=b"parrot session")
         return f"parrot-{digest.hexdigest()}"
 
     def proof_of(self, number: int) -> str:
-        """The `session_auth` of that number."""
+        """Return the `session_auth` of a number."""
         return hmac.new(self._key, b"%d" % number, "sha256").hexdigest()
 
     def check(self, number: int, proof: str) -> None:
         """Check a proof.
 
         Raises:
-            AuthenticationError: it is not that of the number, whether that has a session or not.
+            AuthenticationError: the proof does not match the number, with or without a session.
         """
         given = proof.encode("utf-8", "surrogatepass")
         if not hmac.compare_digest(given, self.proof_of(number).encode()):

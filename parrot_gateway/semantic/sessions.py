@@ -1,7 +1,7 @@
 """All sessions of all tenants: found by id or name, bounded, forgotten when unused.
 
-Each tenant has maps of its own, so that unknown and foreign cannot be told apart, in text or in
-time. Room is made from the tenant's own idle sessions first.
+Each tenant has maps of its own, so unknown and foreign sessions look alike, in text and in time.
+Room is made from the tenant's own idle sessions first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SessionStatistics(NamedTuple):
     unfinished_calls: int
     value_bytes: int
     created: int
-    #: Closed by request, to make room, and because unused for too long.
+    #: Sessions closed by request, to make room, and after their idle time.
     closed: int
     evicted: int
     expired: int
@@ -35,11 +35,11 @@ class SessionStatistics(NamedTuple):
 
 @dataclass(slots=True)
 class _Tenant:
-    #: By id, longest unused first.
+    #: By id, least recently used first.
     sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     #: By name and by alias.
     by_name: dict[str, Session] = field(default_factory=dict)
-    #: Those that only recorded calls have used, by id, longest unused first.
+    #: Sessions used only by recorded calls, by id, least recently used first.
     recorded: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     variables: dict[str, Variable] = field(default_factory=dict)
 
@@ -50,10 +50,10 @@ class SessionStore:
 
     limits: SessionSettings
     _: KW_ONLY
-    #: Make unguessable ids, never the same twice.
+    #: Make unguessable, unique ids.
     mint_session_id: Callable[[], str]
     mint_variable_id: Callable[[], str]
-    #: Called with every session that was closed, for any reason.
+    #: Called with each closed session, for any reason.
     on_close: Callable[[Session], None] = lambda session: None
 
     def __post_init__(self) -> None:
@@ -71,10 +71,10 @@ class SessionStore:
         return len(self._owners)
 
     def get_or_create(self, tenant: str, name: str | None, now: float) -> Session:
-        """The tenant's session of that id or name, made if there is none; None makes one.
+        """Return the tenant's session of that id or name, created if needed; None creates one.
 
         Raises:
-            InvalidRequestError: it cannot be a name.
+            InvalidRequestError: the name is not valid.
             OverloadedError: too many sessions, none of them idle.
         """
         if name is not None:
@@ -88,13 +88,13 @@ class SessionStore:
         return self._create(tenant, name, now)
 
     def get_or_record(self, tenant: str, name: str, now: float) -> Session | None:
-        """The session of that name for a call that is only recorded, made if there is none.
+        """Return the session of that name for a recorded call, created if needed.
 
-        Only sessions that were made by this as well, and that nothing else has used since, make
-        room for a new one; None where there are none such.
+        Only sessions used by recorded calls alone make room for a new one; returns None if there
+        are none.
 
         Args:
-            name: such as `check_name` takes.
+            name: a name that `check_name` accepts.
         """
         found = self._find(tenant, name)
         if found is not None:
@@ -109,8 +109,10 @@ class SessionStore:
         return session
 
     def add_alias(self, session: Session, alias: str) -> None:
-        """Let a session be found by one more name, unless that is another's; as many as its graph
-        keeps finished calls, oldest dropped first."""
+        """Let a session be found by one more name, unless another session has it.
+
+        A session keeps as many as its graph keeps finished calls; the oldest are dropped first.
+        """
         held = self._tenants.get(session.tenant)
         if held is None or session.is_closed or alias in held.by_name:
             return
@@ -140,7 +142,7 @@ class SessionStore:
         return session
 
     def find(self, tenant: str, id_or_name: str, now: float | None = None) -> Session:
-        """The tenant's session of that id or name; used now, if a time is given.
+        """Return the tenant's session of that id or name; a given time marks it as used.
 
         Raises:
             SessionNotFoundError: there is none; it has expired; it is another tenant's.
@@ -155,7 +157,8 @@ class SessionStore:
     def variable(
         self, tenant: str, variable_id: str, now: float | None = None, param: str = "variable"
     ) -> Variable:
-        """The tenant's variable of that id, in whichever session; used now, if a time is given.
+        """Return the tenant's variable of that id in any session; a given time marks the session as
+        used.
 
         Raises:
             VariableNotFoundError: there is none; it has expired; it is another tenant's.
@@ -171,7 +174,7 @@ class SessionStore:
     def variables(
         self, tenant: str, variable_ids: Iterable[str], now: float
     ) -> dict[str, Variable]:
-        """The tenant's variables of those ids, in their order; used now.
+        """Return the tenant's variables of those ids in order, and mark their sessions as used.
 
         Raises:
             VariableNotFoundError: one is unknown, expired or foreign.
@@ -179,25 +182,25 @@ class SessionStore:
         return {each: self.variable(tenant, each, now) for each in variable_ids}
 
     def owner_of(self, variable: Variable) -> Session | None:
-        """The session of a variable that was found for its tenant; None if it was closed."""
+        """Return the session of a variable; None if it was closed."""
         return self._owners.get(variable.session_id)
 
     def of_tenant(self, tenant: str) -> list[Session]:
-        """The tenant's sessions, last used first."""
+        """Return the tenant's sessions, last used first."""
         held = self._tenants.get(tenant)
         return list(reversed(held.sessions.values())) if held is not None else []
 
     def get(self, session_id: str) -> Session | None:
-        """The session of that id, of any tenant: for the operator."""
+        """Return a session by id in any tenant (operators only)."""
         return self._owners.get(session_id)
 
     def newest(self, limit: int) -> Iterator[Session]:
-        """At most `limit` sessions of each tenant, last used first: for the operator."""
+        """Yield at most `limit` sessions of each tenant, last used first (operators only)."""
         for held in self._tenants.values():
             yield from islice(reversed(held.sessions.values()), limit)
 
     def touch(self, session: Session, now: float) -> None:
-        """The session is used now."""
+        """Mark a session as used now."""
         session.last_used = max(session.last_used, now)
         held = self._tenants.get(session.tenant)
         if held is not None and session.id in held.sessions:
@@ -206,12 +209,12 @@ class SessionStore:
                 held.recorded.move_to_end(session.id)
 
     def close(self, session: Session) -> None:
-        """Close and forget a session, whose calls were cancelled before. Safe to call twice."""
+        """Close and forget a session whose calls were cancelled before. Safe to call twice."""
         if self._remove(session):
             self._closed += 1
 
     def sweep(self, now: float) -> list[Session]:
-        """Close and return the idle sessions that were unused for longer than the limit."""
+        """Close and return the sessions that were idle for longer than the limit."""
         expired = []
         for held in list(self._tenants.values()):
             for session in list(held.sessions.values()):
@@ -231,7 +234,7 @@ class SessionStore:
                 self.close(session)
 
     def statistics(self) -> SessionStatistics:
-        """Gauges and counters; linear in the number of sessions."""
+        """Return gauges and counters; linear in the number of sessions."""
         sessions = [s for held in self._tenants.values() for s in held.sessions.values()]
         return SessionStatistics(
             tenants=len(self._tenants),
@@ -266,13 +269,14 @@ class SessionStore:
             )
 
     def _evict_any(self, own: _Tenant) -> bool:
-        """Close one idle session: the tenant's own, else of the tenant that holds most."""
+        """Close one idle session of the tenant, or else of the tenant with the most sessions."""
         by_size = sorted(self._tenants.values(), key=lambda held: -len(held.sessions))
         return any(self._evict_from(held) for held in (own, *by_size))
 
     def _evict_from(self, held: _Tenant) -> bool:
-        """Close the idle session that is longest unused, of those with recorded calls only if there
-        is one; whether there was any."""
+        """Close the least recently used idle session, preferring one with only recorded calls;
+        return true if there was any.
+        """
         return self._evict_recorded(held) or self._evict_first(held.sessions.values())
 
     def _evict_recorded(self, held: _Tenant) -> bool:
@@ -301,7 +305,7 @@ class SessionStore:
     def _evict_for(
         self, writer: Session, size: Callable[[Session], int], what: str, unit: str
     ) -> None:
-        """Close the largest other idle session, one of the writer's tenant if there is one."""
+        """Close the largest other idle session, of the writer's tenant if possible."""
         idle = [
             session
             for held in self._tenants.values()

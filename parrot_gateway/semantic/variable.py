@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import (
 
 State: TypeAlias = Literal["empty", "running", "ready", "failed", "cancelled"]
 
-#: From a state to those that may follow it.
+#: The states that may follow each state.
 TRANSITIONS: dict[State, frozenset[State]] = {
     "empty": frozenset({"running", "ready", "failed", "cancelled"}),
     "running": frozenset({"ready", "failed", "cancelled"}),
@@ -33,30 +33,32 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     "cancelled": frozenset(),
 }
 
-#: Listeners of one variable.
+#: Maximum listeners of one variable.
 MAX_LISTENERS = 65_536
-#: Parts kept before they are joined: one token is a few bytes, a `str` has fifty bytes overhead.
+#: Parts kept before they are joined: a token has a few bytes, and a `str` fifty bytes of overhead.
 _MAX_LOOSE_PARTS = 256
-#: Characters of the message of a failure.
+#: Maximum characters of a failure's message.
 _MAX_MESSAGE = 2_000
 
 
 def size_of(text: str) -> int:
-    """Bytes of a text in UTF-8; a lone surrogate, which some upstreams send, counts three."""
+    """Return the bytes of a text in UTF-8; a lone surrogate, which some upstreams send, counts
+    three.
+    """
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a variable will never have a value.
+    """The reason why a variable will never have a value.
 
-    `cause` is the first failure of the chain, and has no cause itself: a failure that travels
+    `cause` is the first failure of the chain, and has no cause itself. So a failure that propagates
     through a thousand calls stays as small as the first one.
     """
 
     code: str
     message: str
-    #: The variable that was to be written, and the call that was to write it.
+    #: The variable that should have been written, and the call that should have written it.
     variable_name: str | None = None
     call_id: str | None = None
     cause: Failure | None = None
@@ -67,18 +69,18 @@ class Failure:
 
     @property
     def origin(self) -> Failure:
-        """The first failure of the chain."""
+        """Return the first failure of the chain."""
         return self.cause or self
 
     def passed_on(self, variable_name: str | None, call_id: str | None) -> Failure:
-        """The failure of a call that needed the variable that failed here."""
+        """Return the failure of a call that needed this failed variable."""
         message = self.message
         if self.cause is None:
             message = f"it needs variable '{self.variable_name}': {message}"
         return Failure("dependency_failed", message, variable_name, call_id, self.origin)
 
     def to_error(self, name: str) -> DependencyFailedError:
-        """The error for readers of variable `name`, and for calls that need it."""
+        """Return the error for readers of variable `name`, and for calls that need it."""
         return DependencyFailedError(variable=name, call=self.call_id, cause=self.message)
 
     def to_dict(self) -> dict[str, object]:
@@ -95,19 +97,19 @@ Listener: TypeAlias = Callable[["Variable"], None]
 
 
 def _unlimited(delta: int) -> None:
-    """Accounts for nothing, for a variable outside of a session."""
+    """Account for nothing: used by a variable outside a session."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Variable:
     """One semantic variable."""
 
-    #: Opaque and unguessable; whoever knows it may read the value within the tenant.
+    #: Opaque and unguessable; within the tenant, knowing it is enough to read the value.
     id: str
     #: Unique in its session.
     name: str
     session_id: str
-    #: Limit of the value in UTF-8.
+    #: Maximum bytes of the value in UTF-8.
     max_value_bytes: int = field(kw_only=True)
     #: Called with the bytes by which the text is about to grow (negative: shrank); may refuse
     #: growth by raising.
@@ -115,19 +117,19 @@ class Variable:
     state: State = field(default="empty", init=False)
     #: The text; None until the variable is ready.
     value: str | None = field(default=None, init=False)
-    #: Set when failed or cancelled.
+    #: Set if failed or cancelled.
     failure: Failure | None = field(default=None, init=False)
-    #: Id of the call or transform that writes it; None when the user does, or nobody yet.
+    #: Id of the call or transform that writes it; None if the user writes it, or nobody yet.
     producer: str | None = field(default=None, init=False)
     #: Ids of the calls and transforms that read it.
     consumers: set[str] = field(default_factory=set, init=False)
     #: Bytes of text held now.
     size_bytes: int = field(default=0, init=False)
-    #: Text so far while running: its characters, joined runs of parts, then single parts.
+    #: Text so far while running: its length, joined chunks, then single parts.
     _length: int = field(default=0, init=False)
     _chunks: list[str] = field(default_factory=list, init=False)
     _loose: list[str] = field(default_factory=list, init=False)
-    #: Listeners of every change, and of the last one only.
+    #: Listeners of every change, and listeners of the last one only.
     _followers: dict[int, Listener] = field(default_factory=dict, init=False)
     _waiters: dict[int, Listener] = field(default_factory=dict, init=False)
     _next_listener: int = field(default=0, init=False)
@@ -142,21 +144,21 @@ class Variable:
 
     @property
     def story(self) -> tuple[str, ...]:
-        """The states it went through, oldest first, with their causes."""
+        """Return the states it went through, oldest first, with their causes."""
         return tuple(self._story)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Text so far while running, in pieces; empty in every other state."""
+        """Return the text so far while running, in pieces; empty in every other state."""
         return (*self._chunks, *self._loose)
 
     @property
     def text(self) -> str:
-        """The value when ready, the text so far while running, else nothing."""
+        """Return the value if ready, the text so far while running, otherwise ""."""
         return self.value if self.value is not None else "".join(self.parts)
 
     def text_after(self, offset: int) -> str:
-        """The text (`text`) from character `offset` on."""
+        """Return the text (`text`) from character `offset` on."""
         if self.value is not None:
             return self.value[offset:]
         begin, unseen = self._length, []
@@ -168,7 +170,7 @@ class Variable:
         return "".join(reversed(unseen))[max(0, offset - begin) :]
 
     def begin(self, by: str | None = None) -> None:
-        """The call `by` has started to write.
+        """Note that the call `by` has started to write.
 
         Raises:
             VariableStateError: it is not empty.
@@ -177,7 +179,8 @@ class Variable:
         self._move("running", by)
 
     def append(self, text: str) -> None:
-        """Add text while running. The value must begin with it: readers may have passed it on.
+        """Add text while running. The final value must begin with it, as readers may have passed it
+        on.
 
         Raises:
             VariableStateError: it is not running.
@@ -213,7 +216,7 @@ class Variable:
         self._move("ready", by)
 
     def fail(self, failure: Failure) -> None:
-        """There will be no value; text so far is dropped.
+        """End without a value; the text so far is dropped.
 
         Raises:
             VariableStateError: it is final.
@@ -221,15 +224,15 @@ class Variable:
         self._end("failed", failure)
 
     def cancel(self, failure: Failure | None = None) -> None:
-        """End it like `fail`, because the value is not needed any more."""
+        """End like `fail`, because the value is no longer needed."""
         if failure is None:
             failure = Failure("cancelled", "it was cancelled", self.name, self.producer)
         self._end("cancelled", failure)
 
     def release(self) -> None:
-        """Stop accounting a final variable, whose session forgets it.
+        """Stop accounting for a final variable that its session drops.
 
-        State and value stay for listeners that were called and have not read them yet.
+        Listeners that were called may still read its state and value.
         """
         self.account(-self.size_bytes)
         self.size_bytes = 0
@@ -238,7 +241,7 @@ class Variable:
     def subscribe(self, listener: Listener, *, last_only: bool = False) -> Callable[[], None]:
         """Call `listener(variable)` after every change, from within the change.
 
-        Listeners of a final variable are never called; after the last change all are dropped.
+        A final variable never calls listeners; all are dropped after the last change.
 
         Args:
             last_only: call it only for the change that makes the variable final.
@@ -299,17 +302,17 @@ class Variable:
         self._notify()
 
     def _notify(self) -> None:
-        """Call all listeners, then raise the first error of one."""
+        """Call all listeners, then raise the first error among theirs."""
         if self.is_final:
-            # In the order of subscription.
+            # In order of subscription.
             self._followers = dict(sorted([*self._followers.items(), *self._waiters.items()]))
             self._waiters.clear()
         elif not self._followers:
             return
         first: Exception | None = None
         for key, listener in list(self._followers.items()):
-            # A listener may end other subscriptions, or change the variable once more, which
-            # calls the remaining listeners.
+            # A listener may end other subscriptions, or change the variable again, which calls the
+            # remaining listeners.
             if key not in self._followers:
                 continue
             if self.is_final:

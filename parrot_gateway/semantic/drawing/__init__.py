@@ -1,7 +1,7 @@
 """Pictures of a session's graph: JSON, Mermaid and text for terminals.
 
-All are made of a `GraphSnapshot`, hold no values of variables, are safe to show whatever the
-names contain, and are bounded: nodes that do not fit are counted and mentioned.
+All are made from a `GraphSnapshot`, contain no values of variables, and are safe to show whatever
+the names contain. Their size is bounded: omitted nodes are counted and mentioned.
 """
 
 from __future__ import annotations

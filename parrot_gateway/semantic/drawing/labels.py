@@ -1,4 +1,4 @@
-"""Names, durations and states as all pictures show them."""
+"""Names, durations and states in the form that all pictures use."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ SIGNS = {
 
 
 def style_of(state: str) -> str:
-    """The style class of a state. Variables have the classes of calls."""
+    """Return the style class of a state. Variables use the classes of calls."""
     return {"empty": "waiting", "ready": "done"}.get(state, state)
 
 
 class Selection(NamedTuple):
-    """The nodes of a picture, in order of submission, and the number of others."""
+    """The nodes of a picture in order of submission, and the number of others."""
 
     nodes: list[NodeView]
     left_out: int
 
 
 def clean(text: str) -> str:
-    """One line of printable characters: no escapes, no direction marks, no lone surrogates."""
+    """Reduce a text to one line of printable characters: no escapes, direction marks or lone
+    surrogates.
+    """
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def width_of(text: str) -> int:
-    """Cells that a clean text takes in a terminal."""
+    """Return the terminal cells that a clean text takes."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -46,12 +48,12 @@ def width_of(text: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """A clean text of at most `width` cells, cut with …."""
+    """Clean a text and cut it to `width` cells with …."""
     return cut(clean(text), width)
 
 
 def cut(text: str, width: int) -> str:
-    """The beginning of a text of printable characters, with … if it is cut."""
+    """Cut a printable text to `width` cells; a cut ends with …."""
     if width_of(text) <= width:
         return text
     used = 0
@@ -76,13 +78,13 @@ def duration(seconds: float) -> str:
 
 
 def state_line(node: NodeView, now: float) -> str:
-    """State and duration: of the run, or of the wait without one."""
+    """Return the state with the duration of the run, or of the wait before it."""
     ran = node.ran_s(now)
     return f"{node.state} {duration(node.waited_s(now) if ran is None else ran)}"
 
 
 def link_labels(snapshot: GraphSnapshot) -> dict[tuple[str, str], tuple[str, float]]:
-    """The inferred edges by source and target: their kinds, and the confidence of the surest."""
+    """Return the inferred edges by source and target: their kinds, and the highest confidence."""
     found: dict[tuple[str, str], tuple[list[str], float]] = {}
     for link in snapshot.links:
         kinds, confidence = found.get((link.source, link.target), ([], 0.0))
@@ -91,12 +93,12 @@ def link_labels(snapshot: GraphSnapshot) -> dict[tuple[str, str], tuple[str, flo
 
 
 def called(node: NodeView) -> str:
-    """The tools that the answer of a call calls; empty for none."""
+    """Return the tools that a call's answer calls; empty if none."""
     return f"calls {', '.join(node.tools)}" if node.tools else ""
 
 
 def title_of(snapshot: GraphSnapshot) -> str:
-    """The session's name, and its `summary`; the summary alone where it has none."""
+    """Return the session's name with its `summary`, or the summary alone."""
     if not snapshot.session_name:
         return summary(snapshot)
     kind = "inferred session" if snapshot.inferred else "session"
@@ -104,7 +106,7 @@ def title_of(snapshot: GraphSnapshot) -> str:
 
 
 def summary(snapshot: GraphSnapshot) -> str:
-    """One line: the number of calls by state, and the time from first to last."""
+    """Return one line with the number of calls by state, and the time from first to last."""
     counts = Counter(node.state for node in snapshot.nodes)
     states = ("done", "running", "waiting", "failed", "cancelled")
     parts = [f"{counts[s]} {s}" for s in states if counts[s]]
@@ -116,7 +118,7 @@ def summary(snapshot: GraphSnapshot) -> str:
 
 
 def select(snapshot: GraphSnapshot, limit: int) -> Selection:
-    """At most `limit` nodes: unfinished ones first, then those submitted last."""
+    """Return at most `limit` nodes: unfinished ones first, then the last submitted."""
     if len(snapshot.nodes) <= limit:
         return Selection(list(snapshot.nodes), 0)
     order = range(len(snapshot.nodes))

@@ -23,7 +23,7 @@ _LABEL_WIDTH = 40
 
 _Shape: TypeAlias = Literal["call", "transform", "variable"]
 
-#: Brackets that make Mermaid's shapes: rectangle, hexagon, stadium.
+#: Brackets for Mermaid's shapes: rectangle, hexagon, stadium.
 _BRACKETS: dict[_Shape, tuple[str, str]] = {
     "call": ("[", "]"),
     "transform": ("{{", "}}"),
@@ -39,11 +39,11 @@ _CLASSES = """\
 
 
 class _Box(NamedTuple):
-    """A box; texts are neither clean nor cut."""
+    """A box; its texts are neither cleaned nor cut."""
 
     shape: _Shape
     title: str
-    #: A second line: the pipeline of a transform, the name of the output, tools called.
+    #: A second line: a transform's pipeline, the output's name, or the tools called.
     detail: str
     state: str
     #: The last line, see `state_line`.
@@ -55,7 +55,7 @@ class _Box(NamedTuple):
 class _Arrow(NamedTuple):
     """An arrow from box to box, by number.
 
-    The label is the name of the variable, unless that has a box. An inferred edge is dashed and
+    Its label is the variable's name, unless the variable has a box. An inferred edge is dashed and
     labelled with its kinds and confidence.
     """
 
@@ -73,7 +73,7 @@ class _Diagram(NamedTuple):
 
 
 def to_mermaid(snapshot: GraphSnapshot) -> str:
-    """A `flowchart`, ready to be put between ```mermaid fences."""
+    """Return a `flowchart` for use between ```mermaid fences."""
     max_nodes, max_arrows = _MAX_NODES, MAX_ARROWS
     while True:
         text = _write(snapshot, _diagram(snapshot, max_nodes=max_nodes, max_arrows=max_arrows))
@@ -93,7 +93,7 @@ def escape(text: str) -> str:
 
 
 def _diagram(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> _Diagram:
-    """Boxes in order of submission, then variables; arrows in order of their heads, then inferred
+    """Return boxes in order of submission, then variables; arrows in order of heads, then inferred
     ones.
 
     A variable is an arrow from its producer to each reader. It is a box if its producer is not
@@ -172,7 +172,7 @@ def _box(box: _Box) -> str:
 
 
 def _groups(boxes: list[_Box]) -> dict[str, list[int]]:
-    """The boxes of each declared task group of which more than one is drawn."""
+    """Return the boxes of each declared task group with more than one box."""
     groups: dict[str, list[int]] = {}
     for number, box in enumerate(boxes):
         if box.group is not None:
@@ -181,7 +181,7 @@ def _groups(boxes: list[_Box]) -> dict[str, list[int]]:
 
 
 def _left_out_note(diagram: _Diagram) -> str:
-    """A line that counts the parts left out; empty if everything is drawn."""
+    """Return a line that counts the omitted parts; empty if everything is drawn."""
     parts = []
     if diagram.nodes_left_out:
         parts.append(f"{diagram.nodes_left_out} calls")

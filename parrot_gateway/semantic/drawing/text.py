@@ -35,10 +35,10 @@ _MAX_BAR = 24
 
 
 def to_text(snapshot: GraphSnapshot, width: int = 100, max_lines: int | None = None) -> str:
-    """Lines of at most `width` cells (40 at least), calls ordered by stage and submission.
+    """Return lines of at most `width` cells (40 at least), calls ordered by stage and submission.
 
     Args:
-        max_lines: where there are more, calls that have ended are left out, the earliest first.
+        max_lines: beyond this, ended calls are left out, the earliest first.
     """
     width = max(width, _MIN_WIDTH)
     num_calls = _MAX_CALLS
@@ -52,7 +52,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100, max_lines: int | None = N
 
 
 def _lines(snapshot: GraphSnapshot, width: int, num_calls: int) -> list[str]:
-    """The text with at most `num_calls` calls, in lines of any length."""
+    """Return the text with at most `num_calls` calls, in lines of any length."""
     chosen = select(snapshot, num_calls)
     names = {variable.id: variable.full_name for variable in snapshot.variables}
     sources = _sources(snapshot)
@@ -84,7 +84,7 @@ def _lines(snapshot: GraphSnapshot, width: int, num_calls: int) -> list[str]:
 
 
 def _sources(snapshot: GraphSnapshot) -> dict[str, str]:
-    """The inferred edges to each call, as text: `chat 1-4, chat 7 (output 0.90)`."""
+    """Return the inferred edges to each call, as text: `chat 1-4, chat 7 (output 0.90)`."""
     calls = {node.id: node.name for node in snapshot.nodes}
     by_target: dict[str, list[tuple[str, float, str]]] = {}
     for (source, target), (kinds, confidence) in link_labels(snapshot).items():
@@ -103,7 +103,7 @@ def _sources(snapshot: GraphSnapshot) -> dict[str, str]:
 
 
 def _ranges(names: list[str]) -> str:
-    """Names that differ in a number at their end, as `chat 1-3, chat 7`."""
+    """Combine names that differ in a final number, as `chat 1-3, chat 7`."""
     found: list[tuple[str, int, int]] = []
     plain: list[str] = []
     numbered: list[tuple[str, int]] = []
@@ -133,7 +133,7 @@ def _flow(node: NodeView, names: dict[str, str], inferred: str) -> str:
 
 
 def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int) -> str:
-    """When it waited (·) and ran (█), within the time of the whole graph."""
+    """Draw when a node waited (·) and ran (█), on the time axis of the whole graph."""
     begin, end = begin_end
     scale = width / (end - begin) if end > begin else 0.0
     finished = node.finished if node.finished is not None else now
@@ -151,5 +151,5 @@ def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int)
 
 
 def _fit(line: str, width: int) -> str:
-    """Cut to the width; blanks at the beginning and between columns stay."""
+    """Cut a line to the width; leading blanks and blanks between columns stay."""
     return cut("".join(c if c.isprintable() else " " for c in line).rstrip(), width)

@@ -1,1 +1,1 @@
-"""Runs the calls of sessions, each when its last input is ready."""
+"""Runs the calls of sessions, each as soon as its last input is ready."""

@@ -1,6 +1,6 @@
 """Runs deferred calls on an own engine or an upstream.
 
-`JobObserver` fills the variable of a call from any answer.
+`JobObserver` fills a call's variable from any answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.telemetry.call_record import CallObserver
 
-#: Headers of the client about its connection and its time-outs, not about the call.
+#: Headers about the client's connection and time-outs rather than the call.
 _CONNECTION_HEADERS = frozenset(
     {
         b"content-length",
@@ -40,11 +40,11 @@ _CONNECTION_HEADERS = frozenset(
 
 
 class JobObserver(TextObserver):
-    """Appends the text of an answer to its call."""
+    """Appends the text of an answer to its job."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
         super().__init__(lambda text: job.append(text, clock()))
-        #: Text that nobody reads is not parsed.
+        #: Text without a reader is not parsed.
         self.reads_text = job.output is not None or job.context is not None
         self._job = job
 
@@ -148,14 +148,14 @@ def _streamed_body(
 
 
 def _as_stream(request: CallRequest) -> CallRequest:
-    """A call as one that streams, unless it has several candidates (`best_of`)."""
+    """Turn a call into a streaming one, unless it has several candidates (`best_of`)."""
     best_of = request.semantic_head.best_of
     if not isinstance(best_of, int | None):
         raise InvalidRequestError(
             "Invalid type for 'best_of': expected an integer.", param="best_of", code="invalid_type"
         )
     if best_of is not None and best_of > 1:
-        # The best candidate is only known in the end.
+        # The best candidate is known only at the end.
         return request
     fields = dict(request.fields)
     fields["stream"] = msgspec.Raw(b"true")

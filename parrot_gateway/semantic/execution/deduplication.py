@@ -1,6 +1,6 @@
-"""Deterministic calls of each session, so that none is run twice. Holds ids, never texts.
+"""Finds identical deterministic calls of a session, so that each runs once. Keeps ids, never texts.
 
-Two calls are identical when kind, body with values and transform are.
+Two calls are identical if their kind, transform and body with values are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parrot_gateway.calls.requests.call import CallRequest
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.variable import Variable
 
-#: Calls remembered for each session, oldest forgotten first.
+#: Calls remembered per session; the oldest are forgotten first.
 MAX_REMEMBERED = 4096
 
 #: Fields that do not change the text.
@@ -27,7 +27,7 @@ _SEED = msgspec.json.Decoder(int | None)
 
 
 def is_deterministic(request: CallRequest) -> bool:
-    """True if equal requests get equal texts: temperature 0, or a seed."""
+    """Return true if equal requests get equal texts: temperature 0, or a seed."""
     fields = request.fields
     try:
         temperature = _TEMPERATURE.decode(fields.get("temperature", _NULL))
@@ -38,7 +38,7 @@ def is_deterministic(request: CallRequest) -> bool:
 
 
 def fingerprint(request: CallRequest, transform: str) -> bytes:
-    """Equal for identical calls only."""
+    """Hash a call so that only identical calls are equal."""
     fields = request.fields
     digest = hashlib.blake2b(digest_size=16)
     texts = [request.kind.encode(), transform.encode()]
@@ -55,12 +55,12 @@ class DeduplicationCache:
         self._sessions: dict[str, OrderedDict[bytes, str]] = {}
 
     def find(self, job: Job, request: CallRequest) -> Variable | None:
-        """The output of an identical call that was begun before; else remembers `job`'s.
+        """Return the output of an earlier identical call, or remember `job`'s.
 
         Args:
             request: with values bound.
         """
-        # NOTE: before values are bound, which do not matter here.
+        # NOTE: checked before values are bound, as they do not matter here.
         if job.output is None or job.spec.request is None or not is_deterministic(job.spec.request):
             return None
         transform = job.spec.transform

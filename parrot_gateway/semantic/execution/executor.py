@@ -1,10 +1,11 @@
 """Runs the calls of all sessions, each as soon as its last input is ready.
 
 Driven by events: variables notify the executor of changes, and nothing is polled. Failures,
-cancellations and time-outs travel to all dependents.
+cancellations and time-outs propagate to all dependents.
 
-A call is **deferred** (the executor runs it itself) or **attended** (a client waits on its own
-connection: the executor notifies when the inputs are ready, and is notified of the end).
+A call is **deferred** or **attended**. The executor runs a deferred call itself. A client waits for
+an attended call on its own connection: the executor notifies it when the inputs are ready, and is
+notified of the end.
 """
 
 from __future__ import annotations
@@ -29,33 +30,34 @@ from parrot_gateway.settings.model import SessionSettings
 
 logger = logging.getLogger(__name__)
 
-#: Tries of a deferred call while engines are overloaded or lost, and the longest wait in between.
+#: Tries of a deferred call while engines are overloaded or lost, and the longest pause between
+#: them.
 MAX_TRIES = 8
 MAX_RETRY_S = 30.0
-#: Ended calls in the queue before it is rebuilt without them.
+#: Ended calls that the queue may contain before it is rebuilt.
 _MAX_ENDED_IN_QUEUE = 64
 
 
 class ExecutorStatistics(NamedTuple):
     """Gauges, all zero when idle; then counters since the start."""
 
-    #: Calls that wait for inputs; that wait for a free place; that run.
+    #: Calls waiting for inputs, waiting for a free slot, and running.
     waiting: int
     in_line: int
     running: int
-    #: Bytes of the bodies of all of them.
+    #: Bytes of all their bodies.
     held_bytes: int
     tasks: int
     submitted: int
     done: int
     failed: int
     cancelled: int
-    #: Of those done: took the value of an identical call.
+    #: Done calls that took the value of an identical call.
     deduplicated: int
     #: Tries after the first.
     retries: int
-    #: Deferred calls that started when their last input came, and the seconds by which they were
-    #: known before that, together.
+    #: Deferred calls that started when their last input came, and the total seconds that they were
+    #: known before.
     started_by_inputs: int
     head_start_s: float
 
@@ -66,13 +68,13 @@ class Executor:
 
     limits: SessionSettings
     _: KW_ONLY
-    #: Longest run of a call, and of an attended one wait and run together.
+    #: Longest run of a call; for an attended call, wait and run together.
     run_timeout_s: float
     #: Time for the graph, in seconds.
     clock: Callable[[], float]
     #: Runs a deferred call on a model, as `CallRunner.run`.
     run: Callable[[Job, CallRequest], Awaitable[None]]
-    #: Called with a call that waits for inputs, again after each that arrives.
+    #: Called with a call that waits for inputs, and again after each one that arrives.
     on_wait: Callable[[Job], None]
     #: Called with a call that is about to run.
     on_start: Callable[[Job], None]
@@ -85,8 +87,8 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
         self._settling = False
-        #: Heap of calls that wait for a free place, some of which may have ended: minus priority,
-        #: number, id.
+        #: Heap of (minus priority, number, id) of calls waiting for a free slot; some may have
+        #: ended.
         self._queue: list[tuple[int, int, str]] = []
         self._numbers = itertools.count()
         self._quiet = asyncio.Event()
@@ -100,7 +102,7 @@ class Executor:
     def submit(self, job: Job) -> None:
         """Add a call to its session's graph, and run it when its inputs are ready.
 
-        A call with a failed input fails soon after; this does not raise.
+        A call with a failed input fails soon after; this method does not raise.
 
         Raises:
             CycleError, DoubleProducerError, SessionFullError: as `Graph.add`.
@@ -131,10 +133,10 @@ class Executor:
         self._wake(job)
 
     def _wake(self, job: Job) -> None:
-        """Have `_advance` called soon.
+        """Schedule `_advance`.
 
-        NOTE: not at once, because the failure of a chain of a thousand calls would need a stack of
-        as many frames.
+        NOTE: not called directly, because the failure of a chain of a thousand calls would need as
+        many stack frames.
         """
         self._woken.append(job)
         self._quiet.clear()
@@ -155,7 +157,7 @@ class Executor:
         self._note_quiet()
 
     def _advance(self, job: Job) -> None:
-        """Fail a waiting call with a failed input, or enqueue it if its inputs are ready."""
+        """Fail a waiting call if an input failed, or enqueue it if all inputs are ready."""
         if job.node.state != "waiting" or job.is_ready:
             return
         failed = job.failed_input()
@@ -197,7 +199,7 @@ class Executor:
         self._note_quiet()
 
     def begin(self, job: Job) -> None:
-        """An attended call begins to run in the current task, now that its inputs are ready."""
+        """Start an attended call in the current task, now that its inputs are ready."""
         job.task = asyncio.current_task()
         self._begin(job)
 
@@ -235,7 +237,7 @@ class Executor:
             self.fail(job, Failure("server_error", "the gateway failed to run it"))
 
     async def _answer(self, job: Job) -> None:
-        """Get the text of a call from a model or from an identical call."""
+        """Get a call's text from a model or an identical call."""
         request = job.bound_request()
         await job.take_prompt(request)
         twin = self.deduplication.find(job, request) if job.spec.dedupe else None
@@ -257,7 +259,7 @@ class Executor:
                 return
 
     async def complete(self, job: Job) -> None:
-        """The call has all its text: apply the transform and set the output.
+        """Apply the transform to a call's complete text and set the output.
 
         Raises:
             GatewayError: the text cannot become the value; the call has not ended yet.
@@ -266,7 +268,7 @@ class Executor:
             return
         if job.output is not None:
             value = await job.value()
-            # The session may have been closed while the transform ran in a thread.
+            # The session may have closed while the transform ran in a thread.
             if job.node.is_finished or job.output.is_final:
                 return
             if job.context is not None:
@@ -283,7 +285,7 @@ class Executor:
         self._end(job, "done", None)
 
     def fail(self, job: Job, failure: Failure) -> None:
-        """The call has failed, and with it all dependents. Safe after its end."""
+        """Fail a call and all its dependents. Ignored after its end."""
         if job not in self.unfinished:
             return
         if job.output is not None and not job.output.is_final:
@@ -292,7 +294,7 @@ class Executor:
         self._end(job, "failed", failure)
 
     def cancel(self, job: Job, why: str = "it was cancelled") -> None:
-        """Cancel a call and its work on an engine; dependents fail. Safe after its end."""
+        """Cancel a call and its work on an engine; dependents fail. Ignored after its end."""
         if job not in self.unfinished:
             return
         failure = Failure("cancelled", why, job.output_name, job.id)
@@ -333,7 +335,7 @@ class Executor:
         self._note_quiet()
 
     def _forget_ended(self) -> None:
-        """Remove ended calls from the queue, once they are the larger part."""
+        """Remove ended calls from the queue once they are the larger part."""
         if len(self._queue) > 2 * len(self.unfinished) + _MAX_ENDED_IN_QUEUE:
             self._queue = [place for place in self._queue if self.unfinished.find(place[2])]
             heapq.heapify(self._queue)
@@ -346,11 +348,13 @@ class Executor:
 
     @property
     def deferred(self) -> int:
-        """Deferred calls that run or wait for a free place, for which `drain` waits."""
+        """Return the number of deferred calls that run or wait for a slot; `drain` waits for
+        them.
+        """
         return len(self._tasks) + len(self._queue)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no deferred call runs or could run; False after a time-out."""
+        """Wait until no deferred call runs or could run; return false after a time-out."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()

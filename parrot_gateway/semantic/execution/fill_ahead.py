@@ -1,12 +1,12 @@
-"""Fills the known prefix of a waiting call's prompt into the prefix cache of an engine.
+"""Fills the known prefix of a waiting call's prompt into an engine's prefix cache.
 
-The prefix is filled on a context that is freed at once; its blocks stay in the cache. The whole
-prompt is tokenized anew when the call runs, so that this can save work, and can change no token
+The prefix is filled on a context that is freed at once; its blocks stay in the cache. When the call
+runs, the whole prompt is tokenized anew, so this may save work but never changes a token
 (docs/decisions/018).
 
-Fills one prefix at a time for a model, in portions, at the lowest priority, and only while no
-prompt waits on the engine. An engine on a CPU has to be idle; on an accelerator running generations
-leave arithmetic free.
+Each model fills one prefix at a time, in portions, at the lowest priority, and only while no prompt
+waits on the engine. A CPU engine must be idle; on an accelerator, running generations leave spare
+arithmetic.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ logger = logging.getLogger(__name__)
 
 #: Tokens filled before the engine is checked for other work.
 PORTION_TOKENS = 128
-#: Behind all priorities of calls.
+#: Lower than all priorities of calls.
 LOWEST_PRIORITY = 2**31 - 1
-#: The last tokens of a prefix, which may change with what follows.
+#: Tokens at a prefix's end that may change with the text that follows.
 UNSURE_TOKENS = 4
-#: Waiting calls of one model; further ones are not filled ahead.
+#: Maximum waiting calls of a model; others are not filled ahead.
 MAX_CANDIDATES = 1024
-#: Share of an engine's cache that prefixes of waiting calls may occupy.
+#: Share of an engine's cache that waiting calls' prefixes may occupy.
 CACHE_SHARE = 0.25
-#: An engine has to be idle for so long: between two calls of a chain it is idle too.
+#: An engine must be idle for this long, because it is also idle between two calls of a chain.
 QUIET_S = 0.01
-#: Of ordinary text, at least.
+#: Lower bound for ordinary text.
 CHARACTERS_PER_TOKEN = 3
 #: Longest wait for one portion.
 PORTION_TIMEOUT_S = 60.0
 
 
-#: The engine where a model's next call will probably run; None when there is none.
+#: Returns the engine where a model's next call will probably run, or None.
 ChooseEngine = Callable[[str], RemoteEngine | None]
 
 
 class FillAheadStatistics(NamedTuple):
     """Gauges, zero when no call waits; then counters since the start."""
 
-    #: Calls to be considered; prefixes that are being filled.
+    #: Calls under consideration, and prefixes being filled.
     candidates: int
     filling: int
     #: Tokens filled for calls that still wait.
     held_tokens: int
-    #: Prefixes filled to their end; their tokens, and how many of these were cached already.
+    #: Completely filled prefixes, their tokens, and how many of these were cached before.
     fills: int
     filled_tokens: int
     cached_tokens: int
-    #: Cut off, because the call began, ended, or its engine could not go on.
+    #: Fills cut off because the call began or ended, or its engine could not continue.
     cut_off: int
 
 
@@ -80,24 +80,24 @@ class _Held(NamedTuple):
 class FillAhead:
     """Fills prefixes of waiting calls. Used in the event loop's thread only."""
 
-    #: Least tokens of a prefix, and of its growth since it was filled; 0 turns everything off.
+    #: Minimum tokens of a prefix, and of its growth since the last fill; 0 turns everything off.
     min_tokens: int
     #: Chooses the engine to fill on.
     choose: ChooseEngine
 
     def __post_init__(self) -> None:
-        #: By model, the calls to be considered, each once.
+        #: By model, the calls under consideration.
         self._candidates: dict[str, dict[str, Job]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
-        #: By call, the task that fills its prefix, and what was filled of it.
+        #: By call, the task that fills its prefix, and the part filled.
         self._filling: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
         self._fills = self._filled_tokens = self._cached_tokens = self._cut_off = 0
 
     def consider(self, job: Job) -> None:
-        """A call waits for inputs, or for fewer inputs than before."""
+        """Consider a call that waits for inputs, or for fewer than before."""
         if not self.min_tokens or job.is_transform or job.context is not None:
-            # NOTE: the contents of a named context were in the cache when its last call ended.
+            # NOTE: a named context's contents were cached when its last call ended.
             return
         model = job.call.model
         engine = self.choose(model)
@@ -114,7 +114,7 @@ class FillAhead:
             self._workers[model] = worker
 
     def stop(self, job: Job) -> None:
-        """The call runs, or has ended. Safe to call twice."""
+        """Stop for a call that runs or has ended. Safe to call twice."""
         if not job.is_transform:
             self._candidates.get(job.call.model, {}).pop(job.id, None)
         self._held.pop(job.id, None)
@@ -141,7 +141,7 @@ class FillAhead:
         )
 
     async def _work(self, model: str) -> None:
-        """Fill for one call after another, as long as there are candidates."""
+        """Fill for one call after another while there are candidates."""
         candidates = self._candidates[model]
         try:
             while candidates:
@@ -164,7 +164,7 @@ class FillAhead:
                     task.cancel()
                     del self._filling[job.id]
         except OverloadedError:
-            # The engine was lost or leaves; waiting calls are considered again when they change.
+            # The engine was lost or leaves; calls are considered again when they change.
             return
         finally:
             del self._workers[model]
@@ -203,23 +203,23 @@ class FillAhead:
             logger.exception("%s: filling ahead failed", job.id)
 
     def _has_room(self, engine: RemoteEngine, more: int) -> bool:
-        """True if prefixes of waiting calls stay within `CACHE_SHARE`."""
+        """Return true if prefixes of waiting calls stay within `CACHE_SHARE`."""
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity
 
 
 async def read_prompt_prefix(job: Job, engine: RemoteEngine, min_tokens: int) -> list[int]:
-    """The prefix of a call's prompt as tokens; the last ones may change with what follows.
+    """Return the prefix of a call's prompt as tokens; the last ones may change with the text that
+    follows.
 
-    A marker takes the place of each missing input, and the text before the first marker in the
-    whole rendered prompt is the prefix. A prefix whose text is too short for `min_tokens` is not
-    tokenized.
+    A marker replaces each missing input, and the text before the first marker in the whole rendered
+    prompt is the prefix. A prefix too short for `min_tokens` is not tokenized.
 
     Raises:
-        GatewayError: the prompt cannot be rendered so far.
+        GatewayError: the prompt cannot be rendered yet.
     """
-    # Letters and digits only, which are not escaped in the strings of JSON documents.
+    # Letters and digits only, because JSON strings do not escape them.
     marker = secrets.token_hex(16)
     request = job.known_request(marker)
     typed, least = request.typed, CHARACTERS_PER_TOKEN * min_tokens
@@ -234,7 +234,7 @@ async def read_prompt_prefix(job: Job, engine: RemoteEngine, min_tokens: int) ->
         text, special = typed.prompt, typed.add_special_tokens is not False
     before, found, _ = text.partition(marker)
     if not found:
-        # The template leaves it out.
+        # The template omits it.
         return []
     (prompt,) = await prompts_of_texts(
         engine.tokenizer, engine.info, [before], add_special_tokens=special
@@ -253,7 +253,7 @@ async def _filled(channel: EngineChannel, tokens: list[int]) -> Filled:
 
 
 def _caches(info: EngineInfo) -> bool:
-    """True if the engine has a prefix cache."""
+    """Return true if the engine has a prefix cache."""
     return info.reports_blocks and info.block_size > 0
 
 

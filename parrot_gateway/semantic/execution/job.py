@@ -1,6 +1,6 @@
-"""One unfinished call or transform of a session: its inputs, its text so far, who waits for it.
+"""One unfinished call or transform of a session: its inputs, its text so far, its waiting client.
 
-The executor's working state; when it runs is the executor's decision.
+This is the executor's working state; the executor decides when it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Failure, Variable, size_of
 from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecord
 
-#: Characters from which on a transform runs in a thread of its own.
+#: Length from which a transform runs in a separate thread.
 _LONG_TEXT = 100_000
 
 
@@ -41,35 +41,35 @@ class Job:
 
     node: CallNode | TransformNode
     session: Session
-    #: As submitted; of a transform only with output and transform.
+    #: The submitted spec; a transform's has only output and transform.
     spec: CallSpec
-    #: Of the spec's body; a transform has none.
+    #: Template of the spec's body; None for a transform.
     template: BodyTemplate | None = None
     #: The variables that the template needs, by id.
     inputs: Mapping[str, Variable] = field(kw_only=True)
-    #: Sessions of the inputs that belong to other sessions of the tenant.
+    #: Sessions of inputs from other sessions of the tenant.
     foreign: Mapping[str, Session] = field(default_factory=dict)
     #: The variable that its text fills.
     output: Variable | None = field(kw_only=True)
-    #: A client waits for it on its own connection.
+    #: True: a client waits for it on its own connection.
     attended: bool = False
-    #: Of a call; nobody sees that of a transform.
+    #: Record of a call; a transform's is never shown.
     record: CallRecord = field(kw_only=True)
     #: Its use of a named context.
     context: ContextUse | None = None
-    #: Its inputs are ready, and they were not when it was submitted.
+    #: True once inputs are ready that were not ready at submission.
     is_ready: bool = False
     has_waited: bool = False
-    #: The model has written something.
+    #: True once the model has written text.
     has_text: bool = False
-    #: Why it has failed or was cancelled.
+    #: Reason of its failure or cancellation.
     failure: Failure | None = None
-    #: Name of the engine that has the prefix of its prompt in its cache.
+    #: Name of the engine that caches its prompt's prefix.
     preferred_engine: str | None = None
-    #: The same, for the client of an attended call.
+    #: The error for the client of an attended call.
     error: GatewayError | None = None
     timer: asyncio.TimerHandle | None = None
-    #: Runs it; of an attended call, the client's.
+    #: The task that runs it; for an attended call the client's.
     task: asyncio.Task[object] | None = None
     _unsubscribe: list[Callable[[], None]] = field(default_factory=list)
     _waiter: asyncio.Future[None] | None = None
@@ -102,7 +102,7 @@ class Job:
 
     @property
     def has_inputs(self) -> bool:
-        """True if every input is ready, and it is its turn on its context."""
+        """Return true if every input is ready and it has its turn on its context."""
         if self.context is not None and not self.context.is_granted:
             return False
         return all(variable.state == "ready" for variable in self.inputs.values())
@@ -119,7 +119,7 @@ class Job:
         self._unsubscribe.append(variable.subscribe(lambda _: listener(self), last_only=True))
 
     def stop_watching(self) -> None:
-        """End every `watch`."""
+        """End all watches."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()
@@ -130,7 +130,7 @@ class Job:
             self.timer = None
 
     def bound_request(self) -> CallRequest:
-        """The request with the values of its inputs, after the contents of its context.
+        """Return the request with its inputs' values, after its context's contents.
 
         Raises:
             RequestTooLargeError: the values are too large.
@@ -140,14 +140,14 @@ class Job:
         return request if self.context is None else self.context.compose(request)
 
     async def take_prompt(self, request: CallRequest) -> None:
-        """Let its record have the request with values, if that is wanted of this call."""
+        """Give its record the request with values, if the record keeps content."""
         content = self.record.wanted_content()
         if content is not None:
             body = await in_thread_if_large(lambda: request.body, request.size)
             content.asked(PATHS[request.kind], body, is_bound=True)
 
     def known_request(self, marker: str) -> CallRequest:
-        """The request with the values that are ready, and `marker` in place of the others."""
+        """Return the request with the ready values, and `marker` in place of the others."""
         assert self.template is not None
         assert self.spec.request is not None
         values = {
@@ -157,7 +157,9 @@ class Job:
         return self.spec.request.bound(self.template, values)
 
     def changed(self) -> asyncio.Future[None]:
-        """For the client of an attended call: done when the inputs are ready or the call ended."""
+        """Return a future for an attended call's client: done when the inputs are ready or the call
+        ended.
+        """
         if self._waiter is None:
             self._waiter = asyncio.get_running_loop().create_future()
             if self.is_ready or self.node.is_finished:
@@ -176,10 +178,10 @@ class Job:
             task.cancel()
 
     def append(self, text: str, now: float) -> None:
-        """The model has written `text`.
+        """Append text that the model has written.
 
         Raises:
-            ValueTooLargeError: the text is larger than a variable may be.
+            ValueTooLargeError: the text exceeds the size limit of a variable.
             GatewayError: the variable is final already.
         """
         if not text:
@@ -207,10 +209,10 @@ class Job:
         self.append(variable.value or "", now)
 
     async def value(self) -> str:
-        """The text so far, transformed.
+        """Return the text so far, transformed.
 
         Raises:
-            TransformError: the transform does not fit it.
+            TransformError: the transform does not fit the text.
         """
         assert self.output is not None
         if self._copied is not None:
@@ -227,10 +229,10 @@ class Job:
         return await asyncio.to_thread(apply) if len(text) > _LONG_TEXT else apply()
 
     async def copy(self, twin: Variable) -> bool:
-        """Wait for the value of an identical call and take it.
+        """Wait for an identical call's value and take it.
 
         Returns:
-            False if that call was cancelled: this one has to run itself.
+            False if that call was cancelled, so that this one must run.
 
         Raises:
             GatewayError: the other call failed.
@@ -248,7 +250,7 @@ class Job:
         return twin.value is not None
 
     def end_record(self) -> None:
-        """The call has ended. The record of an attended one is ended with its answer."""
+        """End the record of a deferred call. An attended call's record ends with its answer."""
         record, failure = self.record, self.failure
         if self.attended:
             return
@@ -268,7 +270,7 @@ class Job:
         record.end()
 
     def client_error(self) -> GatewayError:
-        """The error of an attended call that ended without an answer."""
+        """Return the error of an attended call that ended without an answer."""
         if self.error is not None:
             return self.error
         reason = self.failure.message if self.failure is not None else "it was cancelled"
@@ -279,18 +281,18 @@ class Job:
 
 
 def _answered_status(error: GatewayError) -> int:
-    """The status that a client who waits for the answer gets."""
+    """Return the HTTP status that a waiting client gets."""
     relayed = error.upstream_status if isinstance(error, AnswerError) else None
     return relayed or error.status
 
 
 def mint_call_id() -> str:
-    """A fresh id of a call or a transform."""
+    """Make a fresh id of a call or transform."""
     return "call_" + secrets.token_hex(12)
 
 
 def template_of(spec: CallSpec) -> BodyTemplate:
-    """The body of a call to a model as a template.
+    """Return a call's body as a template.
 
     Raises:
         InvalidRequestError: it is no JSON object.
@@ -309,11 +311,11 @@ def job_of_call(
     template: BodyTemplate | None = None,
     record: CallRecord | None = None,
 ) -> Job:
-    """The job of a call to a model; it waits for its named context from here on.
+    """Make the job of a call to a model; it queues for its named context from here on.
 
     Args:
         template: the result of `template_of`, if the caller has it.
-        record: of the call, where the caller keeps it; session and id are written into it.
+        record: the call's record, if the caller keeps it; gets session and id.
 
     Raises:
         InvalidRequestError: the body is no JSON object; a placeholder is not declared, or a
@@ -378,7 +380,7 @@ def job_of_transform(
     now: float,
     name: str,
 ) -> Job:
-    """The job that fills `output` with the transformed value of `source`."""
+    """Make the job that fills `output` with the transformed value of `source`."""
     node = TransformNode(
         id=mint_call_id(),
         session_id=session.id,

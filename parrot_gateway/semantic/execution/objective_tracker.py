@@ -1,12 +1,12 @@
-"""Keeps the objective of each unfinished call up to date, as calls and their readers come and go.
+"""Keeps the objectives of unfinished calls up to date as calls and readers come and go.
 
-Waits are remembered per session, and `deduce` runs at most once in a turn of the event loop. A
+Waits are collected per session, and `deduce` runs at most once per turn of the event loop. A
 deduced objective is never weakened before its call ends. A call without inputs needs no deduction.
 
-A **declared group** (calls of a session with the same `group`) is a task group from the moment that
-two unfinished members can run side by side, until one is left. Its members are throughput, also
-those that their own clients wait for, and the group has the strongest objective that any member is
-waited for. An objective that a member's caller gave stays. A member that is alone is latency again.
+A **declared group** (calls of a session with the same `group`) is a task group while at least two
+unfinished members can run side by side. Its members get throughput, even if their own clients wait
+for them, and the group gets the strongest objective that any member is waited for. An objective
+given by a member's caller stays. A single remaining member gets latency again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable
 
 _NOTHING = Deduction()
-#: Members of a declared group that are searched for two that can run side by side.
+#: Members of a declared group examined in search of two that can run side by side.
 MAX_MEMBERS_VISITED = 64
-#: Nodes visited to measure the chain behind a call.
+#: Nodes visited to measure the chain after a call.
 MAX_SUCCESSORS_VISITED = 256
-#: Finished calls whose objectives are kept until they are cleared together.
+#: Finished calls whose objectives are kept before all are cleared together.
 _FINISHED_KEPT = 64
 
 
 @dataclass(slots=True)
 class _NewWaits:
-    """Waits since the last deduction: for variables, and for calls whose clients wait."""
+    """Waits since the last deduction: for variables, and for calls with waiting clients."""
 
     variables: dict[str, Objective] = field(default_factory=dict)
     calls: dict[str, Objective] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class _NewWaits:
 class _DeclaredGroup:
     """A declared group with an unfinished member."""
 
-    #: The strongest that any member was waited for.
+    #: The strongest objective that any member was waited for.
     objective: Objective = THROUGHPUT
-    #: Whether members can run side by side now.
+    #: True while members can run side by side.
     stands: bool = False
 
 
@@ -57,14 +57,14 @@ class _DeclaredGroup:
 class ObjectiveTracker:
     """The objectives of all sessions' calls. Used in the event loop's thread only."""
 
-    #: Gives the session of a variable.
+    #: Returns the session of a variable.
     owner_of: Callable[[Variable], Session | None]
     #: Called with the id of a running call whose objective or task groups changed.
     on_change: Callable[[str], None] = lambda call_id: None
 
     def __post_init__(self) -> None:
         self._deductions: dict[str, Deduction] = {}
-        #: By variable, the strongest objective of those that wait for it, and their number.
+        #: By variable: the strongest objective of its waits, and their number.
         self._waits: dict[str, tuple[Objective, int]] = {}
         self._new_waits: dict[Session, _NewWaits] = {}
         #: By session and name.
@@ -72,11 +72,11 @@ class ObjectiveTracker:
 
     @property
     def num_waited(self) -> int:
-        """Variables that somebody waits for."""
+        """Return the number of variables with waits."""
         return len(self._waits)
 
     def begin_wait(self, variable: Variable, objective: Objective) -> None:
-        """Somebody waits for a variable; pair with `end_wait`."""
+        """Begin a wait for a variable; pair with `end_wait`."""
         known, count = self._waits.get(variable.id, (objective, 0))
         self._waits[variable.id] = (stronger(known, objective), count + 1)
         session = self.owner_of(variable)
@@ -91,7 +91,7 @@ class ObjectiveTracker:
             del self._waits[variable.id]
 
     def set_client_objective(self, session: Session, call: CallNode, objective: Objective) -> None:
-        """Somebody waits for the answer of a call, or gave it an objective."""
+        """Note that a client waits for a call's answer, or gave it an objective."""
         call.client_objective = objective
         if call.inputs:
             self._new_waits_of(session).calls[call.id] = objective
@@ -99,7 +99,7 @@ class ObjectiveTracker:
             self._apply(session, [call])
 
     def inherit(self, session: Session, output: Variable | None) -> None:
-        """A new producer of `output` gets the objectives of the waits that are there already."""
+        """Give a new producer of `output` the objectives of the existing waits."""
         if output is None:
             return
         if output.id in self._waits:
@@ -118,7 +118,7 @@ class ObjectiveTracker:
         self._new_waits.pop(session, None)
 
     def regroup(self, session: Session, group: str | None) -> None:
-        """A call of a declared group has come, or has ended."""
+        """Update a declared group after a call of it has come or ended."""
         if group is None or session.is_closed:
             return
         members = session.graph.members(group)
@@ -134,7 +134,7 @@ class ObjectiveTracker:
                 del self._declared[session.id]
 
     def update(self, session: Session) -> None:
-        """Deduce anew, if there are new waits."""
+        """Deduce again if there are new waits."""
         new = self._new_waits.pop(session, None)
         if new is None or session.is_closed:
             return
@@ -151,17 +151,17 @@ class ObjectiveTracker:
         self._apply(session, (n for n in graph.unfinished if isinstance(n, CallNode)), regrouped)
 
     def metadata_of(self, job: Job) -> CallMetadata:
-        """Metadata of a call for the scheduler: objective, task groups, successors."""
+        """Return a call's metadata for the scheduler: objective, task groups, successors."""
         session, call = job.session, job.call
         deduction = self._deductions.get(session.id, _NOTHING)
         groups = [
-            # A group is named by its smallest member, so that all members agree on the name.
+            # A group is named after its smallest member, so that all members agree.
             GroupRef(f"{session.id}/{min(members)}", len(members), deduction.groups[members])
             for members in deduction.groups_of(job.id)
         ]
         declared = self._declared.get(session.id, {}).get(call.group or "")
         if declared is not None:
-            # NOTE: also while it is the only member: members that come later go where it is.
+            # NOTE: used even for the only member, so that later members go to the same place.
             size = len(session.graph.members(call.group or "")) if declared.stands else 1
             name = f"{session.id}/group {call.group}"
             groups.insert(0, GroupRef(name, size, declared.objective))
@@ -210,7 +210,7 @@ class ObjectiveTracker:
 
 
 def runs_side_by_side(graph: Graph, group: str) -> bool:
-    """True if two unfinished members of a group wait for no other member.
+    """Return true if two unfinished members of a group need no other member.
 
     Searches the first `MAX_MEMBERS_VISITED` members.
     """
@@ -223,12 +223,12 @@ def runs_side_by_side(graph: Graph, group: str) -> bool:
 
 
 def _needs_one_of(graph: Graph, node: CallNode, members: Mapping[str, CallNode]) -> bool:
-    """True if one of them writes what it reads, directly or through transforms."""
+    """Return true if a member writes what the node reads, directly or through transforms."""
     return any(call.id in members for call in calls_behind(graph, node.inputs))
 
 
 def num_successors(graph: Graph, call_id: str) -> int:
-    """Unfinished nodes on the longest path onward from a call, itself not included.
+    """Return the number of unfinished nodes on the longest path after a call.
 
     Visits the `MAX_SUCCESSORS_VISITED` nearest nodes only.
     """

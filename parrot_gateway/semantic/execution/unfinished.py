@@ -1,7 +1,7 @@
-"""The unfinished calls of all sessions: bounded, found by id, session and input.
+"""The unfinished calls of all sessions: bounded, indexed by id, session and input.
 
-Refuses cycles that no session's graph shows: through several sessions, or through the queue of a
-named context.
+Refuses cycles that no single session's graph shows: through several sessions, or through the queue
+of a named context.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from parrot_gateway.settings.model import SessionSettings
 
 
 class UnfinishedJobs:
-    """Calls and transforms that wait or run, at most as `limits` allows."""
+    """Waiting and running calls and transforms, at most as many as `limits` allows."""
 
     def __init__(self, limits: SessionSettings) -> None:
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._by_session: defaultdict[str, set[Job]] = defaultdict(set)
-        #: By variable, the calls that read it.
+        #: By variable: the calls that read it.
         self._readers: defaultdict[str, set[Job]] = defaultdict(set)
-        #: Inputs that belong to other sessions than their readers.
+        #: Number of inputs from other sessions than their readers'.
         self._foreign = 0
-        #: Bytes of the bodies.
+        #: Bytes of all bodies.
         self.held_bytes = 0
 
     def __len__(self) -> int:
@@ -75,7 +75,9 @@ class UnfinishedJobs:
                 raise CycleError([job.node.name or job.id, reader.output.name])
 
     def _check_line(self, job: Job) -> None:
-        """Refuse a cycle through a context: a call before it in the queue needs its output."""
+        """Refuse a cycle through a context: an earlier call in its queue needs this one's
+        output.
+        """
         if job.output is None or job.context is None:
             return
         context = job.context.context
@@ -85,7 +87,7 @@ class UnfinishedJobs:
                 raise CycleError([*names, f"context {context.name}"])
 
     def _downstream(self, variable: Variable) -> Iterator[tuple[Variable, Job]]:
-        """All calls that need a variable, also indirectly, with the variable that each reads."""
+        """Yield all calls that need a variable, directly or not, with the variable each reads."""
         stack, seen = [variable], {variable.id}
         while stack:
             variable = stack.pop()
@@ -118,7 +120,7 @@ class UnfinishedJobs:
 
     @property
     def is_empty(self) -> bool:
-        """True if all indexes are empty; for tests."""
+        """Return true if all indexes are empty; for tests."""
         return not (self._jobs or self._by_session or self._readers or self._foreign)
 
 

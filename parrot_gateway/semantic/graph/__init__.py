@@ -1,1 +1,1 @@
-"""The graph of a session and what is deduced from it: objectives and task groups."""
+"""The graph of a session, and the objectives and task groups deduced from it."""

@@ -1,23 +1,23 @@
-"""Deduces what each call is for, by walking back from what somebody waits for.
+"""Deduces each call's objective by walking back from the variables that are waited for.
 
-For one waited variable, take the unfinished calls that it needs, and the height of each: the
-length of the longest path from it to the waited variable. Transforms count nothing.
+For one awaited variable, take the unfinished calls that it needs. The height of each is the length
+of the longest path from it to the variable; transforms count nothing.
 
-- A call alone on its height is on the **critical chain**: everything behind it waits for it.
-- Calls that share a height can run side by side. Those that feed one consumer directly below are
-  a **task group**: they matter only together, when the last one ends, so they may be batched
-  large. The other calls of that height (each the only producer of its consumer, in parallel
-  branches) form one more group, possibly of one.
-- Waited for with `latency`, `ttft` or `tpot`: the chain gets latency, the waited call itself the
-  given objective; group members get throughput, and the group as a whole latency.
-- With `deadline`: chain, members and groups all carry it.
+- A call alone at its height is on the **critical chain**: everything after it waits for it.
+- Calls that share a height can run side by side. Those that feed the same consumer directly below
+  are a **task group**: they matter only when the last one ends, so they may be batched widely. The
+  other calls of that height (each the only producer of its consumer, in parallel branches) form
+  one more group, possibly of one.
+- Waited for with `latency`, `ttft` or `tpot`: the chain gets latency and the awaited call itself
+  the given objective; group members get throughput, and the group as a whole latency.
+- With `deadline`: chain, members and groups all get it.
 - With `throughput`: all get throughput, and there are no groups.
 
-With several waits, and objectives that callers gave their calls, the stronger wins for each call
-and each group (`Objective.strength`); a call may be in any number of groups.
+With several waits, and objectives that callers gave, the stronger one wins for each call and group
+(`Objective.strength`). A call may be in any number of groups.
 
-After Parrot (OSDI '24), section 5.2; unlike there, a later and stronger wait deduces anew, and a
-call shared by two consumers is in both groups.
+After Parrot (OSDI '24), section 5.2, with two differences: a later and stronger wait deduces again,
+and a call shared by two consumers is in both groups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode
 
-#: Calls visited in one deduction, over all waits; weaker waits beyond it are not walked back.
+#: Maximum calls visited in one deduction over all waits; the weakest waits are skipped beyond it.
 MAX_STEPS = 200_000
 
 
@@ -40,7 +40,7 @@ MAX_STEPS = 200_000
 class Deduction:
     """The result of `deduce`."""
 
-    #: By id, of the calls that somebody waits for; all others are throughput.
+    #: By id, objectives of calls that somebody waits for; all others are throughput.
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     #: Task groups, as sets of call ids.
     groups: Mapping[frozenset[str], Objective] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class Deduction:
         return self.objectives.get(call_id, THROUGHPUT)
 
     def groups_of(self, call_id: str) -> list[frozenset[str]]:
-        """The task groups of a call, smallest first."""
+        """Return the task groups of a call, smallest first."""
         return sorted((g for g in self.groups if call_id in g), key=lambda g: (len(g), sorted(g)))
 
     def restricted_to(self, calls: Collection[str]) -> Deduction:
-        """Without the other calls, and groups of other calls only."""
+        """Return a copy with these calls and their groups only."""
         return Deduction(
             {call: objective for call, objective in self.objectives.items() if call in calls},
             {group: it for group, it in self.groups.items() if not group.isdisjoint(calls)},
@@ -61,7 +61,7 @@ class Deduction:
 
 
 def travels_as(objective: Objective) -> Objective:
-    """The objective of a call's producers: latency, for a call with `ttft` or `tpot`."""
+    """Return the objective of a call's producers: latency for a call with `ttft` or `tpot`."""
     return LATENCY if objective.kind in ("ttft", "tpot") else objective
 
 
@@ -76,11 +76,11 @@ def deduce(
 
     Args:
         graph: unknown and finished parts of it are skipped.
-        waited: objectives of waits, by variable id.
+        waited: objectives of the waits, by variable id.
         calls: objectives of calls whose clients wait for the answer itself, or gave them, by call
             id.
-        start: adds to an earlier result, at the cost of the walk back from the new waits. Takes
-            nothing back, also where a call that was alone on its height has company by now.
+        start: an earlier result to extend, which costs only the walk back from the new waits.
+            Nothing of it is withdrawn, even for a call that is no longer alone at its height.
     """
     waits: list[tuple[Objective, str, bool]] = [(o, v, False) for v, o in waited.items()]
     waits += [(o, c, True) for c, o in (calls or {}).items()]
@@ -99,7 +99,7 @@ def deduce(
 
 
 def calls_behind(graph: Graph, variable_ids: Iterable[str]) -> list[CallNode]:
-    """The unfinished calls that write variables, through any number of transforms."""
+    """Return the unfinished calls that write variables, through any number of transforms."""
     found: dict[str, CallNode] = {}
     stack, seen = list(variable_ids), set[str]()
     while stack:
@@ -115,7 +115,7 @@ def calls_behind(graph: Graph, variable_ids: Iterable[str]) -> list[CallNode]:
 
 
 class _Walker:
-    """One deduction in the making."""
+    """State of one deduction."""
 
     def __init__(self, graph: Graph, start: Deduction) -> None:
         self._graph = graph
@@ -128,7 +128,7 @@ class _Walker:
         return Deduction(self._objectives, self._groups)
 
     def walk(self, roots: Sequence[CallNode], objective: Objective, *, is_direct: bool) -> None:
-        """Walk one wait back. `is_direct`: the one root writes what is waited for."""
+        """Walk back from one wait. `is_direct`: the only root writes the awaited variable."""
         behind = travels_as(objective)
         if self._steps > MAX_STEPS:
             for root in roots:
@@ -156,7 +156,7 @@ class _Walker:
                 stack.extend(self._producers_of(call))
 
     def _heights(self, roots: Sequence[CallNode]) -> dict[str, int]:
-        """By call id; a root that feeds another root is above it."""
+        """Return heights by call id; a root that feeds another root is above it."""
         needed = {root.id: root for root in roots}
         sorter: TopologicalSorter[str] = TopologicalSorter()
         stack = list(roots)
@@ -180,10 +180,10 @@ class _Walker:
         shared: set[int],
         objective: Objective,
     ) -> None:
-        """Groups by consumer, then of the remaining calls by height.
+        """Form groups by consumer, then groups of the remaining calls by height.
 
-        Only producers on the height right above their consumer count: calls of one height do not
-        need each other, so that all members of a group can run at once.
+        Only producers directly above their consumer count. Calls of one height do not need each
+        other, so all members of a group can run at once.
         """
         placed: set[str] = set()
         consumers = [(height, self._producers[call_id]) for call_id, height in heights.items()]

@@ -1,4 +1,4 @@
-"""The graph of a session: which call writes and which calls read each variable.
+"""The graph of a session: which calls write and read each variable.
 
 Bipartite and acyclic: calls and transforms (nodes) on one side, variables on the other. It grows
 call by call, in any order: a reader may come before its producer.
@@ -23,10 +23,10 @@ from parrot_gateway.semantic.variable import Failure, Variable
 
 
 class GraphShape(NamedTuple):
-    """How large the kept part of a graph is."""
+    """Size of the kept part of a graph."""
 
     nodes: int
-    #: Nodes on its longest path, and of its widest stage.
+    #: Nodes on its longest path, and in its widest stage.
     depth: int
     width: int
 
@@ -35,25 +35,25 @@ class GraphShape(NamedTuple):
 class Graph:
     """The nodes of one session."""
 
-    #: Its name, for messages.
+    #: The session's name, for messages.
     session: str
-    #: The session's, by id; the variables of a node must stay there while it is kept.
+    #: The session's variables by id; a kept node's variables must stay there.
     variables: Mapping[str, Variable]
     _: KW_ONLY
-    #: Nodes waiting or running; `add` refuses more.
+    #: Maximum waiting and running nodes; `add` refuses more.
     max_unfinished: int
-    #: Finished nodes kept; oldest dropped first.
+    #: Maximum finished nodes; the oldest are dropped first.
     max_finished: int
 
     def __post_init__(self) -> None:
-        #: Unfinished in order of submission, finished in order of finishing.
+        #: Unfinished nodes in order of submission, finished ones in order of finishing.
         self._unfinished: dict[str, Node] = {}
         self._finished: dict[str, Node] = {}
         #: Unfinished calls by declared group.
         self._groups: dict[str, dict[str, CallNode]] = {}
         self._pruned = 0
         self._stages: dict[str, int] | None = {}
-        #: Grows with each change of its nodes and of their states.
+        #: Incremented by each change of its nodes or their states.
         self.version = 0
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Graph:
 
     @property
     def unfinished(self) -> tuple[Node, ...]:
-        """Nodes waiting or running, in order of submission."""
+        """Return the waiting and running nodes in order of submission."""
         return tuple(self._unfinished.values())
 
     @property
@@ -80,11 +80,11 @@ class Graph:
 
     @property
     def num_pruned(self) -> int:
-        """Finished nodes that were dropped."""
+        """Return the number of dropped finished nodes."""
         return self._pruned
 
     def add(self, node: Node) -> None:
-        """Add a waiting node and make it producer and reader of its variables.
+        """Add a waiting node as producer and reader of its variables.
 
         After an error the graph is as before.
 
@@ -134,10 +134,10 @@ class Graph:
         now: float,
         failure: Failure | None = None,
     ) -> None:
-        """The node has ended; drop the oldest finished nodes if there are too many.
+        """End a node; drop the oldest finished nodes if there are too many.
 
         Raises:
-            ValueError: its output is not final, or the node cannot end so.
+            ValueError: its output is not final, or the node cannot end this way.
         """
         node = self._unfinished[node_id]
         if node.output is not None and not self.variables[node.output].is_final:
@@ -159,14 +159,14 @@ class Graph:
         return self.get(variable.producer) if variable and variable.producer else None
 
     def consumers_of(self, variable_id: str) -> list[Node]:
-        """The kept nodes that read a variable, by id."""
+        """Return the kept nodes that read a variable, by id."""
         variable = self.variables.get(variable_id)
         if variable is None:
             return []
         return [node for node in map(self.get, sorted(variable.consumers)) if node is not None]
 
     def producers(self, node_id: str) -> list[Node]:
-        """The kept nodes that a node reads from, each once, in order of its inputs."""
+        """Return the distinct kept nodes that a node reads from, in order of its inputs."""
         node = self.get(node_id)
         if node is None:
             return []
@@ -174,26 +174,26 @@ class Graph:
         return list({n.id: n for n in found if n is not None}.values())
 
     def consumers(self, node_id: str) -> list[Node]:
-        """The kept nodes that read what a node writes, by id."""
+        """Return the kept nodes that read a node's output, by id."""
         node = self.get(node_id)
         return [] if node is None or node.output is None else self.consumers_of(node.output)
 
     def members(self, group: str) -> Mapping[str, CallNode]:
-        """The unfinished calls of a declared group, by id, oldest first."""
+        """Return the unfinished calls of a declared group by id, oldest first."""
         return self._groups.get(group, {})
 
     def stages(self) -> Mapping[str, int]:
-        """The length of the longest path to every kept node: 0 without kept producers.
+        """Return the longest path length to every kept node: 0 without kept producers.
 
-        Linear in the graph after a producer has come behind its readers, or was dropped before
-        them, else immediate.
+        Takes time linear in the graph if a producer came after its readers or was dropped before
+        them; otherwise it is immediate.
         """
         if self._stages is None:
             self._stages = self._all_stages()
         return self._stages
 
     def shape(self) -> GraphShape:
-        """Its size; linear in the graph, see `stages`."""
+        """Return its size; linear in the graph, see `stages`."""
         stages = Counter(self.stages().values())
         return GraphShape(len(self), len(stages), max(stages.values(), default=0))
 
@@ -208,7 +208,7 @@ class Graph:
         """Drop the nodes around a variable, so that it can be deleted.
 
         Returns:
-            False, with nothing changed, if one of them is unfinished.
+            False, without a change, if one of them is unfinished.
         """
         variable = self.variables[variable_id]
         around = [variable.producer, *variable.consumers]
@@ -253,7 +253,7 @@ class Graph:
             raise DoubleProducerError(variable.name, "its user")
 
     def _check_cycle(self, node: Node, output: str) -> None:
-        """Walk down from the output; in the common case nobody reads it yet."""
+        """Walk down from the output; usually nothing reads it yet."""
         inputs = set(node.inputs)
         came_from: dict[str, tuple[str, str]] = {}
         stack, seen = [output], {output}

@@ -15,7 +15,7 @@ FINISHED: frozenset[NodeState] = frozenset({"done", "failed", "cancelled"})
 
 
 class ForeignInput(NamedTuple):
-    """A variable of another session that a node reads; not part of the graph."""
+    """A variable of another session that a node reads; it is outside the graph."""
 
     id: str
     name: str
@@ -29,16 +29,16 @@ class Node:
 
     id: str
     session_id: str
-    #: Ids of the variables it reads, in any order; the same one twice counts once.
+    #: Ids of the variables it reads, in any order; duplicates count once.
     inputs: tuple[str, ...] = ()
     #: Its inputs from other sessions.
     foreign: tuple[ForeignInput, ...] = ()
-    #: Id of the variable it writes; None when its text goes to the client only.
+    #: Id of the variable it writes; None if its text goes only to the client.
     output: str | None = None
-    #: Shown in pictures; the id when empty.
+    #: Label in pictures; the id if empty.
     name: str = ""
     kind: str = "call"
-    #: Changed by the graph's `start` and `finish` only.
+    #: Changed only by the graph's `start` and `finish`.
     state: NodeState = "waiting"
     failure: Failure | None = None
     #: Seconds on the clock of the graph's caller.
@@ -56,14 +56,14 @@ class CallNode(Node):
     """A call to a model."""
 
     model: str = ""
-    #: Given by the caller; None leaves it to deduction.
+    #: Given by the caller; None: deduced.
     given_objective: Objective | None = None
-    #: Of the wait of its own client; throughput while none waits.
+    #: Objective of its own client's wait; throughput while none waits.
     client_objective: Objective = THROUGHPUT
-    #: The current one, kept by `ObjectiveTracker`.
+    #: Current objective, kept by `ObjectiveTracker`.
     objective: Objective = THROUGHPUT
     priority: int = 0
-    #: The client's own ids of it, and of the step that it is part of.
+    #: The client's own ids of the call and of its step.
     run: str | None = None
     parent: str | None = None
     #: Name of the task group that the client declares.
@@ -72,7 +72,7 @@ class CallNode(Node):
     #: Tokens generated so far.
     tokens: int = 0
     engine: str | None = None
-    #: Why it ran on that engine, in a few words.
+    #: Reason for its engine, in a few words.
     placement: str = ""
 
 
@@ -81,5 +81,5 @@ class TransformNode(Node):
     """A transform between two variables; its duration counts as zero."""
 
     kind: str = "transform"
-    #: The pipeline as it was written.
+    #: The pipeline as written.
     pipeline: str = ""

@@ -1,6 +1,7 @@
-"""A session's graph at one moment, as plain data: names, states and times, no prompt and no value.
+"""A session's graph at one moment as plain data: names, states and times, without prompts and
+values.
 
-Pictures and JSON answers are made of it.
+Pictures and JSON answers are made from it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from parrot_gateway.semantic.variable import Variable
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One call or transform; fields as of `CallNode`, where nothing else is said."""
+    """One call or transform; fields like those of `CallNode` unless stated."""
 
     id: str
     name: str
-    #: "call", "transform", or the kind that its submitter gave.
+    #: "call", "transform", or a kind given by its submitter.
     kind: str
     state: str
     #: Length of the longest path that leads to it.
     stage: int = 0
-    #: Ids of the variables that it reads, each once.
+    #: Distinct ids of the variables that it reads.
     inputs: tuple[str, ...] = ()
     output: str | None = None
     #: A transform's pipeline.
     detail: str = ""
-    #: Names of the tools that the answer calls, as far as the linker has read it.
+    #: Names of the tools that the answer calls, as far as the linker knows.
     tools: tuple[str, ...] = ()
     model: str = ""
     objective: str = ""
@@ -38,7 +39,7 @@ class NodeView:
     tokens: int = 0
     engine: str | None = None
     placement: str = ""
-    #: Why it ran when and where it did, in a sentence.
+    #: Reason for the time and place of its run, in a sentence.
     explanation: str = ""
     run: str | None = None
     parent: str | None = None
@@ -51,12 +52,12 @@ class NodeView:
     failure: str | None = None
 
     def waited_s(self, now: float) -> float:
-        """Seconds from submission to start; without a start, to the end or to now."""
+        """Return the seconds from submission to start; without a start, to the end or now."""
         ends = [t for t in (self.started, self.finished, now) if t is not None]
         return max(0.0, ends[0] - self.submitted)
 
     def ran_s(self, now: float) -> float | None:
-        """Seconds from start to end, or to now; None without a start."""
+        """Return the seconds from start to end or now; None without a start."""
         if self.started is None:
             return None
         return max(0.0, (now if self.finished is None else self.finished) - self.started)
@@ -67,16 +68,16 @@ class VariableView:
     id: str
     name: str
     state: str
-    #: Id of the kept node that writes it, and of those that read it.
+    #: Ids of the kept nodes that write it and read it.
     producer: str | None = None
     consumers: tuple[str, ...] = ()
     size_bytes: int = 0
-    #: Name of its session, if it belongs to another one.
+    #: Name of its session, if it is another one.
     session: str = ""
 
     @property
     def full_name(self) -> str:
-        """`session/name` for a variable of another session, else its name."""
+        """Return `session/name` for a variable of another session, else its name."""
         return f"{self.session}/{self.name}" if self.session else self.name
 
 
@@ -104,12 +105,14 @@ class GraphSnapshot:
     #: Finished nodes that are no longer kept.
     pruned: int = 0
     links: tuple[LinkView, ...] = ()
-    #: The session was inferred; nobody has named it.
+    #: True if the session was inferred and nobody named it.
     inferred: bool = False
 
     @property
     def span(self) -> tuple[float, float]:
-        """Times of the first submission and the last end (`taken_at` for an unfinished node)."""
+        """Return the times of the first submission and the last end (`taken_at` if a node is
+        unfinished).
+        """
         if not self.nodes:
             return self.taken_at, self.taken_at
         ends = [self.taken_at if n.finished is None else n.finished for n in self.nodes]
@@ -123,7 +126,7 @@ def snapshot_of(
     session_id: str = "",
     find_foreign: Callable[[str], Variable | None] = lambda variable_id: None,
 ) -> GraphSnapshot:
-    """All kept nodes and the variables around them.
+    """Take a snapshot of all kept nodes and the variables around them.
 
     Args:
         find_foreign: finds a variable of another session by id, if it still exists.
@@ -148,7 +151,7 @@ def snapshot_of(
 
 
 def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> GraphSnapshot:
-    """A graph with the inferred edges between its nodes, which are then at later stages.
+    """Return the graph with inferred edges between its nodes, which moves nodes to later stages.
 
     Args:
         calls: as the linking process describes them, in order; those that an inferred graph lacks
@@ -184,7 +187,7 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
 
 
 def view_of_linked(call: Mapping[str, Any], number: int) -> NodeView:
-    """A call of an inferred session, as the linking process describes it.
+    """Return a call of an inferred session, as the linking process describes it.
 
     Args:
         number: of the call in its session, from 1.
@@ -204,7 +207,7 @@ def view_of_linked(call: Mapping[str, Any], number: int) -> NodeView:
 
 
 def with_explanations(snapshot: GraphSnapshot, texts: Mapping[str, str]) -> GraphSnapshot:
-    """A graph whose nodes tell why they ran where they did, by their ids."""
+    """Return the graph with explanations of runs, given by node id."""
     nodes = (
         replace(node, explanation=texts[node.id]) if node.id in texts else node
         for node in snapshot.nodes
@@ -213,7 +216,7 @@ def with_explanations(snapshot: GraphSnapshot, texts: Mapping[str, str]) -> Grap
 
 
 def view_of(node: Node, stage: int) -> NodeView:
-    """A node as it is now."""
+    """Return a view of a node in its current state."""
     views: dict[str, Any] = {
         each.name: getattr(node, each.name) for each in fields(NodeView) if hasattr(node, each.name)
     }
@@ -231,7 +234,7 @@ def view_of(node: Node, stage: int) -> NodeView:
 
 
 def view_of_variable(graph: Graph, variable: Variable) -> VariableView:
-    """A variable of the graph's session as it is now."""
+    """Return a view of a variable of the graph's session in its current state."""
     return VariableView(
         id=variable.id,
         name=variable.name,
@@ -245,11 +248,13 @@ def view_of_variable(graph: Graph, variable: Variable) -> VariableView:
 def view_of_foreign(
     each: ForeignInput, variable: Variable | None, nodes: Sequence[Node]
 ) -> VariableView:
-    """A variable of another session, which some of `nodes` read; None: it is no more."""
+    """Return a view of another session's variable, which some of `nodes` read; None means it is
+    gone.
+    """
     return VariableView(
         id=each.id,
         name=each.name,
-        # NOTE: a variable that cannot be found was forgotten with its session.
+        # NOTE: a variable that cannot be found was dropped with its session.
         state="cancelled" if variable is None else variable.state,
         consumers=tuple(node.id for node in nodes if each in node.foreign),
         size_bytes=0 if variable is None else variable.size_bytes,
@@ -258,7 +263,7 @@ def view_of_foreign(
 
 
 def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
-    """Dictionaries and lists. Times are seconds since the first submission that is kept."""
+    """Return dictionaries and lists. Times are seconds since the first kept submission."""
     begin, end = snapshot.span
     return {
         "object": "graph",
@@ -293,7 +298,7 @@ def variable_to_json(variable: VariableView) -> dict[str, Any]:
 
 
 def node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
-    """A node; its times are seconds since `begin`."""
+    """Return a node's JSON; its times are seconds since `begin`."""
 
     def since(time: float | None, begin: float = begin) -> float | None:
         return None if time is None else round(time - begin, 6)

@@ -1,1 +1,1 @@
-"""Texts and request bodies with places for values; references."""
+"""Texts and request bodies as templates with places for values; references."""

@@ -1,8 +1,8 @@
-"""A request body as a template: JSON in, JSON out, with values in the places of its texts.
+"""A request body as a template: JSON in, JSON out, with values inserted in its texts.
 
 `PROMPT_LOCATIONS` lists the texts of each kind of request; model, tools, stop strings, images and
-unknown fields are never searched. Only the arrays and objects around a text with places are written
-anew, without optional blanks; every other value keeps its bytes.
+unknown fields are never searched. Only arrays and objects around a text with places are rewritten,
+without optional blanks; every other value keeps its bytes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from parrot_gateway.semantic.templates.text_template import (
     TextTemplate,
 )
 
-#: Arrays and objects that are followed down when every string is looked at.
+#: Levels of arrays and objects followed when every string is examined.
 MAX_DEPTH = 64
-#: Bodies that are read in place: some milliseconds, or fifteen where most of it is references.
+#: Largest body read in place: takes some milliseconds, or fifteen if it is mostly references.
 INLINE_BYTES = 16 * 1024
 
 _T = TypeVar("_T")
@@ -46,17 +46,17 @@ _STRING = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True, slots=True)
 class PromptLocation:
-    """Where texts stand in a JSON value."""
+    """Location of texts in a JSON value."""
 
-    #: A string is a text that may hold references and placeholders.
+    #: True: the string is a text that may contain references and placeholders.
     is_text: bool = False
-    #: The string is itself a JSON document.
+    #: True: the string is itself a JSON document.
     is_json: bool = False
-    #: Of an array: its items.
+    #: Locations in an array's items.
     items: PromptLocation | None = None
-    #: Of an object: its fields.
+    #: Locations in an object's fields.
     fields: Mapping[str, PromptLocation] = field(default_factory=dict)
-    #: Every string below, at any depth.
+    #: True: every string below, at any depth.
     is_anything: bool = False
 
     def item(self) -> PromptLocation | None:
@@ -69,7 +69,7 @@ class PromptLocation:
 _TEXT = PromptLocation(is_text=True)
 _JSON_TEXT = PromptLocation(is_text=True, is_json=True)
 _TEXTS = PromptLocation(is_text=True, items=_TEXT)
-#: A string, or parts of which some hold text.
+#: A string, or parts of which some are text.
 _CONTENT = PromptLocation(
     is_text=True, items=PromptLocation(fields={"text": _TEXT, "refusal": _TEXT})
 )
@@ -89,7 +89,7 @@ _MESSAGE = PromptLocation(
         "function_call": PromptLocation(fields={"arguments": _JSON_TEXT}),
     }
 )
-#: An item of the Responses API: a message, a tool call, or what a tool gave.
+#: An item of the Responses API: a message, a tool call, or a tool's output.
 _ITEM = PromptLocation(
     is_text=True,
     fields={
@@ -127,16 +127,16 @@ class BodyTemplate:
         self, body: bytes, root: _Child | None, texts: list[TextTemplate], names: Names
     ) -> None:
         self._body = body
-        #: None when the body stays as it is.
+        #: None if the body stays unchanged.
         self._root = root
         self._texts = texts
-        #: Ids of the variables whose values it needs, in the order of their first place.
+        #: Ids of the variables that it needs, in order of first use.
         self.variables: KeysView[str] = dict.fromkeys(
             chain.from_iterable(text.variables for text in texts)
         ).keys()
-        #: `{{name}}` that `inputs` does not declare; empty when it declares nothing.
+        #: `{{name}}` that `inputs` does not declare; empty if `inputs` is empty.
         self.undeclared = frozenset(names.undeclared)
-        #: Names that `inputs` declares and that do not occur.
+        #: Names in `inputs` that do not occur.
         self.unused: frozenset[str] = frozenset()
 
     @classmethod
@@ -155,10 +155,10 @@ class BodyTemplate:
         Args:
             kind: a key of `PROMPT_LOCATIONS`; any other has no texts.
             inputs: the declared placeholders.
-            fields: of the body, where it was read before.
+            fields: the body's fields, if already read.
             without: fields of the body to leave out.
-            verbatim: values are inserted without escapes, also in the strings of a JSON document:
-                text that was generated right after such a place continues the value itself.
+            verbatim: values are inserted without escapes, even in strings of a JSON document:
+                text generated right after such a place continues the value itself.
 
         Raises:
             InvalidRequestError: the body is not a JSON object, or not valid UTF-8.
@@ -183,8 +183,8 @@ class BodyTemplate:
         *,
         verbatim: bool = False,
     ) -> BodyTemplate:
-        """Read a call, whose field `parrot` is left out; others as in `of`."""
-        # NOTE: the fields first, because reading them mends the body.
+        """Read a call without its field `parrot`; the other arguments are those of `of`."""
+        # NOTE: the fields come first, because reading them repairs the body.
         fields, without = request.fields, ("parrot",)
         return cls.of(
             request.body, request.kind, inputs, fields=fields, without=without, verbatim=verbatim
@@ -192,7 +192,7 @@ class BodyTemplate:
 
     @classmethod
     def everywhere(cls, body: bytes) -> BodyTemplate:
-        """Read any JSON value; all its strings are texts, names of fields are not.
+        """Read any JSON value; all its strings are texts, except field names.
 
         Raises:
             InvalidRequestError: it is not JSON or not valid UTF-8, or a reference is nested in more
@@ -211,7 +211,7 @@ class BodyTemplate:
         return self._root is None
 
     def bind(self, typed: _T, values: Mapping[str, str]) -> _T:
-        """A copy of `typed`, into which the body was decoded, with values as by `render`."""
+        """Return a copy of `typed`, the decoded body, with values as in `render`."""
         if not self._texts:
             return typed
         bound: _T = _bind(self._root, typed, Filling(values, self.variables))
@@ -220,11 +220,11 @@ class BodyTemplate:
     def render(
         self, values: Mapping[str, str], *, max_characters: int = MAX_INSERTED_CHARACTERS
     ) -> bytes:
-        """The body with the values of all `variables` in place.
+        """Return the body with the values of all `variables` in place.
 
         Raises:
             KeyError: one of them is missing.
-            RequestTooLargeError: the values come to more than `max_characters`.
+            RequestTooLargeError: the values exceed `max_characters`.
         """
         if self._root is None:
             return self._body
@@ -233,7 +233,7 @@ class BodyTemplate:
 
 
 async def read_template(read: Callable[[], _T], num_bytes: int) -> _T:
-    """`in_thread_if_large` for reading templates, which takes longer than decoding."""
+    """Run `in_thread_if_large` for reading templates, which takes longer than decoding."""
     return await in_thread_if_large(read, num_bytes, INLINE_BYTES)
 
 
@@ -248,7 +248,7 @@ def _fill(child: _Child, filling: Filling) -> Any:
 
 
 def _bind(child: _Child | None, value: Any, filling: Filling) -> Any:
-    """`value`, the decoded form of `child`, with texts filled."""
+    """Return `value`, the decoded form of `child`, with its texts filled."""
     if isinstance(child, TextTemplate):
         return child.fill(filling)
     if isinstance(child, dict):
@@ -272,7 +272,7 @@ class _Compiler:
         self._inputs = inputs
         self._verbatim = verbatim
         self.names = Names()
-        #: Those with a place for a value.
+        #: Texts with a place for a value.
         self.texts: list[TextTemplate] = []
 
     def _may_hold(self, data: bytes) -> bool:
@@ -281,7 +281,7 @@ class _Compiler:
         return has_reference(data)
 
     def compile(self, raw: msgspec.Raw, location: PromptLocation, depth: int = 0) -> _Node | None:
-        """The value as a template; None if it has no places."""
+        """Return the value as a template; None if it has no places."""
         data = bytes(raw)
         if not self._may_hold(data):
             return None
@@ -309,7 +309,7 @@ class _Compiler:
     def compile_fields(
         self, fields: dict[str, msgspec.Raw], location: PromptLocation, depth: int = 0
     ) -> dict[str, _Child] | None:
-        """The fields of an object, where at least one is a template."""
+        """Return an object's fields if at least one is a template."""
         children: dict[str, _Child] = {}
         for name, raw in fields.items():
             below = location.field_of(name)

@@ -1,4 +1,4 @@
-"""JSON documents inside a text, such as tool arguments: finds them and their string literals.
+"""JSON documents inside a text, such as tool arguments, and their string literals.
 
 A document is an object or array that parses; everything else is prose.
 """
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-#: Longest document looked for in a text, in characters.
+#: Maximum characters of a document in a text.
 MAX_DOCUMENT = 1 << 20
-#: Characters parsed per character of text, failed attempts included; the rest is prose.
+#: Characters parsed per character of text, failed attempts included; the rest counts as prose.
 WORK_FACTOR = 8
 _WORK_FLOOR = 4096
 #: Fixed cost of an attempt, in characters.
 _ATTEMPT = 256
 _STRIDE = 1 << 14
 
-# Only what can begin an object or an array; most braces and brackets of prose and code do not.
+# Matches only possible beginnings of an object or array; most brackets of prose and code fail.
 _BEGINNING = re.compile(r'\{[ \t\r\n]*+["}]|\[[ \t\r\n]*+[]["{0-9tfn-]')
-# A string literal; one that the text breaks off runs to its end.
+# A string literal; a truncated one runs to the end of the text.
 _LITERAL = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)', re.DOTALL)
-# Numbers are not converted: that would be quadratic in their digits.
+# Numbers are not converted, because that would be quadratic in their digits.
 _PARSER = json.JSONDecoder(parse_int=len, parse_float=len)
 
 
@@ -45,13 +45,13 @@ class Documents(NamedTuple):
 
 
 def find_documents(text: str, until: int | None = None) -> Documents:
-    """The outermost JSON objects and arrays that begin before `until`, in order; linear."""
+    """Return the outermost JSON objects and arrays that begin before `until`, in order; linear."""
     limit = len(text) if until is None else until
     budget = WORK_FACTOR * len(text) + _WORK_FLOOR
     spans: list[Span] = []
     work = 0
-    # NOTE: an error of the parser counts the lines before it, so that failed attempts far into a
-    # long text would be quadratic; hence a window that moves on.
+    # NOTE: a parser error counts the lines before it, so failed attempts far into a long text would
+    # be quadratic. Hence a moving window.
     base, window = 0, text[:MAX_DOCUMENT]
     match = _BEGINNING.search(text, 0, limit)
     while match is not None and work < budget:
@@ -76,7 +76,7 @@ def find_documents(text: str, until: int | None = None) -> Documents:
 
 
 def find_literals(text: str, document: Span, marks: Sequence[int]) -> Iterator[Span]:
-    """The insides of the document's string literals, keys included, that hold a mark; linear.
+    """Yield the insides of string literals, keys included, that contain a mark; linear.
 
     The document need not be valid.
 
@@ -95,7 +95,7 @@ def find_literals(text: str, document: Span, marks: Sequence[int]) -> Iterator[S
 
 
 def decode_literal(text: str, literal: Span) -> str | None:
-    """The value of a literal; None if it is not valid."""
+    """Return the value of a literal; None if it is not valid."""
     try:
         decoded: Any = json.loads(f'"{text[literal.start : literal.end]}"')
     except ValueError:
@@ -104,7 +104,7 @@ def decode_literal(text: str, literal: Span) -> str | None:
 
 
 def well_formed(text: str) -> str:
-    """The text with every lone surrogate replaced by U+FFFD."""
+    """Replace every lone surrogate by U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -115,7 +115,7 @@ def well_formed(text: str) -> str:
 
 
 def escape_json(text: str, times: int = 1) -> str:
-    """The inside of the JSON string for a well-formed text, `times` levels deep."""
+    """Escape a well-formed text for the inside of a JSON string, `times` levels deep."""
     for _ in range(times):
         text = msgspec.json.encode(text)[1:-1].decode()
     return text

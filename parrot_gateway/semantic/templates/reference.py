@@ -1,7 +1,7 @@
 """References: the opaque strings `[[parrot:<id><checksum>]]` that stand for variables in text.
 
-Mints ids, writes and finds references; knows no variables. Text without the exact form or the right
-checksum is ordinary text.
+Makes ids, and writes and finds references, without knowing variables. Text without the exact form
+or the right checksum is ordinary text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 OPENING = "[[parrot:"
 CLOSING = "]]"
-#: Characters of a variable id, and of the checksum behind it.
+#: Characters of a variable id, and of its checksum.
 ID_LENGTH = 27
 CHECKSUM_LENGTH = 4
 
@@ -25,8 +25,8 @@ _BRACKETS_CLOSE = re.compile(r"(?:\]|\\u005[dD]){2}")
 #: Two opening brackets, both written as JSON escapes.
 _LONGEST_OPENING = 12
 _WORD = "parrot:"
-# NOTE: begins with a literal, because such an expression is searched for seven times faster; the
-# search holds the interpreter's lock, so that a thread would not help with large bodies.
+# NOTE: begins with a literal, because such an expression is found seven times faster. The search
+# holds the interpreter's lock, so a thread would not help with large bodies.
 _MAY_BE = r"parrot:(?:(?<=\[parrot:)|(?<=u005[bB]parrot:))"
 _IN_TEXT = re.compile(_MAY_BE)
 _IN_BYTES = re.compile(_MAY_BE.encode())
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def mint_variable_id() -> str:
-    """A new id: `v` and 26 letters or digits, of which 128 bits are random."""
+    """Make a new id: `v` and 26 letters or digits with 128 random bits."""
     return "v" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
@@ -55,10 +55,10 @@ def _checksum(variable_id: str) -> str:
 
 
 def reference_of(variable_id: str) -> str:
-    """The reference to a variable.
+    """Return the reference to a variable.
 
     Raises:
-        ValueError: it is not of the form of `mint_variable_id`.
+        ValueError: the id does not have the form of `mint_variable_id`.
     """
     if not is_variable_id(variable_id):
         raise ValueError(f"{variable_id!r} is not a variable id")
@@ -66,7 +66,7 @@ def reference_of(variable_id: str) -> str:
 
 
 def has_reference(data: bytes | str) -> bool:
-    """True if it may hold a reference, also with brackets that a JSON encoder escaped.
+    """Return true if the data may contain a reference, even with escaped brackets.
 
     One pass in C, no false negatives.
     """
@@ -75,7 +75,7 @@ def has_reference(data: bytes | str) -> bool:
 
 
 def _checked(text: str, position: int) -> str | None:
-    """The id at `position`, when its checksum is right."""
+    """Return the id at `position` if its checksum is right."""
     match = _CHECKED_ID.match(text, position)
     if match is None or _checksum(match[1]) != match[2]:
         return None
@@ -83,7 +83,7 @@ def _checked(text: str, position: int) -> str | None:
 
 
 def variable_id_of(text: str) -> str | None:
-    """The id of a whole reference, with or without its brackets; None for any other text."""
+    """Return the id of a whole reference, with or without brackets; None for other text."""
     plain = text.strip()
     if plain.startswith(OPENING) and plain.endswith(CLOSING):
         plain = plain[len(OPENING) : -len(CLOSING)]
@@ -92,7 +92,7 @@ def variable_id_of(text: str) -> str | None:
 
 
 def find_references(text: str) -> list[Found]:
-    """All well-formed references with a good checksum, in order; linear in the text."""
+    """Return all well-formed references with a valid checksum, in order; linear in the text."""
     found: list[Found] = []
     position = text.find(OPENING)
     while position >= 0:
@@ -107,9 +107,9 @@ def find_references(text: str) -> list[Found]:
 
 
 def find_escaped_references(text: str, start: int, end: int) -> list[Found]:
-    r"""References within `text[start:end]`, the inside of a JSON string literal.
+    r"""Return the references in `text[start:end]`, the inside of a JSON string literal.
 
-    There the brackets may be written as themselves or as `\u005b` and `\u005d`.
+    The brackets may be literal or written as `\u005b` and `\u005d`.
     """
     found: list[Found] = []
     floor = start
@@ -129,7 +129,7 @@ def find_escaped_references(text: str, start: int, end: int) -> list[Found]:
 
 
 def _is_escaped(text: str, position: int, floor: int) -> bool:
-    """True if an odd number of backslashes stands before `position`, counted back to `floor`."""
+    """Return true if an odd number of backslashes precedes `position`, counted back to `floor`."""
     before = position
     while before > floor and text[before - 1] == "\\":
         before -= 1

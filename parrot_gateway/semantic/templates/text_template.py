@@ -24,9 +24,9 @@ from parrot_gateway.semantic.templates.json_text import (
 )
 from parrot_gateway.semantic.templates.reference import find_escaped_references, find_references
 
-#: Characters of all values in one text or body.
+#: Maximum characters of all values in one text or body.
 MAX_INSERTED_CHARACTERS = 32 * 1024 * 1024
-#: Levels of JSON documents inside strings of JSON documents.
+#: Maximum levels of JSON documents inside strings of JSON documents.
 MAX_NESTED_DOCUMENTS = 3
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
@@ -40,13 +40,13 @@ class Placeholder(NamedTuple):
     name: str
 
 
-#: Literal text, never empty, or a place for a value.
+#: Non-empty literal text, or a place for a value.
 Piece: TypeAlias = str | Placeholder
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A variable, or a text given with the request, in the place of a placeholder.
+    """A variable, or a text from the request, that replaces a placeholder.
 
     References in such a text are replaced too; placeholders in it are not.
 
@@ -63,12 +63,14 @@ class Binding:
 
 
 def is_placeholder_name(name: str) -> bool:
-    """True if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, no digit first."""
+    """Return true if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, no digit
+    first.
+    """
     return _PLACEHOLDER_NAME.fullmatch(name) is not None
 
 
 def parse_placeholders(text: str, names: Collection[str]) -> list[Piece]:
-    """The text cut at the placeholders that `names` declares; `{{other}}` stays text.
+    """Split the text at the placeholders that `names` declares; `{{other}}` stays text.
 
     Blanks are allowed inside the braces. Linear in the text.
     """
@@ -86,7 +88,7 @@ def parse_placeholders(text: str, names: Collection[str]) -> list[Piece]:
 
 
 def undeclared_placeholders(text: str, names: Collection[str]) -> set[str]:
-    """Names of placeholders in a text that are not among `names`; linear in the text."""
+    """Return the placeholders in a text that are not among `names`; linear in the text."""
     return {match[1] for match in _PLACEHOLDER.finditer(text)}.difference(names)
 
 
@@ -95,7 +97,7 @@ class _Spot(NamedTuple):
 
     start: int
     end: int
-    #: The id of a variable, or a placeholder.
+    #: Id of a variable, or a placeholder.
     what: str | Placeholder
     depth: int
 
@@ -117,11 +119,11 @@ def _placeholders(text: str, names: Collection[str], start: int, end: int) -> It
 def _find_spots(
     text: str, names: Collection[str], *, is_json: bool, nesting: int = 0
 ) -> list[_Spot]:
-    """All places of a text, in order."""
+    """Return all places of a text, in order."""
     spots = _references_and_placeholders(text, names)
     if not is_json and '"' not in text:
         return spots
-    # Escaped references are not among the spots yet, but contain the word.
+    # Escaped references are not among the spots yet, but they contain this word.
     words = (match.start() for match in re.finditer("parrot:", text))
     marks = sorted({spot.start for spot in spots}.union(words))
     if not marks:
@@ -139,7 +141,7 @@ def _find_spots(
 def _spots_of_literal(
     text: str, literal: Span, names: Collection[str], nesting: int
 ) -> list[_Spot]:
-    """Places in a JSON string, and in the JSON documents inside it."""
+    """Return the places in a JSON string and in the JSON documents inside it."""
     spots = [
         _Spot(start, end, id_, 1) for start, end, id_ in find_escaped_references(text, *literal)
     ]
@@ -176,12 +178,12 @@ class Names:
 
 
 class Filling:
-    """The values of a template, with a bound on the characters inserted.
+    """The values of a template, with a limit on the inserted characters.
 
     Args:
         values: by variable id.
         names: ids of the variables that the template needs; one without a value is a KeyError.
-        max_characters: of all insertions together.
+        max_characters: limit of all insertions together.
     """
 
     __slots__ = ("_left", "_max_characters", "values")
@@ -200,7 +202,7 @@ class Filling:
         """Count characters to be inserted.
 
         Raises:
-            RequestTooLargeError: they exceed the bound.
+            RequestTooLargeError: they exceed the limit.
         """
         self._left -= characters
         if self._left < 0:
@@ -270,7 +272,7 @@ class TextTemplate:
 
     @property
     def variables(self) -> KeysView[str]:
-        """Ids of the variables whose values it needs, in the order of their first place."""
+        """Return the ids of the variables that it needs, in order of first use."""
         found: dict[str, None] = {}
         for piece in self.pieces:
             if isinstance(piece, _Slot):
@@ -281,11 +283,11 @@ class TextTemplate:
     def render(
         self, values: Mapping[str, str], *, max_characters: int = MAX_INSERTED_CHARACTERS
     ) -> str:
-        """The text with the values, by variable id, in place.
+        """Return the text with the values, by variable id, in place.
 
         Raises:
             KeyError: a value is missing.
-            RequestTooLargeError: the values come to more than `max_characters`.
+            RequestTooLargeError: the values exceed `max_characters`.
         """
         return self.fill(Filling(values, self.variables, max_characters))
 

@@ -1,1 +1,1 @@
-"""Transforms: grammar, functions on text, and their bounds."""
+"""Transforms: grammar, functions on text, and their limits."""

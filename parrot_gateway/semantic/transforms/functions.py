@@ -1,8 +1,8 @@
-"""The functions of transforms: their arguments, and what they do to a text or a list of texts.
+"""The functions of transforms: their arguments, and their effect on a text or list of texts.
 
 The signature of a function below `@_function` is the one that pipelines call; it checks arguments
-and returns the operation. Every operation is linear in its text and bounded in its result. How
-pipelines are written is in `grammar`.
+and returns the operation. Every operation is linear in its text and limited in its result.
+`grammar` describes how pipelines are written.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from parrot_gateway.exceptions import TransformSyntaxError
 from parrot_gateway.semantic.templates.text_template import Placeholder, parse_placeholders
 from parrot_gateway.semantic.transforms.grammar import Argument, FunctionCall
 
-#: What flows through a pipeline. A list ends as its texts in lines.
+#: Values in a pipeline. A final list becomes its texts as lines.
 Value: TypeAlias = str | list[str]
 
-#: Texts in a list.
+#: Maximum texts in a list.
 MAX_ITEMS = 100_000
-#: Instructions of a compiled pattern, and instructions times bytes of text. RE2 takes a step per
-#: instruction and byte when it is at its worst.
+#: Maximum instructions of a compiled pattern, and instructions times bytes of text. At worst, RE2
+#: takes a step per instruction and byte.
 MAX_PATTERN_SIZE = 10_000
 MAX_PATTERN_WORK = 200_000_000
-#: Levels of a JSON pointer.
+#: Maximum levels of a JSON pointer.
 MAX_POINTER = 64
 
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
@@ -43,11 +43,13 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class StepError(Exception):
-    """Why an operation could not be applied; becomes a `TransformError` that names the step."""
+    """Reason why an operation could not be applied; becomes a `TransformError` that names the
+    step.
+    """
 
 
 class BadArgumentError(Exception):
-    """An argument has the right kind and a wrong value.
+    """An argument of the right kind has a wrong value.
 
     Args:
         parameter: its name.
@@ -61,34 +63,34 @@ class BadArgumentError(Exception):
 
 
 class Limits(NamedTuple):
-    """Bounds of an operation."""
+    """Limits of an operation."""
 
-    #: Characters of any result.
+    #: Maximum characters of any result.
     max_characters: int
-    #: Gives the longest beginning of a text of at most so many tokens.
+    #: Returns the longest beginning of a text within a number of tokens.
     cut_tokens: Callable[[str, int], str] | None = None
 
     def check(self, characters: int) -> None:
-        """Refuse a result that is too long, if possible before it is made."""
+        """Refuse a result that is too long, before it is made if possible."""
         if characters > self.max_characters:
             raise StepError(f"its result is longer than {self.max_characters} characters")
 
 
-#: Takes a value and gives the next one; raises `StepError`.
+#: Maps a value to the next one; raises `StepError`.
 Operation: TypeAlias = Callable[[Value, Limits], Value]
 
 
 class Function(NamedTuple):
-    """A function that a pipeline may name."""
+    """A function that a pipeline may call."""
 
     name: str
-    #: Makes the operation from the arguments that were given; may raise `BadArgumentError`.
+    #: Makes the operation from the given arguments; may raise `BadArgumentError`.
     make: Callable[..., Operation]
     parameters: Mapping[str, inspect.Parameter]
 
     @property
     def signature(self) -> str:
-        """Name and parameters, as in the documentation."""
+        """Return name and parameters as in the documentation."""
         shown = [
             name if each.default is each.empty else f"{name}={_shown_default(each.default)}"
             for name, each in self.parameters.items()
@@ -96,7 +98,7 @@ class Function(NamedTuple):
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
     def bind(self, call: FunctionCall, text: str) -> Operation:
-        """The operation of a step.
+        """Make the operation of a step.
 
         Args:
             text: the whole pipeline, for errors.
@@ -156,7 +158,7 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def _function(make: Callable[..., Operation]) -> Callable[..., Operation]:
-    """Enter a function, whose name is that of `make` without underscores."""
+    """Register a function under the name of `make` without underscores."""
     name = make.__name__.strip("_")
     FUNCTIONS[name] = Function(name, make, inspect.signature(make, eval_str=True).parameters)
     return make
@@ -183,7 +185,7 @@ def _not_empty(name: str, text: str) -> str:
 
 
 def _each(function: Callable[[str, Limits], str]) -> Operation:
-    """A function of one text as an operation: of a list it takes every text."""
+    """Turn a function of one text into an operation that maps the texts of a list."""
 
     def apply(value: Value, limits: Limits) -> Value:
         if isinstance(value, str):
@@ -207,7 +209,7 @@ def _cut(text: str, separator: str) -> list[str]:
 
 
 def _as_list(value: Value) -> list[str]:
-    """A list as it is, a text as its lines: ended by LF, CRLF or CR, also the last one."""
+    """Return a list unchanged, or a text's lines: ended by LF, CRLF or CR, also the last one."""
     if not isinstance(value, str):
         return value
     lines = _cut(value.replace("\r\n", "\n").replace("\r", "\n"), "\n")
@@ -217,13 +219,13 @@ def _as_list(value: Value) -> list[str]:
 
 
 def _sliced(part: slice) -> Operation:
-    """Some of the texts of a list, or of the lines of a text."""
+    """Slice a list's texts, or a text's lines."""
     return lambda value, _: _as_list(value)[part]
 
 
 @_function
 def _code_block(lang: str = "") -> Operation:
-    """The inside of the first fenced block of Markdown, of a language if one is given."""
+    """Return the inside of the first fenced Markdown block, of a language if given."""
 
     def apply(text: str, _: Limits) -> str:
         position = 0
@@ -273,7 +275,7 @@ def _join(sep: str) -> Operation:
 
 @_function
 def _json(pointer: str = "") -> Operation:
-    """The value at a JSON pointer: a string as its characters, all else as it is written."""
+    """Return the value at a JSON pointer: a string as its characters, other values as written."""
     if _POINTER.fullmatch(pointer) is None or pointer.count("/") > MAX_POINTER:
         raise BadArgumentError(
             "pointer",
@@ -317,7 +319,7 @@ def _last(n: int = 1) -> Operation:
 
 @_function
 def _lines(start: int = 1, end: int = -1) -> Operation:
-    """From position `start` to position `end`, both included; negative ones from the end."""
+    """Return lines from `start` to `end`, both included; negative positions count from the end."""
     first = _position("start", start) - (start > 0)
     last = None if end == -1 else _position("end", end) + (end < 0)
     return _sliced(slice(first, last))
@@ -330,7 +332,7 @@ def _lower() -> Operation:
 
 @_function
 def _regex(pattern: str, group: str = "0") -> Operation:
-    """A group of the first match of a pattern in RE2's syntax."""
+    """Return a group of a pattern's first match, in RE2's syntax."""
     try:
         compiled = compile_pattern(pattern)
     except ValueError as error:
@@ -358,10 +360,10 @@ def _regex(pattern: str, group: str = "0") -> Operation:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """A pattern for `regex`.
+    """Compile a pattern for `regex`.
 
     Raises:
-        ValueError: it is none, or too large.
+        ValueError: it is no valid pattern, or too large.
     """
     options = re2.Options()
     options.log_errors = False
@@ -390,7 +392,7 @@ def _replace(old: str, new: str) -> Operation:
 
 @_function
 def _split(sep: str, n: int | None = None) -> Operation:
-    """The parts between separators, of a list those of all its texts; or the n-th part of each."""
+    """Split at separators (a list: all its texts), or take the n-th part of each text."""
     _not_empty("sep", sep)
     if n is not None:
         position = _position("n", n)
@@ -425,7 +427,7 @@ def _take(n: int) -> Operation:
 
 @_function
 def _template(text: str) -> Operation:
-    """The text with the value in every placeholder."""
+    """Return the text with the value in every placeholder."""
     pieces = parse_placeholders(text, ("value",))
     constant = sum(len(piece) for piece in pieces if isinstance(piece, str))
     places = pieces.count(Placeholder("value"))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from parrot_gateway.exceptions import TransformSyntaxError
 
-#: Characters of a pipeline, and steps in it.
+#: Maximum characters of a pipeline, and maximum steps.
 MAX_CHARACTERS = 8192
 MAX_STEPS = 64
 
@@ -39,7 +39,7 @@ class Argument(NamedTuple):
     position: int
     keyword: str | None
     value: str
-    #: In quotes, hence a text and nothing else.
+    #: True: in quotes, hence certainly a text.
     is_quoted: bool
 
 
@@ -54,10 +54,10 @@ class FunctionCall(NamedTuple):
 
 
 def parse_pipeline(text: str) -> list[FunctionCall]:
-    """The steps of a pipeline, at least one; linear.
+    """Parse a pipeline into its steps, at least one; linear.
 
     Raises:
-        TransformSyntaxError: it does not follow the grammar, or is too long.
+        TransformSyntaxError: the text does not follow the grammar, or is too long.
     """
     if len(text) > MAX_CHARACTERS:
         raise TransformSyntaxError(
@@ -149,7 +149,7 @@ class _Reader:
         )
 
     def _character(self, escape: str, position: int) -> str:
-        """The character of an escape, of which `escape` is what follows the backslash."""
+        """Return the character of an escape; `escape` is the text after the backslash."""
         kind, digits = escape[0], escape[1:]
         if kind in _ESCAPES:
             return _ESCAPES[kind]

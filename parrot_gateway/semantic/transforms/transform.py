@@ -23,7 +23,7 @@ from parrot_gateway.semantic.transforms.functions import (
 )
 from parrot_gateway.semantic.transforms.grammar import parse_pipeline
 
-#: Characters of the result of any step, unless the caller says otherwise.
+#: Maximum characters of any step's result, unless the caller sets another.
 MAX_RESULT_CHARACTERS = 4 * 1024 * 1024
 _MAX_SHOWN = 80
 
@@ -32,11 +32,11 @@ _MAX_SHOWN = 80
 class Transform:
     """A parsed transform; made with `parse_transform`."""
 
-    #: As it was written.
+    #: The pipeline as written.
     text: str
-    #: Steps as they were written, and their operations.
+    #: Steps as written, and their operations.
     steps: tuple[tuple[str, Operation], ...]
-    #: Whether `apply` needs `cut_tokens`.
+    #: True if `apply` needs `cut_tokens`.
     needs_tokens: bool
 
     def apply(
@@ -46,11 +46,11 @@ class Transform:
         max_characters: int = MAX_RESULT_CHARACTERS,
         cut_tokens: Callable[[str, int], str] | None = None,
     ) -> str:
-        """The text that becomes of `value`; well-formed, linear in the text for each step.
+        """Return the transformed `value`; well-formed, linear in the text for each step.
 
         Args:
-            max_characters: of the result of any step.
-            cut_tokens: gives the longest beginning of a text within a number of tokens.
+            max_characters: limit of any step's result.
+            cut_tokens: returns the longest beginning of a text within a number of tokens.
 
         Raises:
             TransformError: a step does not fit its text, or a result is too long.
@@ -74,7 +74,7 @@ class Transform:
 
 
 def parse_transform(text: str) -> Transform:
-    """A pipeline of functions, checked down to the arguments.
+    """Parse a pipeline of functions and check all arguments.
 
     Raises:
         TransformSyntaxError: it breaks the grammar, or names an unknown function or argument; says
@@ -94,16 +94,16 @@ def parse_transform(text: str) -> Transform:
 
 
 def token_cutter(tokenizer: Tokenizer) -> Callable[[str, int], str]:
-    """Give a function that returns the beginning of a text within a number of tokens.
+    """Make a function that returns the beginning of a text within a number of tokens.
 
-    It is the longest one, except for texts whose tokens do not spell them exactly.
+    It is the longest one, unless the text's tokens do not spell it exactly.
     """
 
     def cut(text: str, limit: int) -> str:
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) <= limit:
             return text
-        # Tokens may end within a character, which the one before then has to give up.
+        # A token may end within a character, which the previous tokens must then leave out.
         for end in range(limit, max(-1, limit - 4), -1):
             beginning = tokenizer.decode(ids[:end], skip_special_tokens=False)
             if text.startswith(beginning):
