@@ -12,6 +12,7 @@ from parrot_gateway.cli.commands import PASS_ON, LazyGroup, become
 class _Benchmarks(LazyGroup):
     targets: ClassVar = {
         "overhead": "parrot_bench.overhead:overhead_command",
+        "chaos": "parrot_bench.chaos.command:chaos_command",
         "apps": "parrot_bench.apps.command:apps_command",
         "scheduler": "parrot_bench.scheduler:scheduler_command",
         "linking": "parrot_bench.linking.command:linking_command",

@@ -224,7 +224,7 @@ async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) 
     config = folder / "config.yaml"
     # JSON is YAML too.
     config.write_bytes(msgspec.json.encode({"model_list": entries}))
-    port = _free_port()
+    port = free_port()
     command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--num_workers", "1"]
     env = {
@@ -252,7 +252,7 @@ async def start_vllm(model: str, arguments: Sequence[str], timeout_s: float) -> 
     """
     if find_spec("vllm") is None:
         raise BenchmarkError("vLLM is not installed in this environment.")
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
     ready = r"(Application startup complete)"
@@ -261,7 +261,8 @@ async def start_vllm(model: str, arguments: Sequence[str], timeout_s: float) -> 
     return server
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

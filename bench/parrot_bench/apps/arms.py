@@ -58,6 +58,7 @@ class Arm:
     way: Way
     settings: dict[str, Any] = field(default_factory=dict)
     policy: str = "parrot"
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ async def start_arms(
         # JSON is YAML too.
         config.write_bytes(msgspec.json.encode(settings))
         arguments = ("--config", str(config), "--policy", PATHS.get(arm.policy, arm.policy))
-        server = await start_gateway(*arguments, name=arm.name, timeout_s=timeout_s)
+        server = await start_gateway(*arguments, name=arm.name, env=arm.env, timeout_s=timeout_s)
         stack.push_async_callback(server.stop)
         return server
 
