@@ -29,8 +29,6 @@ SYNTHESIZES = (
 )
 #: Blocks that print nothing.
 SILENT = {("docs/langchain.md", "install()")}
-#: Numbers that make a block take long, and what it runs with.
-SMALLER = {"docs/performance.md": ("256", "8")}
 #: Blocks whose only output is an answer, which has to be the same each time: (old, new).
 GREEDY = {
     (page, "LlamaIndex"): ("max_tokens=40,", "max_tokens=40, temperature=0.0,")
@@ -65,8 +63,6 @@ def test_a_block_runs_by_itself(demo: GatewayProcess, block: Block, tmp_path: Pa
     place = block.page, block.heading
     code = block.code.replace("http://127.0.0.1:8000", demo.root)
     code = code.replace('"none"', repr(API_KEY))
-    if block.page in SMALLER:
-        code = code.replace(*SMALLER[block.page])
     if place in GREEDY:
         assert GREEDY[place][0] in code
         code = code.replace(*GREEDY[place])
@@ -81,7 +77,7 @@ def test_all_of_them_were_found() -> None:
     assert len(BLOCKS) == 20
     known = {(block.page, block.heading) for block in BLOCKS}
     assert CHECKS.keys() | SILENT <= known
-    assert SMALLER.keys() | ELSEWHERE.keys() <= {block.page for block in BLOCKS}
+    assert ELSEWHERE.keys() <= {block.page for block in BLOCKS}
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
