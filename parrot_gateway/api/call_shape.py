@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from parrot_gateway.api.event_stream import Answer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.generation_request import GenerationRequest
 from parrot_gateway.calls.metadata import ServedModel
 from parrot_gateway.calls.requests.call import CallKind, CallRequest
@@ -33,6 +34,6 @@ class CallShape(Protocol):
         """The answer of a deferred call: JSON, or events where the request is for a stream."""
         ...
 
-    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[None]:
+    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[FailedAttempt | None]:
         """Let an upstream that speaks OpenAI's API answer; see `passthrough.forward`."""
         ...

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from parrot_gateway.backends.upstreams.slots import Slots
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory, Target
+from parrot_gateway.routing.model_directory import ModelDirectory, Target
 
 #: Who serves a line: a target, or the name of a model that nobody serves now.
 Server: TypeAlias = Target | str
@@ -58,12 +58,12 @@ class LineSlots:
             target = self.models.resolve(model)
         except GatewayError:
             return model
-        return target if isinstance(target, EngineTarget) else target._replace(model="")
+        return target if target.upstream is None else target._replace(model="")
 
     def _limit_of(self, server: Server) -> int:
         if isinstance(server, str):
             return 1
-        if isinstance(server, EngineTarget):
+        if server.upstream is None:
             engines = self.models.engines_for(server.model)
             most = sum(engine.info.max_batch_size for engine in engines)
         else:

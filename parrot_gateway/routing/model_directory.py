@@ -46,21 +46,13 @@ ModelType: TypeAlias = Literal["token_id", "text"]
 MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
 
 
-class EngineTarget(NamedTuple):
-    """A model run by engines of our own."""
+class Target(NamedTuple):
+    """Who serves a model."""
 
-    #: Or an adapter of one.
+    #: Under the name that whoever serves it knows; of own engines also an adapter.
     model: str
-
-
-class UpstreamTarget(NamedTuple):
-    """A model of an upstream server, under the name that it knows."""
-
-    upstream: str
-    model: str
-
-
-Target: TypeAlias = EngineTarget | UpstreamTarget
+    #: Name of the upstream; None: engines of our own.
+    upstream: str | None = None
 
 
 class Catalog:
@@ -139,17 +131,17 @@ class Catalog:
 
     def _direct(self, name: str) -> Target | None:
         if name in self._engine_models() or self._base_of(name) is not None:
-            return EngineTarget(name)
+            return Target(name)
         for upstream in self._upstreams.values():
             if upstream.serves(name):
-                return UpstreamTarget(upstream.name, name)
+                return Target(name, upstream.name)
         owner, _, rest = name.partition("/")
         named = self._upstreams.get(owner)
         if named is not None:
-            return UpstreamTarget(owner, rest or _only_model(named))
+            return Target(rest or _only_model(named), owner)
         for upstream in self._upstreams.values():
             if upstream.serves_any():
-                return UpstreamTarget(upstream.name, name)
+                return Target(name, upstream.name)
         return None
 
     def _leads_somewhere(self, name: str) -> bool:
@@ -252,7 +244,7 @@ class ModelDirectory(Catalog):
             target = self.resolve(model)
         except GatewayError:
             return None
-        if not isinstance(target, EngineTarget):
+        if target.upstream is not None:
             return None
         engines = self._registry.serving.get(target.model, ())
         return min(engines, key=lambda each: (each.queued_tokens, each.running), default=None)
@@ -377,14 +369,14 @@ def choose_model(
             param="models",
             code="model_required",
         )
-    return ChosenModel(ordered[0], isinstance(resolve(ordered[0]), EngineTarget))
+    return ChosenModel(ordered[0], resolve(ordered[0]).upstream is None)
 
 
 def _first_served(allowed: Sequence[str], resolve: Callable[[str], Target]) -> ChosenModel:
     loading: ModelLoadingError | None = None
     for name in allowed:
         try:
-            return ChosenModel(name, isinstance(resolve(name), EngineTarget))
+            return ChosenModel(name, resolve(name).upstream is None)
         except ModelLoadingError as error:
             loading = loading or error
         except GatewayError:

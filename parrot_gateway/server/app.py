@@ -14,13 +14,16 @@ from parrot_gateway.api.admin.config import ConfigRoutes
 from parrot_gateway.api.admin.drains import DrainRoutes
 from parrot_gateway.api.admin.models import ModelRoutes
 from parrot_gateway.api.anthropic.errors import use_anthropic_shape
+from parrot_gateway.api.anthropic.routes import MessageRoutes
 from parrot_gateway.api.batches.batches import BatchRoutes
 from parrot_gateway.api.batches.files import FileRoutes
 from parrot_gateway.api.batches.line_caller import LineCaller
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.api.openapi import describe_routes
+from parrot_gateway.api.other_routes import OtherRoutes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
+from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.http.admin import AdminRoutes
@@ -116,16 +119,13 @@ def _routes(
     settings, server = gateway.settings, gateway.settings.server
     models, semantic, page = gateway.models, gateway.semantic, PageFiles()
     keys, admin_keys = reloader.keys, reloader.admin_keys
-    routes = CallRoutes(
-        models,
-        semantic,
-        gateway.responses,
-        gateway.background,
-        server,
-        gateway.linking,
-        gateway.inferred,
-        settings.sessions.identity,
+    linking, inferred = gateway.linking, gateway.inferred
+    calls = CallRoutes(models, semantic, server, linking, inferred, settings.sessions.identity)
+    messages = MessageRoutes(calls)
+    responses = ResponseRoutes(
+        models, gateway.responses, gateway.background, server, calls.recorded, linking, inferred
     )
+    routes = OtherRoutes(calls, responses, semantic)
     own = RouteTable(
         VariableRoutes(semantic, server),
         SessionRoutes(semantic, gateway.linking, gateway.scheduling.explanations),
@@ -167,10 +167,10 @@ def _routes(
     describe_routes(management, by_tag)
     dispatcher = Dispatcher(
         hot={
-            "/v1/completions": routes.completions,
-            "/v1/chat/completions": routes.chat_completions,
-            "/v1/messages": routes.messages,
-            "/v1/messages/count_tokens": routes.count_tokens,
+            "/v1/completions": calls.completions,
+            "/v1/chat/completions": calls.chat_completions,
+            "/v1/messages": messages.messages,
+            "/v1/messages/count_tokens": messages.count_tokens,
             "/tokenize": routes.tokenize,
             "/detokenize": routes.tokenize,
             **dict.fromkeys(("/rerank", "/v2/rerank", "/score"), routes.pooling),

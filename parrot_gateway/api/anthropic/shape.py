@@ -19,6 +19,7 @@ from parrot_gateway.api.event_stream import EventStream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.backends.own.generate import Candidate, CollectedPrompt
 from parrot_gateway.backends.upstreams.answer import run_on_upstream
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.generation_request import (
     ChoiceDelta,
     GenerationRequest,
@@ -103,40 +104,38 @@ class AnthropicShape:
         candidate.add(delta)
         return writer.whole(candidate, usage)
 
-    async def forward(self, request: CallRequest, call: ForwardedCall) -> None:
+    async def forward(self, request: CallRequest, call: ForwardedCall) -> FailedAttempt | None:
         exchange, upstream = call.exchange, call.upstream
-        other = None if call.fallback is None else upstream.settings.fallback
         message = _UpstreamMessage(exchange, request, self._thinking)
         everyone = Observers([message, *call.observers])
         exchange.cancel_on_disconnect()
         try:
             async with asyncio.timeout(call.timeout_s):
-                answered = await run_on_upstream(
+                failure = await run_on_upstream(
                     upstream,
                     request.kind,
                     exchange.record.outgoing_headers(openai_headers(exchange.scope["headers"])),
                     call.body,
                     everyone,
                     CallObserver(exchange.record),
-                    may_fall_back=other is not None,
+                    may_fall_back=call.may_fall_back,
                     between_reads=message.send,
                 )
         except TimeoutError:
             late = DeadlineError(f"The call took longer than {call.timeout_s:g} s.")
             everyone.failed(late)
             await message.fail(late)
-            return
+            return None
         except GatewayError as error:
             everyone.failed(error)
             await message.fail(error)
-            return
+            return None
         except BaseException as error:
             everyone.failed(error)
             raise
-        if answered:
+        if failure is None:
             await message.finish()
-        elif call.fallback is not None and other is not None:
-            await call.fallback(other)
+        return failure
 
 
 class _UpstreamMessage(GenerationObserver):

@@ -25,7 +25,6 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
-from parrot_gateway.routing.model_directory import EngineTarget
 
 #: Bytes that are read of a content and sent at a time.
 _CHUNK_BYTES = 256 * 1024
@@ -161,7 +160,7 @@ class FileRoutes(LocalRoutes):
         try:
             line = _line_decoder.decode(first)
             model = None if line.body is None else line.body.model
-            return model is not None and isinstance(self.models.resolve(model), EngineTarget)
+            return model is not None and self.models.resolve(model).upstream is None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, GatewayError):
             return False
 

@@ -12,6 +12,7 @@ from parrot_gateway.api.call_shape import AnswerEncoder
 from parrot_gateway.api.event_stream import DONE, data_event, failure_events
 from parrot_gateway.api.openai.answers import ChatAnswer, CompletionAnswer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.requests.call import CallKind, CallRequest
 from parrot_gateway.exceptions import GatewayError
 
@@ -36,7 +37,7 @@ class OpenAIShape:
         usage = options is not None and bool(options.include_usage)
         return _deferred_stream(request, call_id, text, include_usage=usage)
 
-    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[None]:
+    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[FailedAttempt | None]:
         return forward(call)
 
 

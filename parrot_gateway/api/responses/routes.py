@@ -26,7 +26,7 @@ from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_p
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
 
 RESPONSES = "/v1/responses"
@@ -100,7 +100,7 @@ class ResponseRoutes:
                 raise missing_parameter("model")
             model = models[0]
         target = self.models.resolve(model)
-        assert isinstance(target, EngineTarget)
+        assert target.upstream is None
         recorded = None
         if path == RESPONSES:
             recorded = self.recorded_exchanges.begin(exchange, "responses", model, head)
@@ -170,7 +170,7 @@ class ResponseRoutes:
         without that it goes to the first upstream, if there is one."""
         model = model_of(exchange, body)
         if model is not None:
-            return isinstance(self.models.resolve(model), EngineTarget)
+            return self.models.resolve(model).upstream is None
         return not self.models.upstreams
 
     def _refuse_semantics(self, exchange: Exchange, body: bytes) -> None:

@@ -35,7 +35,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.linking.service import LinkingService
-from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver
@@ -163,7 +163,7 @@ class SemanticCalls:
         if (
             fields.transform is not None
             and fields.transform.needs_tokens
-            and not isinstance(target, EngineTarget)
+            and target.upstream is not None
         ):
             raise UnsupportedError(
                 f"The model '{model}' belongs to the upstream '{target.upstream}', whose "
@@ -175,10 +175,10 @@ class SemanticCalls:
             _check_one_text(head.n, request)
         if fields.defer:
             _check_no_tools(request)
-        if fields.transform is not None and isinstance(target, EngineTarget):
+        if fields.transform is not None and target.upstream is None:
             # Its tokenizer may be needed.
             await self.models.loaded(target.model)
-        if not fields.defer or not isinstance(target, EngineTarget):
+        if not fields.defer or target.upstream is not None:
             return None
         await in_thread_if_large(lambda: request.typed, request.size)
         checked = prepare(request, await self.models.loaded_engine(target.model))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from parrot_gateway.backends.upstreams.answer import (
     rewrite,
 )
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.backends.upstreams.response import UpstreamResponse
 from parrot_gateway.calls.observer import GenerationObserver, Observers
 from parrot_gateway.calls.requests.call import IdentityFields
@@ -42,9 +43,6 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from parrot_gateway.telemetry.call_record import CallObserver
-
-#: Answers a call with another model (the upstream's `fallback`) on the same exchange.
-Fallback: TypeAlias = Callable[[str], Awaitable[None]]
 
 #: Routes whose answers are looked into for usage, and whose broken streams get an error event.
 _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
@@ -81,18 +79,20 @@ class ForwardedCall(NamedTuple):
     body: bytes
     #: The whole call ends after this time with a `DeadlineError`.
     timeout_s: float | None = None
-    #: Called instead of answering when the upstream has `fallback` set and cannot answer, while
-    #: nothing has been sent.
-    fallback: Fallback | None = None
+    #: Another backend can answer instead, while nothing has been sent.
+    may_fall_back: bool = False
     #: Notified of the answer to a chat or a completion; of other routes, such as read no text.
     observers: Sequence[GenerationObserver] = ()
 
 
-def forward(call: ForwardedCall) -> Awaitable[None]:
+def forward(call: ForwardedCall) -> Awaitable[FailedAttempt | None]:
     """Let the upstream answer the exchange.
 
     Ends the watch for a disconnect itself. When the client goes away, in whatever phase, the
     upstream's request is aborted.
+
+    Returns:
+        a failure when nothing has been sent because another backend shall answer.
 
     Raises:
         GatewayError: nothing has been sent yet; the caller answers with it.
@@ -109,7 +109,7 @@ async def forward_any(
     model: str | None = None,
     requested_model: str | None = None,
     on_first: Callable[[bytes], None] | None = None,
-) -> None:
+) -> FailedAttempt | None:
     """`forward` for any other route, method and content type under `/v1/`.
 
     Only a JSON body is rewritten; see `envelope_of` for what routes a body.
@@ -119,6 +119,9 @@ async def forward_any(
         model: as the upstream knows it.
         requested_model: as the body names it.
         on_first: called with the first bytes of a successful answer.
+
+    Returns:
+        as `forward`.
 
     Raises:
         InvalidRequestError: the model's name would have to be changed in a body that is not JSON.
@@ -134,7 +137,7 @@ async def forward_any(
             f"JSON body: name '{model}' itself.",
             param="model",
         )
-    await _Relay(call, on_first).run()
+    return await _Relay(call, on_first).run()
 
 
 def model_of(exchange: Exchange, body: bytes) -> str | None:
@@ -234,18 +237,17 @@ class _Relay:
         #: Reads the answer for observers, until it cannot be read.
         self._reader: UpstreamAnswerReader | None = None
 
-    async def run(self) -> None:
-        exchange, timeout_s, fallback = self._exchange, self._call.timeout_s, self._call.fallback
+    async def run(self) -> FailedAttempt | None:
+        exchange, timeout_s = self._exchange, self._call.timeout_s
         task = asyncio.current_task()
         assert task is not None
         exchange.cancel_on_disconnect()
-        other = self._upstream.settings.fallback if fallback is not None else None
         # NOTE: a seventh of the time of `asyncio.timeout`, which every call would pay.
         timer = None
         if timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, task)
         try:
-            answered = await self._answer(other)
+            return await self._answer()
         except asyncio.CancelledError as error:
             if exchange.disconnected:
                 self._observers.failed(error)
@@ -257,7 +259,7 @@ class _Relay:
             late = DeadlineError(f"The call took longer than {timeout_s:g} s.")
             self._observers.failed(late)
             await self._fail(late)
-            return
+            return None
         except Exception as error:
             self._observers.failed(error)
             raise
@@ -265,15 +267,13 @@ class _Relay:
             if timer is not None:
                 timer.cancel()
             exchange.finish()
-        if not answered and fallback is not None and other is not None:
-            await fallback(other)
 
     def _expire(self, task: asyncio.Task[Any]) -> None:
         self._is_late = True
         task.cancel()
 
-    async def _answer(self, other: str | None) -> bool:
-        """Answer the exchange; False when nothing was sent because `other` shall answer."""
+    async def _answer(self) -> FailedAttempt | None:
+        """Answer the exchange, unless another backend shall."""
         exchange, upstream = self._exchange, self._upstream
         scope = exchange.scope
         self._observers.submitted()
@@ -289,17 +289,17 @@ class _Relay:
             response = await upstream.request(
                 request, first_byte_timeout_s=_client_read_timeout_s(exchange)
             )
-        except (UpstreamError, OverloadedError):
-            if other is not None:
-                return False
+        except (UpstreamError, OverloadedError) as error:
+            if self._call.may_fall_back:
+                return FailedAttempt(error)
             raise
         try:
-            if other is not None and (response.exhausted or response.status >= 500):
-                return False
+            if self._call.may_fall_back and (response.exhausted or response.status >= 500):
+                return FailedAttempt(refusal_of(response.first, response.status))
             await self._pass_on(response)
         finally:
             response.close()
-        return True
+        return None
 
     async def _pass_on(self, response: UpstreamResponse) -> None:
         exchange = self._exchange

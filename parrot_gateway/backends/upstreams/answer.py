@@ -14,6 +14,7 @@ import msgspec
 from parrot_scheduler.task import OBJECTIVE_KINDS
 
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.generation_request import ChoiceDelta
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.observer import GenerationObserver, Observers, TextObserver
@@ -346,7 +347,7 @@ async def run_on_upstream(
     *,
     may_fall_back: bool,
     between_reads: Callable[[], Awaitable[None]] | None = None,
-) -> bool:
+) -> FailedAttempt | None:
     """Let an upstream answer a call for observers alone.
 
     Args:
@@ -355,12 +356,12 @@ async def run_on_upstream(
         body: see `upstream_body`; with `stream` set where observers read the text as it is written.
         observer: is notified of the answer.
         record: is too, without its text.
-        may_fall_back: another model can answer instead.
+        may_fall_back: another backend can answer instead.
         between_reads: awaited before more of the answer is read, so that a client to whom the
             observer writes can hold it back.
 
     Returns:
-        False when nothing was reported because another model should answer.
+        a failure when nothing was reported because another backend shall answer.
 
     Raises:
         GatewayError: the upstream could not be reached, refused the call, or broke off.
@@ -369,13 +370,13 @@ async def run_on_upstream(
     observers.submitted()
     try:
         response = await upstream.request(UpstreamRequest("POST", PATHS[kind], headers, body))
-    except (UpstreamError, OverloadedError):
+    except (UpstreamError, OverloadedError) as error:
         if may_fall_back:
-            return False
+            return FailedAttempt(error)
         raise
     try:
         if may_fall_back and (response.exhausted or response.status >= 500):
-            return False
+            return FailedAttempt(refusal_of(response.first, response.status))
         observers.started(response.server, response.queued_s, response.reason)
         if response.status < 400:
             observers.first_token()
@@ -397,7 +398,7 @@ async def run_on_upstream(
         response.succeeded(reader.usage)
     finally:
         response.close()
-    return True
+    return None
 
 
 def incomplete(server: str) -> UpstreamError:

@@ -15,12 +15,14 @@ import msgspec
 from parrot_gateway.backends.own.generate import Generation, collect
 from parrot_gateway.backends.upstreams.answer import run_on_upstream, upstream_body
 from parrot_gateway.backends.upstreams.client import UpstreamClient
+from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.observer import TextObserver
 from parrot_gateway.calls.requests.call import CallRequest, in_thread_if_large, prepare
 from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.routing.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.routing.fallback import answer_with_fallbacks
+from parrot_gateway.routing.model_directory import ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.telemetry.call_record import CallObserver
 
@@ -84,53 +86,58 @@ class CallRunner:
             GatewayError: the call failed.
         """
         observer = JobObserver(job, self.clock)
-        model, tried = job.call.model, set[str]()
-        while True:
-            target = self.models.resolve(model)
-            job.record.served_model = target.model
-            if isinstance(target, EngineTarget):
-                await self._on_engine(job, request, metadata, target.model, observer)
-                break
-            upstream = self.models.upstream(target.upstream, lambda: metadata)
-            other = None if target.upstream in tried else upstream.settings.fallback
-            body = await in_thread_if_large(
-                partial(_streamed_body, request, upstream, target.model, metadata), request.size
-            )
-            headers = [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS]
-            answered = await run_on_upstream(
-                upstream,
-                request.kind,
-                job.record.outgoing_headers(headers),
-                body,
-                observer,
-                CallObserver(job.record),
-                may_fall_back=other is not None,
-            )
-            if answered or other is None:
-                break
-            tried.add(target.upstream)
-            model = other
+        target = self.models.resolve(job.call.model)
+        attempts = _JobAttempts(self, job, request, metadata, observer)
+        await answer_with_fallbacks(self.models, target, attempts)
         observer.finish()
 
-    async def _on_engine(
-        self,
-        job: Job,
-        request: CallRequest,
-        metadata: CallMetadata,
-        model: str,
-        observer: JobObserver,
-    ) -> None:
-        await self.models.loaded(model)
-        placer = self.models.placer(model, metadata)
-        call = prepare(request, placer, job.spec.checked)
+
+@dataclass(frozen=True, slots=True)
+class _JobAttempts:
+    """Answers one deferred call; see `Attempts`."""
+
+    runner: CallRunner
+    job: Job
+    request: CallRequest
+    metadata: CallMetadata
+    observer: JobObserver
+
+    async def on_upstream(
+        self, upstream: str, model: str, *, may_fall_back: bool
+    ) -> FailedAttempt | None:
+        """See `Attempts`."""
+        job, request, metadata = self.job, self.request, self.metadata
+        job.record.served_model = model
+        client = self.runner.models.upstream(upstream, lambda: metadata)
+        body = await in_thread_if_large(
+            partial(_streamed_body, request, client, model, metadata), request.size
+        )
+        headers = [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS]
+        return await run_on_upstream(
+            client,
+            request.kind,
+            job.record.outgoing_headers(headers),
+            body,
+            self.observer,
+            CallObserver(job.record),
+            may_fall_back=may_fall_back,
+        )
+
+    async def on_engine(self, model: str) -> None:
+        """See `Attempts`."""
+        models, job, observer = self.runner.models, self.job, self.observer
+        job.record.served_model = model
+        await models.loaded(model)
+        placer = models.placer(model, self.metadata)
+        call = prepare(self.request, placer, job.spec.checked)
         if call.uses_tools:
             raise UnsupportedError(
                 "Unsupported parameter: 'tools' has no place in a call whose text fills a "
                 "variable; with 'tool_choice' 'none' it passes.",
                 param="tools",
             )
-        generation_request = await call.generation_request(metadata.salt)
-        deadline = time.perf_counter() + self.call_timeout_s
+        generation_request = await call.generation_request(self.metadata.salt)
+        deadline = time.perf_counter() + self.runner.call_timeout_s
         observers = [observer, CallObserver(job.record)]
         with Generation(placer, generation_request, deadline, observers) as generation:
             if generation_request.best_of > 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from parrot_gateway.exceptions import InvalidRequestError, ModelLoadingError, ModelNotFoundError
-from parrot_gateway.routing.model_directory import Catalog, EngineTarget, UpstreamTarget
+from parrot_gateway.routing.model_directory import Catalog, Target
 
 
 class Listed:
@@ -39,41 +39,41 @@ def catalog(
 
 def test_engines_come_before_upstreams() -> None:
     both = catalog(Listed("up", ["m"]), engines=["m"])
-    assert both.resolve("m") == EngineTarget("m")
+    assert both.resolve("m") == Target("m")
 
 
 def test_first_upstream_that_lists_a_model() -> None:
     found = catalog(Listed("a", ["x"]), Listed("b", ["x", "y"]))
-    assert found.resolve("x") == UpstreamTarget("a", "x")
-    assert found.resolve("y") == UpstreamTarget("b", "y")
+    assert found.resolve("x") == Target("x", "a")
+    assert found.resolve("y") == Target("y", "b")
 
 
 def test_an_upstream_can_be_named() -> None:
     found = catalog(Listed("a", ["x"]), Listed("b", ["x", "y"]), Listed("c", ["org/z"]))
-    assert found.resolve("b/x") == UpstreamTarget("b", "x")
-    assert found.resolve("a") == UpstreamTarget("a", "x")
-    assert found.resolve("org/z") == UpstreamTarget("c", "org/z")
+    assert found.resolve("b/x") == Target("x", "b")
+    assert found.resolve("a") == Target("x", "a")
+    assert found.resolve("org/z") == Target("org/z", "c")
     with pytest.raises(InvalidRequestError, match="serves 2 models"):
         found.resolve("b")
 
 
 def test_an_upstream_that_takes_any_name_comes_last() -> None:
     found = catalog(Listed("any", [], any_name=True), Listed("b", ["y"]))
-    assert found.resolve("y") == UpstreamTarget("b", "y")
-    assert found.resolve("gpt-9") == UpstreamTarget("any", "gpt-9")
+    assert found.resolve("y") == Target("y", "b")
+    assert found.resolve("gpt-9") == Target("gpt-9", "any")
 
 
 def test_exact_alias_replaces_even_a_served_name() -> None:
     found = catalog(Listed("up", ["gpt-4o"]), engines=["demo"], aliases={"gpt-4o": "demo"})
-    assert found.resolve("gpt-4o") == EngineTarget("demo")
+    assert found.resolve("gpt-4o") == Target("demo")
 
 
 def test_patterns_fill_gaps_only_and_the_longest_wins() -> None:
     aliases = {"*": "demo", "gpt-*": "up/big"}
     found = catalog(Listed("up", ["gpt-4o", "big"]), engines=["demo"], aliases=aliases)
-    assert found.resolve("gpt-4o") == UpstreamTarget("up", "gpt-4o")
-    assert found.resolve("gpt-5") == UpstreamTarget("up", "big")
-    assert found.resolve("claude") == EngineTarget("demo")
+    assert found.resolve("gpt-4o") == Target("gpt-4o", "up")
+    assert found.resolve("gpt-5") == Target("big", "up")
+    assert found.resolve("claude") == Target("demo")
 
 
 def test_aliases_do_not_chain() -> None:
@@ -92,7 +92,7 @@ def test_unknown_model_says_what_there_is() -> None:
 
 def test_while_an_upstream_is_silent_a_name_may_still_turn_up() -> None:
     found = catalog(Listed("up", [], ready=False), engines=["demo"])
-    assert found.resolve("demo") == EngineTarget("demo")
+    assert found.resolve("demo") == Target("demo")
     with pytest.raises(ModelLoadingError) as caught:
         found.resolve("nope")
     assert caught.value.retry_after_s is not None
@@ -104,7 +104,7 @@ def test_an_upstream_alone_that_is_silent_is_waited_for() -> None:
     for name in ("vllm", "gpt-4o", "anything"):
         with pytest.raises(ModelLoadingError, match="'vllm/MODEL'"):
             silent.resolve(name)
-    assert silent.resolve("vllm/m") == UpstreamTarget("vllm", "m")
+    assert silent.resolve("vllm/m") == Target("m", "vllm")
 
 
 def test_an_alias_of_what_nothing_serves_is_told_as_that() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from parrot_gateway.backends.upstreams.client import Upstream
-from parrot_gateway.routing.model_directory import Catalog, UpstreamTarget
+from parrot_gateway.routing.model_directory import Catalog, Target
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.litellm import PROVIDERS, Conversion, convert
@@ -120,9 +120,9 @@ def test_one_provider() -> None:
         "aliases": {"fast": "openai/gpt-4o-mini"},
     }
     names = catalog(found)
-    assert names.resolve("gpt-4o") == UpstreamTarget("openai", "gpt-4o")
-    assert names.resolve("fast") == UpstreamTarget("openai", "gpt-4o-mini")
-    assert names.resolve("openai/o3") == UpstreamTarget("openai", "o3")
+    assert names.resolve("gpt-4o") == Target("gpt-4o", "openai")
+    assert names.resolve("fast") == Target("gpt-4o-mini", "openai")
+    assert names.resolve("openai/o3") == Target("o3", "openai")
     assert found.lost == []
     assert set(found.variables) == {"OPENAI_API_KEY", "LITELLM_MASTER_KEY"}
 
@@ -146,9 +146,9 @@ def test_servers_of_other_kinds_follow_as_fallbacks() -> None:
     assert first["fallback"] == "azure/gpt-4o-eu"
     assert second["fallback"] == "claude"
     names = catalog(found)
-    assert names.resolve("gpt-4o") == names.resolve("gpt-4") == UpstreamTarget("openai", "gpt-4o")
-    assert names.resolve("azure/gpt-4o-eu") == UpstreamTarget("azure", "gpt-4o-eu")
-    assert names.resolve("claude") == UpstreamTarget("anthropic", "claude-sonnet-4-5")
+    assert names.resolve("gpt-4o") == names.resolve("gpt-4") == Target("gpt-4o", "openai")
+    assert names.resolve("azure/gpt-4o-eu") == Target("gpt-4o-eu", "azure")
+    assert names.resolve("claude") == Target("claude-sonnet-4-5", "anthropic")
     assert upstream(found, "anthropic")["api"] == "anthropic"
 
 
@@ -177,12 +177,12 @@ def test_what_has_no_counterpart_is_named_with_its_path() -> None:
 def test_patterns() -> None:
     found = converted(WILDCARDS)
     names = catalog(found)
-    assert names.resolve("openai/gpt-5") == UpstreamTarget("openai", "gpt-5")
-    assert names.resolve("openrouter/openai/o3") == UpstreamTarget("openrouter", "openai/o3")
-    assert names.resolve("mine/llama") == UpstreamTarget("mine", "llama")
+    assert names.resolve("openai/gpt-5") == Target("gpt-5", "openai")
+    assert names.resolve("openrouter/openai/o3") == Target("openai/o3", "openrouter")
+    assert names.resolve("mine/llama") == Target("llama", "mine")
     assert upstream(found, "mine")["url"] == PROVIDERS["groq"].url
-    assert names.resolve("gpt-4o") == UpstreamTarget("openai-2", "gpt-4o")
-    assert names.resolve("anything") == UpstreamTarget("litellm_proxy", "anything")
+    assert names.resolve("gpt-4o") == Target("gpt-4o", "openai-2")
+    assert names.resolve("anything") == Target("anything", "litellm_proxy")
     assert "models" not in upstream(found, "anthropic")
     told = lost(found)
     assert told.pop("model_list[4]") == "a pattern has one server here, its first"
@@ -273,9 +273,9 @@ def test_a_name_of_an_upstream_hides_no_model() -> None:
         """
     )
     names = catalog(found)
-    assert names.resolve("router") == UpstreamTarget("openrouter", "openai/gpt-4o")
-    assert names.resolve("direct") == UpstreamTarget("openai-2", "gpt-4o")
-    assert names.resolve("again") == UpstreamTarget("openai-3", "gpt-4o")
+    assert names.resolve("router") == Target("openai/gpt-4o", "openrouter")
+    assert names.resolve("direct") == Target("gpt-4o", "openai-2")
+    assert names.resolve("again") == Target("gpt-4o", "openai-3")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.calls.metadata import ORDINARY_CALL
 from parrot_gateway.calls.requests.call import CallHead, CallRequest
+from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
@@ -44,8 +45,8 @@ class Relay:
         self.port = port
         self.url = f"http://127.0.0.1:{port}/v1"
         self.http: aiohttp.ClientSession
-        #: Names that `fallback` was asked for.
-        self.fallbacks: list[str] = []
+        #: Errors of calls that another backend was to answer.
+        self.fallbacks: list[GatewayError] = []
         self.aliases: dict[str, str] = {}
         self.timeout_s: float | None = 60.0
         self.use_fallback = False
@@ -161,16 +162,6 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
     listener.bind(("127.0.0.1", 0))
     relay = Relay(fake, upstream, listener.getsockname()[1])
 
-    async def fallback(model: str) -> None:
-        relay.fallbacks.append(model)
-
-    async def fall_back_on(exchange: Exchange) -> Callable[[str], Awaitable[None]]:
-        async def answer(model: str) -> None:
-            await fallback(model)
-            await exchange.respond(200, b'{"by": "fallback"}')
-
-        return answer
-
     async def call(exchange: Exchange) -> None:
         body = await exchange.body(1 << 26)
         head = msgspec.json.decode(body, type=_Head)
@@ -181,9 +172,12 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
             upstream,
             upstream_body(request, upstream, model, ORDINARY_CALL),
             relay.timeout_s,
-            await fall_back_on(exchange) if relay.use_fallback else None,
+            relay.use_fallback,
         )
-        await forward(forwarded)
+        failure = await forward(forwarded)
+        if failure is not None:
+            relay.fallbacks.append(failure.error)
+            await exchange.respond(200, b'{"by": "fallback"}')
 
     async def any_route(exchange: Exchange) -> None:
         body = await exchange.body(1 << 26)

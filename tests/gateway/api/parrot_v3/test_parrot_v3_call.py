@@ -28,13 +28,7 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     UnsupportedError,
 )
-from parrot_gateway.routing.model_directory import (
-    ChosenModel,
-    EngineTarget,
-    Target,
-    UpstreamTarget,
-    choose_model,
-)
+from parrot_gateway.routing.model_directory import ChosenModel, Target, choose_model
 from parrot_gateway.semantic.call_chain import (
     MAX_OUTPUTS,
     Form,
@@ -377,9 +371,9 @@ def choose(
 ) -> ChosenModel:
     def resolve(name: str) -> Target:
         if name in own:
-            return EngineTarget(name)
+            return Target(name)
         if name in listed:
-            return UpstreamTarget("up", name)
+            return Target(name, "up")
         if name == "late":
             raise ModelLoadingError("not yet")
         raise ModelNotFoundError("no")
