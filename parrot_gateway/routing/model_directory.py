@@ -47,7 +47,7 @@ MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
 
 
 class Target(NamedTuple):
-    """Who serves a model."""
+    """A model and the backend that serves it."""
 
     #: Under the name that whoever serves it knows; of own engines also an adapter.
     model: str
