@@ -1,4 +1,6 @@
-"""The admin routes of a running gateway, for commands, and the options that say where it is."""
+"""Client of a running gateway's admin routes for commands, and the options that locate the
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,14 @@ Config = Annotated[
 
 
 class CommandFailedError(Exception):
-    """A command cannot do what it is to; the message names the reason and the remedy."""
+    """A command failed; the message names the reason and the remedy."""
 
 
 class Gateway:
-    """The admin routes of a gateway, for one command.
+    """A gateway's admin routes, for one command.
 
     Args:
-        base_url: as clients have it, ending in `/v1` or not.
+        base_url: the URL that clients use, with or without `/v1`.
         key: the admin key.
     """
 
@@ -56,10 +58,10 @@ class Gateway:
         self.key = key
 
     async def get(self, path: str) -> Any:
-        """Get the answer of a route, by its whole path.
+        """Get the answer of a route, given its whole path.
 
         Raises:
-            CommandFailedError: it cannot be reached, or refuses.
+            CommandFailedError: the gateway cannot be reached, or refuses.
         """
         async with self._request("GET", path, None) as response:
             return msgspec.json.decode(await response.read())
@@ -70,7 +72,7 @@ class Gateway:
             return msgspec.json.decode(await response.read())
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a POST that streams."""
+        """Yield the events of a streaming POST."""
         async with self._request("POST", path, {**body, "stream": True}) as response:
             async for line in response.content:
                 if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
@@ -81,7 +83,7 @@ class Gateway:
                 yield event
 
     async def follow(self, path: str) -> AsyncIterator[tuple[str, Any]]:
-        """The server-sent events of a GET: names, and data."""
+        """Yield the server-sent events of a GET as name and data."""
         name = ""
         async with self._request("GET", path, None) as response:
             async for line in response.content:
@@ -94,7 +96,7 @@ class Gateway:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> AsyncIterator[ClientResponse]:
-        # Here, so that the command line does not wait for it.
+        # Imported here to keep the command line's start fast.
         import aiohttp
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -103,7 +105,7 @@ class Gateway:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20) as client,
-                # Another address than the one that was named does not get the key.
+                # The key is never sent to a redirect's address.
                 client.request(
                     method, url, headers=headers, json=body, allow_redirects=False
                 ) as response,
@@ -130,7 +132,7 @@ class Gateway:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, with its cells in columns."""
+    """Format rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -151,12 +153,12 @@ def run(
     config: Path | None,
     command: Callable[[Gateway], Coroutine[Any, Any, None]],
 ) -> None:
-    """Run a command against the gateway that was named; exit with status 1 where it fails."""
+    """Run a command against the selected gateway; exit with status 1 on failure."""
     or_exit(lambda: asyncio.run(command(gateway_of(base_url, admin_key, config))))
 
 
 def or_exit(work: Callable[[], None]) -> None:
-    """Exit with status 1 and the reason where a command fails."""
+    """Exit with status 1 and the reason if a command fails."""
     from parrot_gateway.settings.config_file import ConfigError
 
     try:
@@ -167,14 +169,14 @@ def or_exit(work: Callable[[], None]) -> None:
 
 
 def gateway_of(base_url: str | None, admin_key: str | None, config: Path | None) -> Gateway:
-    """The gateway that the operator means: by command line, settings, `PARROT_ADMIN_URL`, or here.
+    """Select the gateway: by command line, settings, `PARROT_ADMIN_URL`, or this machine's.
 
-    An admin key may load models and run code: it goes to no host that only clients were pointed
-    to, such as a public API in OPENAI_BASE_URL.
+    An admin key may load models and run code, so it is never sent to a host that was set for
+    clients only, such as a public API in OPENAI_BASE_URL.
 
     Raises:
         ConfigError: settings or key cannot be read.
-        CommandFailedError: nobody named the gateway for this.
+        CommandFailedError: no gateway was named for admin commands.
     """
     from parrot_gateway.settings.model import admin_key_of
     from parrot_gateway.settings.secret_reference import key_of_option
@@ -200,10 +202,10 @@ def gateway_of(base_url: str | None, admin_key: str | None, config: Path | None)
 
 
 def _of_clients() -> str:
-    """Find the address that clients of this machine use.
+    """Return the address that clients of this machine use.
 
     Raises:
-        CommandFailedError: they are pointed to another host.
+        CommandFailedError: clients are set to another host.
     """
     target = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
     if not _is_here(target):
@@ -216,7 +218,7 @@ def _of_clients() -> str:
 
 
 def _is_here(target: str) -> bool:
-    """Tell if an address is one of this machine's loopback, as the client reads it."""
+    """Return true if the client would read the address as one of this machine's loopback."""
     from yarl import URL
 
     from parrot_gateway.settings.sources import is_loopback

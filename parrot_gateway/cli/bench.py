@@ -1,6 +1,6 @@
 """`parrot-gateway bench` and `simulate`: the commands of the distribution `parrot-bench`.
 
-The gateway's own distribution leaves them out. Without `parrot-bench` they say how to install it.
+They are outside the gateway's own distribution. Without `parrot-bench` they say how to install it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INSTALL = "pip install ./bench, in a clone of the repository"
 
 
 def _load(module: str, name: str) -> typer.Typer:
-    """Return the application `name` of a module, or one that says how to install it."""
+    """Return a module's application `name`, or one that says how to install it."""
     try:
         found: typer.Typer = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
@@ -26,7 +26,7 @@ def _load(module: str, name: str) -> typer.Typer:
 
 
 class _Missing(TyperGroup):
-    """A group that refuses every argument but `--help`."""
+    """A group that refuses every argument except `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["--help"]:

@@ -1,4 +1,4 @@
-"""Commands that are found when they are called, and those that are programs of the engine."""
+"""Commands that are imported on use, and commands that become programs of the engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typer.core import TyperGroup
 
 
 class LazyGroup(TyperGroup):
-    """A group of which some commands are imported when they are called, or for `--help`.
+    """A group that imports some commands when they are called, or for `--help`.
 
-    A gateway stays up for weeks: `serve` must not hold what only benchmarks need.
+    A gateway runs for weeks, so `serve` must not load what only benchmarks need.
     """
 
-    #: Name of a command to `module:attribute`, which is a function or an application of typer.
+    #: Maps a command's name to `module:attribute`, a function or typer application.
     targets: ClassVar[dict[str, str]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -27,7 +27,7 @@ class LazyGroup(TyperGroup):
         if cmd_name in self.targets:
             self._load(cmd_name)
         elif cmd_name not in self.commands:
-            # What is meant is suggested from those that are there.
+            # All commands are loaded so that a typo gets a suggestion.
             for name in self.targets:
                 self._load(name)
         return super().get_command(ctx, cmd_name)
@@ -45,7 +45,7 @@ class LazyGroup(TyperGroup):
         self.add_command(typer.main.get_group(parent).commands[name])
 
 
-#: The options of a command that becomes a program are those of the program.
+#: A command that becomes a program takes the program's options.
 PASS_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
@@ -53,5 +53,7 @@ PASS_ON: dict[str, Any] = {
 
 
 def become(module: str, context: typer.Context) -> None:
-    """Become a program of the engine: the gateway's process must never load torch."""
+    """Replace the process by a program of the engine: the gateway's process must never load
+    torch.
+    """
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])  # noqa: S606

@@ -1,6 +1,6 @@
-"""Examines what this machine can do for the gateway, what is missing, and how to get it.
+"""Examines what this machine can do for the gateway, what is missing, and how to install it.
 
-Looks only; changes nothing, loads no model and opens no connection.
+It changes nothing, loads no model and opens no connection.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Finding:
     topic: str
     state: State
     what: str
-    #: What to do about it, when something can be done.
+    #: The remedy, if there is one.
     advice: str = ""
 
 
 def examine() -> list[Finding]:
-    """Look at everything; the order is that of the display."""
+    """Examine everything, in the order of display."""
     return [
         _python(),
         _machine(),
@@ -54,7 +54,7 @@ def examine() -> list[Finding]:
 def show(findings: list[Finding]) -> None:
     """Print a line for each finding, and below it the advice.
 
-    Lines are left whole in a narrow terminal, so that commands can be copied.
+    Lines are not wrapped in a narrow terminal, so that commands can be copied.
     """
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:

@@ -97,7 +97,7 @@ def _set_drained(
 
 
 def list_text(entries: list[dict[str, Any]]) -> str:
-    """A line for each entry."""
+    """Format one line per entry."""
     return "\n".join(aligned([_cells(entry) for entry in entries]))
 
 

@@ -1,4 +1,4 @@
-"""`parrot-gateway explain CALL`: why a call ran when and where it did, in a sentence."""
+"""`parrot-gateway explain CALL`: a sentence on why a call ran when and where it did."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def _explain_call(base_url: str, call: str, api_key: str | None, *, as_jso
 
 
 def _session_text(data: bytes) -> str:
-    """A line for each call of a graph whose explanation is known."""
+    """Format one line per call of a graph with a known explanation."""
     nodes = [node for node in read_graph(data).nodes if node.explanation]
     return "\n".join(f"{node.name}: {node.explanation}" for node in nodes) or "no calls"
 

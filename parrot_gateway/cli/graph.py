@@ -1,8 +1,8 @@
 """`parrot-gateway graph [SESSION]`: fetches a session's graph from a running gateway and draws it.
 
-It takes the session used last where none is named; `--list` lists them.
+Without a name it takes the last used session; `--list` lists all.
 
-The gateway answers with plain data; the pictures are made here, with `semantic.drawing`.
+The gateway answers with plain data, and `semantic.drawing` makes the pictures here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parrot_gateway.semantic.drawing import to_mermaid, to_text
 from parrot_gateway.semantic.drawing.labels import clip
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
-#: Columns of a drawing that goes into a file or a pipe, which have none.
+#: Width of a drawing for a file or pipe, which have no width of their own.
 _PIPE_WIDTH = 1000
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
@@ -42,13 +42,13 @@ ApiKey = Annotated[
 ]
 TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
-#: Sessions that `--live` lists above the graph.
+#: Sessions listed above the graph by `--live`.
 _LIVE_SESSIONS = 8
-#: Successors that a line of `--profiles` names.
+#: Successors named in a line of `--profiles`.
 _SHOWN_SUCCESSORS = 3
-#: Lines of the graph below them that are shown even where the terminal has fewer.
+#: Minimum lines of the graph below them, even in a smaller terminal.
 _LEAST_GRAPH = 6
-#: Cells for the names of a session's models.
+#: Cells for a session's model names.
 _MAX_MODELS = 40
 
 V = TypeVar("V", NodeView, VariableView)
@@ -65,9 +65,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-#: What the titles of inferred sessions end with.
+#: Ending of inferred sessions' titles.
 _TITLE_DIGITS = re.compile(r"[0-9a-f]{6}")
-#: Fields of `NodeView` that have another name in JSON.
+#: Fields of `NodeView` with another name in JSON.
 _RENAMED = {
     "transform": "detail",
     "submitted_s": "submitted",
@@ -155,7 +155,7 @@ class _Error(msgspec.Struct):
 
 
 def read_graph(data: bytes) -> GraphSnapshot:
-    """The graph that `semantic.drawing.to_json` made into data; its clock begins at 0.
+    """Parse the graph that `semantic.drawing.to_json` wrote; its clock begins at 0.
 
     Raises:
         GraphUnavailableError: the data is something else.
@@ -169,7 +169,7 @@ def read_graph(data: bytes) -> GraphSnapshot:
     return GraphSnapshot(
         session_id=graph.session.id,
         session_name=graph.session.name,
-        # NOTE: the duration ends now while something is unfinished; else now does not matter.
+        # NOTE: if a node is unfinished the duration ends now; otherwise "now" does not matter.
         taken_at=graph.duration_s,
         nodes=nodes,
         variables=variables,
@@ -182,13 +182,13 @@ def read_graph(data: bytes) -> GraphSnapshot:
 
 
 def _view(plain: dict[str, Any], kind: type[V]) -> V:
-    """A node or variable; null is the default."""
+    """Build a node or variable; null means the default."""
     fields = {_RENAMED.get(name, name): v for name, v in plain.items() if v is not None}
     return msgspec.convert(fields, kind)
 
 
 async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes:
-    """The graph of a session as JSON.
+    """Fetch the graph of a session as JSON.
 
     Args:
         base_url: of the gateway, ending in `/v1`.
@@ -206,12 +206,12 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
 
 
 async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
-    """Fetch the sessions, last used first; arguments and errors as of `fetch_graph`."""
+    """Fetch the sessions, last used first; arguments and errors are those of `fetch_graph`."""
     return await _fetch_list(base_url, "/sessions", api_key, Sessions, "list of sessions")
 
 
 async def fetch_profiles(base_url: str, api_key: str | None) -> list[Profile]:
-    """Fetch the profiles of templates; arguments and errors as of `fetch_graph`."""
+    """Fetch the profiles of templates; arguments and errors are those of `fetch_graph`."""
     path = "/linking/profiles"
     return (await _fetch_list(base_url, path, api_key, _Profiles, "list of profiles")).data
 
@@ -227,7 +227,7 @@ async def _fetch_list(base_url: str, path: str, api_key: str | None, kind: type[
 
 
 def profiles_text(profiles: Sequence[Profile]) -> str:
-    """A line for each template, ending in a line end."""
+    """Format one line per template, ending in a line end."""
     lines = [
         f"{'template':16} {'bytes':>6} {'calls':>6}  {'tokens p50 p90':>14}  {'gap s p50 p90':>14} "
         f"{'returns':>8} {'fan-in':>12}  successors"
@@ -248,7 +248,7 @@ def profiles_text(profiles: Sequence[Profile]) -> str:
 
 
 async def _last_session(base_url: str, api_key: str | None) -> str:
-    """The id of the session used last; a hint at the others goes to the error output."""
+    """Return the id of the last used session; a hint at the others goes to standard error."""
     sessions = await fetch_sessions(base_url, api_key)
     if not sessions.data:
         raise GraphUnavailableError(
@@ -263,7 +263,7 @@ async def _last_session(base_url: str, api_key: str | None) -> str:
 
 
 async def _full_id(base_url: str, session: str, api_key: str | None) -> str:
-    """The id that the digits at the end of a title belong to; what is none is left as it is."""
+    """Resolve the digits at the end of a title to an id; other names stay."""
     if not _TITLE_DIGITS.fullmatch(session):
         return session
     listed = (await fetch_sessions(base_url, api_key)).data
@@ -273,7 +273,7 @@ async def _full_id(base_url: str, session: str, api_key: str | None) -> str:
 
 
 def list_text(sessions: Sessions, now: float) -> str:
-    """A line for each session, ending in a line end."""
+    """Format one line per session, ending in a line end."""
     lines = []
     for each in sessions.data:
         ago = max(0.0, now - each.last_used)
@@ -292,8 +292,8 @@ def list_text(sessions: Sessions, now: float) -> str:
 
 
 async def fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, bytes]:
-    """Status and body of a GET."""
-    # Here, so that the command line does not wait for it.
+    """Return status and body of a GET."""
+    # Imported here to keep the command line's start fast.
     import aiohttp
 
     headers = {"Accept": "application/json"}
@@ -321,7 +321,7 @@ async def fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, byt
 
 
 def refusal(status: int, data: bytes, base_url: str, session: str, listed: str = "") -> str:
-    """Word the refusal of a session's graph, or of `listed` where no session is named."""
+    """Word the refusal of a session's graph, or of `listed` if no session is named."""
     try:
         detail = msgspec.json.decode(data, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -415,7 +415,7 @@ def graph_command(
             asyncio.run(_watch(target, session, key))
             return
         data = asyncio.run(fetch_graph(target, session, key))
-        # NOTE: UTF-8 whatever the locale: pictures are redirected into files.
+        # NOTE: UTF-8 in any locale, because pictures are redirected into files.
         sys.stdout.buffer.write(draw(data, form, _width()).encode())
         sys.stdout.buffer.flush()
     except (GraphUnavailableError, ConfigError) as error:
@@ -426,7 +426,7 @@ def graph_command(
 
 
 def _width() -> int:
-    """Columns of a drawing that is written once."""
+    """Return the columns of a drawing that is written once."""
     from rich.console import Console
 
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
@@ -451,12 +451,12 @@ async def _watch(base_url: str, session: str, api_key: str | None) -> None:
 
 
 async def _follow(base_url: str, session: str | None, api_key: str | None) -> None:
-    """Draw the list of sessions and one graph, again and again, until interrupted.
+    """Draw the list of sessions and one graph repeatedly until interrupted.
 
-    Into a file or a pipe the graph of each session is written whenever calls have begun or ended.
+    For a file or pipe, each session's graph is written whenever calls began or ended.
 
     Args:
-        session: None for the one used last, each time anew.
+        session: None for the one last used at each time.
     """
     from rich.console import Console
     from rich.live import Live
@@ -482,7 +482,7 @@ async def _follow(base_url: str, session: str | None, api_key: str | None) -> No
 
 
 async def _follow_in_lines(base_url: str, session: str | None, api_key: str | None) -> None:
-    """See `_follow`; sessions that have become part of another are not written again."""
+    """Do the work of `_follow` for a file or pipe; merged sessions are not written again."""
     written: dict[str, tuple[int, int]] = {}
     while True:
         sessions = await fetch_sessions(base_url, api_key)

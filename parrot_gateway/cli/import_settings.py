@@ -1,4 +1,4 @@
-"""`parrot-gateway import FILE`: the settings of a LiteLLM proxy as settings of this gateway."""
+"""`parrot-gateway import FILE`: converts the settings of a LiteLLM proxy to this gateway's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_command(
 
 
 def settings_text(found: Conversion, name: str) -> str:
-    """The settings as a file that `serve --config` takes.
+    """Return the settings as a file for `serve --config`.
 
     Raises:
         ConfigError: the settings are not valid.
@@ -74,7 +74,7 @@ def settings_text(found: Conversion, name: str) -> str:
 
 
 def report_text(found: Conversion, source: ConfigFile) -> str:
-    """The report: what is not carried over, and which variables to set."""
+    """Return the report: settings that are not carried over, and variables to set."""
     number = len(found.settings.get("upstreams", ()))
     upstreams = "1 upstream" if number == 1 else f"{number} upstreams"
     parts = [f"{source.path}: {upstreams}, {len(found.lost)} not carried over."]
@@ -91,6 +91,6 @@ def report_text(found: Conversion, source: ConfigFile) -> str:
 
 
 def _line(remark: Remark, source: ConfigFile) -> tuple[int, str]:
-    """Number of the line of the file, and a line of the report."""
+    """Return the file's line number and the report's line for a remark."""
     number = source.locate(remark.location).rpartition(" ")[2]
     return int(number), f"  line {number}: {remark.path}: {remark.text}"

@@ -1,6 +1,6 @@
 """The command line: `parrot-gateway serve | engine | graph | bench | simulate | doctor`.
 
-Only parses and prints. Imports what a command needs inside it.
+Only parses and prints; a command imports what it needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(LazyGroup):
-    """The commands of this file, and those of other modules."""
+    """Commands of this file and of other modules."""
 
     targets: ClassVar = {
         "graph": "parrot_gateway.cli.graph:graph_command",
@@ -55,17 +55,19 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     if sys.stdout is None:
-        # Closed by the shell (`>&-`): what is printed is lost, the work is done all the same.
+        # The shell closed it (`>&-`): output is lost, but the command still works.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal does not know must not end a command.
+        # A character unknown to the terminal must not end a command.
         sys.stdout.reconfigure(errors="replace")
     app()
 
 
 @contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Import without the garbage collector, which takes a tenth of the time and finds nothing."""
+    """Import without the garbage collector, which would take a tenth of the time and find
+    nothing.
+    """
     gc.disable()
     try:
         yield
@@ -228,7 +230,7 @@ def _pair(text: str, option: str, form: str) -> tuple[str, str]:
 
 
 def _sources(flags: dict[str, Any], config: Path | None, lora: Sequence[str]) -> SettingsSources:
-    """The settings as they are now; the demo model where nothing else is named."""
+    """Read the current settings; with no model or upstream named, add the demo model."""
     from parrot_gateway.settings import DEMO_MODEL
     from parrot_gateway.settings.sources import SettingsSources
 
@@ -244,7 +246,7 @@ def _sources(flags: dict[str, Any], config: Path | None, lora: Sequence[str]) ->
 
 
 def _check(sources: SettingsSources, settings: Settings) -> int:
-    """Print what would be served, and what is wrong; the status of the command."""
+    """Print what would be served and what is wrong; return the exit status."""
     from parrot_gateway.server.check import check_settings
 
     checked = check_settings(sources, settings)
@@ -258,7 +260,7 @@ def _check(sources: SettingsSources, settings: Settings) -> int:
 
 
 def _with_adapters(models: Sequence[ModelSettings], lora: Sequence[str]) -> dict[str, Any]:
-    """The one model of the settings, with adapters of the command line."""
+    """Return the settings' only model, with adapters from the command line."""
     from parrot_gateway.settings.config_file import ConfigError
 
     if len(models) != 1:
@@ -272,7 +274,7 @@ def _with_adapters(models: Sequence[ModelSettings], lora: Sequence[str]) -> dict
 
 
 def _upstreams(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Settings of upstreams; a name given with several URLs has several servers."""
+    """Return settings of upstreams; a name with several URLs has several servers."""
     urls: dict[str, list[str]] = {}
     for name, url in pairs:
         urls.setdefault(name, []).append(url)
@@ -287,7 +289,7 @@ def _complain(text: str) -> None:
 
 
 def _example(model: str, gateway: Gateway) -> tuple[str, str]:
-    """Path and body of a call that the model answers."""
+    """Return path and body of an example call for the model."""
     engines = gateway.models.engines_for(model)
     pooling = engines[0].info.pooling if engines and not engines[0].info.generates else None
     if pooling is None:
@@ -302,7 +304,7 @@ def _example(model: str, gateway: Gateway) -> tuple[str, str]:
 
 
 def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
-    """Print the base URL, the models, those that cannot be served, and lines to paste."""
+    """Print the base URL, the models, failed ones, and lines to paste."""
     from parrot_gateway.settings import DEMO_MODEL
     from parrot_gateway.settings.model import api_key_of
 
@@ -348,6 +350,6 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         f"  curl {base_url}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         "",
     ]
-    # In one piece: no other line comes between.
+    # One write, so that no other line comes between.
     typer.echo("\n".join(lines))
     sys.stdout.flush()

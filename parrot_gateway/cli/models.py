@@ -140,7 +140,7 @@ def pull_command(
 
 
 async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
-    """The states of a download on this machine."""
+    """Yield the states of a download on this machine."""
     from parrot_gateway.backends.own.changes import wait_for_change
     from parrot_gateway.backends.own.downloads import Downloads
     from parrot_gateway.exceptions import GatewayError
@@ -162,7 +162,7 @@ async def _pull_here(model: str) -> AsyncIterator[dict[str, Any]]:
 
 
 def list_text(found: dict[str, Any], now: float) -> str:
-    """A line for each model and for each download that has not ended."""
+    """Format one line per model and per unfinished download."""
     lines = aligned([_cells(entry, now) for entry in found["data"]])
     lines += [f"    {entry['reason']}" for entry in found["data"] if entry["reason"]]
     for download in found["downloads"]:

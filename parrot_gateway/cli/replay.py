@@ -1,4 +1,4 @@
-"""`parrot-gateway replay LOG`: the scheduler decides a recorded event log once more."""
+"""`parrot-gateway replay LOG`: repeats the scheduler's decisions on a recorded event log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`parrot-gateway top`: engines, queues, sessions and tenants of a running gateway, in a terminal.
 
-Reads what the live page reads (`/ui/api`). On a terminal it follows; into a pipe it prints all of
-it once.
+Reads the live page's data (`/ui/api`). On a terminal it follows changes; into a pipe it prints
+everything once.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-#: Seconds between two pictures, at least, and between two tries to reach a gateway that was there.
+#: Minimum seconds between two pictures, and between attempts to reach a lost gateway.
 _PAUSE_S = 0.2
 _RETRY_S = 1.0
-#: A picture is drawn again after so long without a change.
+#: A picture is redrawn after this time without a change.
 _IDLE_S = 1.0
-#: Width of what is printed into a pipe: nothing is cut.
+#: Width of output into a pipe, which cuts nothing.
 _PIPE_COLUMNS = 1000
-#: Least width of what is printed once: a narrower terminal breaks the lines itself.
+#: Minimum width of output printed once; a narrower terminal wraps the lines itself.
 _LEAST_COLUMNS = 80
-#: Of a name in a narrow terminal.
+#: Minimum characters of a name in a narrow terminal.
 _LEAST_NAME = 8
-#: Seconds over which rates are taken.
+#: Seconds over which rates are averaged.
 _RATE_S = 5.0
 
 _STYLES = {"draining": "yellow", "failing": "red", "lost": "red", "loading": "cyan"}
 
 
 class _Order(NamedTuple):
-    """An order of sessions."""
+    """A sort order of sessions."""
 
     name: str
     key: Callable[[dict[str, Any]], Any]
@@ -73,15 +73,15 @@ class View:
         self._clock = clock
         self._parts: dict[str, Any] = {}
         self._sessions: dict[str, dict[str, Any]] = {}
-        #: When which numbers of calls and output tokens had ended.
+        #: Samples of time, ended calls and their output tokens.
         self._totals: list[tuple[float, int, int]] = []
         self._order = 0
         self._is_reversed = False
-        #: Why what is shown may be old; empty while it is not.
+        #: Reason why the picture may be stale; empty if it is current.
         self.trouble = ""
 
     def apply(self, event: str, data: Any) -> None:
-        """Take in one event of `/ui/api/events`."""
+        """Apply one event of `/ui/api/events`."""
         if event == "overview":
             self._parts = data
             self._sessions = {session["id"]: session for session in data["sessions"]}
@@ -97,7 +97,7 @@ class View:
             self._note_totals()
 
     def press(self, key: str) -> None:
-        """A key of the keyboard: `s` sorts sessions by something else, `r` the other way round."""
+        """Handle a key: `s` changes the sort order of sessions, `r` reverses it."""
         if key == "s":
             self._order = (self._order + 1) % len(_ORDERS)
         elif key == "r":
@@ -112,7 +112,7 @@ class View:
             del self._totals[0]
 
     def lines(self, width: int, height: int | None) -> list[Text]:
-        """Draw the picture that fits into a terminal; everything without a height.
+        """Draw the picture that fits a terminal; without a height, draw everything.
 
         Args:
             width: columns.
@@ -125,7 +125,7 @@ class View:
             self._session_lines(width),
         ]
         head = self._head()
-        # A blank line before each block, and the line of keys at the end.
+        # Space for a blank line before each block and the line of keys.
         room = None if height is None else max(0, height - len(head) - len(blocks) - 1)
         shown = [line for block in _fitted(blocks, room) for line in (_plain(""), *block)]
         lines = [*head, *shown]
@@ -155,7 +155,9 @@ class View:
         return [title, _plain("  ".join(figures))]
 
     def _rates(self) -> list[str]:
-        """Calls that end, and tokens as engines write them; of upstreams those of ended calls."""
+        """Return the rate of ended calls and of output tokens: engines' as generated, upstreams' at
+        the end of calls.
+        """
         if len(self._totals) < 2 or self._totals[-1][0] <= self._totals[0][0]:
             return []
         (began, calls_then, tokens_then), *_, (now, calls, tokens) = self._totals
@@ -248,7 +250,7 @@ class View:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """A line of names that others chose: no markup, no control characters."""
+    """Make a line from names that others chose: no markup, no control characters."""
     from rich.text import Text
 
     return Text("".join(c if c.isprintable() else "?" for c in text), style, no_wrap=True)
@@ -257,10 +259,10 @@ def _plain(text: str, style: str = "") -> Text:
 def _table(
     width: int, titles: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
 ) -> list[Text]:
-    """A line of titles and one for each row: names to the left, figures to the right.
+    """Draw a line of titles and one per row: names to the left, figures to the right.
 
-    The first column gives way where a line would be too long: the middle of a name is left out.
-    Where that is not enough, the last columns are left out.
+    If a line would be too long, the middle of the first column's names is left out, then the last
+    columns.
     """
     table = [list(titles), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -291,7 +293,7 @@ def _shortened(name: str, room: int) -> str:
 
 
 def _fitted(blocks: list[list[Text]], room: int | None) -> list[list[Text]]:
-    """Cut blocks to `room` lines in all: what short ones leave goes to the others."""
+    """Cut blocks to `room` lines in all; lines unused by short blocks go to the others."""
     if room is None:
         return blocks
     left, result = room, list(blocks)
@@ -343,7 +345,7 @@ def top_command(
         from parrot_gateway.settings.secret_reference import usual_key
 
         if gateway.key is None:
-            # Without an admin key the gateway shows it to those who may call.
+            # Without an admin key the gateway shows this to callers with the ordinary key.
             gateway.key = usual_key(base_url)
         if follows:
             await _follow(gateway)
@@ -365,7 +367,7 @@ def _print(view: View) -> None:
 
 
 async def _follow(gateway: Gateway) -> None:
-    """Show what changes until a key or Ctrl-C ends it."""
+    """Show changes until a key or Ctrl-C ends it."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -389,7 +391,7 @@ async def _follow(gateway: Gateway) -> None:
                 changed.clear()
                 live.update(picture(), refresh=True)
                 await asyncio.sleep(_PAUSE_S)
-                # Ages go on without any change, and the terminal may have another size.
+                # Redraw for growing ages and a resized terminal.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_IDLE_S):
                         await changed.wait()
@@ -401,7 +403,7 @@ async def _follow(gateway: Gateway) -> None:
 
 
 async def _read(gateway: Gateway, view: View, changed: asyncio.Event) -> None:
-    """Keep the view up to date; fails if the gateway cannot be reached the first time."""
+    """Keep the view up to date; fail if the gateway cannot be reached the first time."""
     is_known = False
     while True:
         try:
@@ -420,7 +422,7 @@ async def _read(gateway: Gateway, view: View, changed: asyncio.Event) -> None:
 
 @contextmanager
 def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Keys as they are pressed, where standard input is a terminal that can give them."""
+    """Report pressed keys if standard input is a terminal that supports it."""
     try:
         import termios
         import tty

@@ -1,1 +1,1 @@
-"""The running gateway: its parts, put together in one place, and their lifetime."""
+"""The running gateway: composition of its parts, and their lifetime."""

@@ -59,14 +59,14 @@ def create_app(
     metrics_port: int | None = None,
     reloader: SettingsReloader | None = None,
 ) -> ASGIApp:
-    """The ASGI application of `gateway`; its lifespan starts and stops the parts.
+    """Create the ASGI application of `gateway`; its lifespan starts and stops the parts.
 
     Args:
         gateway: built from settings, not yet started.
-        join_url: where engine processes of our own reach `/v1/engines/join` of this very
-            application. None starts no engine processes (engines may still join from outside).
-        metrics_port: a port of the server at which only `/metrics` is answered.
-        reloader: exchanges the settings; by default at requests only.
+        join_url: URL of this application's `/v1/engines/join` for engine processes of our
+            own. None starts no engine processes (engines may still join from outside).
+        metrics_port: a port of the server that answers only `/metrics`.
+        reloader: exchanges the settings; the default one does so only on request.
     """
     settings = gateway.settings
     if reloader is None:
@@ -115,7 +115,7 @@ def create_app(
 def _routes(
     gateway: Gateway, management: FastAPI, reloader: SettingsReloader
 ) -> tuple[Dispatcher, Handler]:
-    """All routes, and the handler of requests that no client waits for."""
+    """Return all routes, and the handler of requests without a waiting client."""
     settings, server = gateway.settings, gateway.settings.server
     models, semantic, page = gateway.models, gateway.semantic, PageFiles()
     keys, admin_keys = reloader.keys, reloader.admin_keys

@@ -1,4 +1,4 @@
-"""Makes the tracers of a gateway, and collects the facts of a call for its span."""
+"""Makes the tracers of a gateway, and collects a call's facts for its span."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CallFactsReader:
-    """Asks the parts of a gateway what they know of a call that has ended.
+    """Collects the facts that the gateway's parts know about an ended call.
 
     Args:
         semantic: knows declared sessions and their edges.
         linking: knows inferred ones.
-        explanations: why calls ran where they did, if that is remembered.
+        explanations: reasons for calls' placements, if they are kept.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CallFactsReader:
         self._explanations = explanations
 
     async def read(self, record: CallRecord) -> CallFacts:
-        """Read the facts that the parts hold now."""
+        """Read the facts that the parts know now."""
         explanation = None
         if self._explanations is not None:
             found = self._explanations.of(record.tenant, record.call_id)
@@ -44,7 +44,7 @@ class CallFactsReader:
         id_, name, is_inferred = record.session, None, False
         sources: list[Source] = []
         if id_ is not None:
-            # It may have been closed meanwhile.
+            # The session may have been closed meanwhile.
             with suppress(SessionNotFoundError):
                 session = self._semantic.sessions.find(record.tenant, id_)
                 name = session.name
@@ -74,10 +74,10 @@ class Tracers(NamedTuple):
 
 
 def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Tracers | None:
-    """Make the exporters of calls' and engines' traces; None where the settings name no receiver.
+    """Make the exporters of calls' and engines' traces; None if the settings name no receiver.
 
     Raises:
-        ConfigError: the libraries for it are not installed.
+        ConfigError: the required libraries are not installed.
     """
     if settings.traces_endpoint is None:
         return None
@@ -91,7 +91,7 @@ def create_tracers(settings: TelemetrySettings, facts: CallFactsReader) -> Trace
             f"telemetry.traces_endpoint: {error.name} is not installed; {advice_on('tracing')}"
         ) from None
     exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
-    # A character is two bytes, about, where it has to be escaped.
+    # A character takes about two bytes if it has to be escaped.
     span_bytes = 2 * settings.max_content_characters if settings.traces_content else 1024
     writer = SpanWriter(settings.traces_service_name, exporter, span_bytes)
     return Tracers(

@@ -1,6 +1,6 @@
-"""Checks settings for `serve --check`: lists what would be served, and all that prevents it.
+"""Checks settings for `serve --check`: lists what would be served, and all obstacles.
 
-Starts nothing and downloads nothing. Looks at packages, files, variables and the port, and asks
+Starts nothing and downloads nothing. Examines packages, files, variables and the port, and asks
 each upstream for its models once.
 """
 
@@ -29,36 +29,36 @@ from parrot_gateway.settings.secret_reference import read_secret, without_creden
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
 
 _PROBE_TIMEOUT_S = 1.0
-#: Time for all upstreams together, and how many are asked at once.
+#: Time for all upstreams together, and the number asked at once.
 _UPSTREAMS_TIMEOUT_S = 3.0
 _UPSTREAMS_AT_ONCE = 32
-#: Variables of ours that are no settings.
+#: Variables of ours that are not settings.
 _VARIABLES = frozenset(
     {"PARROT_API_KEY", "PARROT_ADMIN_KEY", "PARROT_ADMIN_URL", "PARROT_BASE_URL",
      "PARROT_ENGINE_KEY", "PARROT_JOIN_KEY"}
 )  # fmt: skip
 
-#: Where a setting is, and what is wrong with it.
+#: Location of a setting, and its fault.
 _Problem: TypeAlias = tuple[tuple[Any, ...], str]
 
 
 class CheckedSettings(NamedTuple):
-    """The outcome of a check of settings."""
+    """Result of checking settings."""
 
-    #: Lines that say what would be served.
+    #: Lines that describe what would be served.
     served: list[str]
-    #: Lines that say what is wrong, each with the place where it was set.
+    #: Lines that describe faults, each with the place where it was set.
     problems: list[str]
-    #: The same of what a start survives.
+    #: Lines about faults that do not prevent a start.
     warnings: list[str]
 
 
 def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSettings:
-    """Examine everything that settings name.
+    """Examine everything that the settings name.
 
     Args:
-        sources: where they come from.
-        settings: as they are merged.
+        sources: origins of the settings.
+        settings: the merged settings.
     """
     secrets = list(_secrets(settings))
     found = [*secrets, *_packages(settings), *_models(settings), *_files(settings)]
@@ -89,7 +89,7 @@ def _line(sources: SettingsSources, place: tuple[Any, ...], text: str) -> str:
 
 
 def _policies(settings: Settings) -> Iterator[_Problem]:
-    """Policies of the scheduler that cannot be loaded."""
+    """Find policies of the scheduler that cannot be loaded."""
     try:
         policies_of(settings.scheduler.config)
     except ValueError as error:
@@ -109,7 +109,7 @@ def _packages(settings: Settings) -> Iterator[_Problem]:
 
 
 def _references(settings: Settings) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """List the places where settings refer to secrets, with the references."""
+    """Yield the places of references to secrets, with the references."""
     references: list[tuple[tuple[Any, ...], str | None]] = [
         (("server", "api_key"), settings.server.api_key),
         (("server", "admin_key"), settings.server.admin_key),
@@ -145,7 +145,7 @@ def _models(settings: Settings) -> Iterator[_Problem]:
 
 
 def _problem_of(model: str) -> str | None:
-    """Give the reason why no such model can exist; None where it does, or a hub may have it."""
+    """Return the reason why no such model can exist; None if it does, or a hub may have it."""
     path = Path(model).expanduser()
     if model == DEMO_MODEL:
         return None
@@ -159,7 +159,7 @@ def _problem_of(model: str) -> str | None:
 
 
 def _download_problem(model: str) -> str | None:
-    """Give the reason why a model cannot be downloaded; None where it can, or need not."""
+    """Return the reason why a model cannot be downloaded; None if it can, or need not."""
     if not _is_of_hub(model) or _is_cached(model):
         return None
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -169,7 +169,7 @@ def _download_problem(model: str) -> str | None:
 
 
 def _files(settings: Settings) -> Iterator[_Problem]:
-    """Files that are written while the gateway runs."""
+    """Check the files that are written while the gateway runs."""
     record, profiles = settings.scheduler.record, settings.linking.profiles_file
     if record is not None:
         folder = record.expanduser().absolute().parent
@@ -183,14 +183,14 @@ def _files(settings: Settings) -> Iterator[_Problem]:
 
 
 def _batches(settings: Settings) -> Iterator[_Problem]:
-    """The folder of files and batches, without which all other calls are served."""
+    """Check the folder of files and batches; without it all other calls are still served."""
     cannot = _cannot_write(settings.batches.data_folder)
     if cannot is not None:
         yield ("batches", "folder"), f"no files and batches: {cannot}"
 
 
 def _cannot_write(folder: Path) -> str | None:
-    """Give the reason why nothing can be written into a folder, which need not exist yet."""
+    """Return the reason why a folder, which need not exist yet, cannot be written."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -200,7 +200,7 @@ def _cannot_write(folder: Path) -> str | None:
 
 
 def _variables(settings: Settings) -> Iterator[str]:
-    """Warn of variables that look like settings and are none."""
+    """Warn about variables that look like settings but are not."""
     known = {name.upper() for name in Settings.model_fields}
     references = {reference for _, reference in _references(settings)}
     for name in sorted(os.environ):
@@ -212,11 +212,11 @@ def _variables(settings: Settings) -> Iterator[str]:
 
 
 def _upstreams(settings: Settings, unreadable: Collection[int]) -> list[_Problem]:
-    """Find upstreams that do not answer, apart from those whose keys cannot be read.
+    """Find upstreams that do not answer, except those whose keys cannot be read.
 
     Args:
-        settings: as checked.
-        unreadable: positions of the latter.
+        settings: the checked settings.
+        unreadable: positions of upstreams with unreadable keys.
     """
     items = [each for each in enumerate(settings.upstreams) if each[0] not in unreadable]
     if not items:
@@ -255,7 +255,7 @@ async def _ask_upstreams(
 
 
 def _targets(settings: Settings) -> Iterator[_Problem]:
-    """Find names that lead nowhere, as far as that is known without asking upstreams."""
+    """Find names that lead nowhere, as far as this is known without asking upstreams."""
     for alias, target in settings.aliases.items():
         if not _leads_somewhere(settings, target):
             yield ("aliases", alias), f"nothing serves '{target}'"
@@ -272,7 +272,7 @@ def _leads_somewhere(settings: Settings, name: str) -> bool:
     if name in own or name.partition("/")[0] in {each.name for each in settings.upstreams}:
         return True
     if settings.engines.join_key is not None:
-        # Engines that join bring their names.
+        # Joining engines bring their own names.
         return True
     return any(
         not isinstance(upstream.models, list) or name in upstream.models
@@ -281,7 +281,9 @@ def _leads_somewhere(settings: Settings, name: str) -> bool:
 
 
 def _port(host: str, port: int, setting: str) -> tuple[str, str]:
-    """Try an address: a note on it, and the reason why it cannot be had. Both may be empty."""
+    """Try an address; return a note about it and the reason why it is unavailable, either possibly
+    empty.
+    """
     try:
         bind(host, port, setting).close()
     except ConfigError as error:
@@ -294,7 +296,7 @@ def _port(host: str, port: int, setting: str) -> tuple[str, str]:
 
 
 def _is_gateway(host: str, port: int) -> bool:
-    """Ask for the version: a Parrot Gateway answers with one."""
+    """Ask for the version, which only a Parrot Gateway answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:
@@ -332,7 +334,7 @@ def _model_line(model: ModelSettings) -> str:
 
 
 def _is_of_hub(model: str) -> bool:
-    """Tell if a model can only be on a hub: it is neither the demo model nor a folder."""
+    """Return true if a model can only be on a hub: it is neither the demo model nor a folder."""
     is_folder = Path(model).expanduser().is_dir()
     return model != DEMO_MODEL and not is_folder and _problem_of(model) is None
 

@@ -1,7 +1,7 @@
-"""The parts of a running gateway and their lifetime. No HTTP in here.
+"""The parts of a running gateway and their lifetime, without HTTP.
 
-`Gateway` makes all parts, starts engines and upstream clients, and stops everything again. The
-routes are given the parts that they need (`server.app`).
+`Gateway` makes all parts, starts engines and upstream clients, and stops everything again.
+`server.app` gives the routes the parts that they need.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Gateway:
         self.settings = settings
         self.started_at = time.time()
         link = settings.engines
-        #: Key of our own engine processes: made anew at each start, never stored.
+        #: Key of our own engine processes: new at each start, never stored.
         self.own_join_key = secrets.token_urlsafe(32)
         self.remote_join_key = None if link.join_key is None else read_secret(link.join_key)
         self.registry = EngineRegistry(max_engines=link.max_engines)
@@ -195,28 +195,30 @@ class Gateway:
         )
 
     def take_settings(self, settings: Settings, upstreams: Mapping[str, AnyUpstream]) -> None:
-        """Take over the aliases of other settings, and their upstreams as the table prepared them.
+        """Apply the aliases of new settings, and their prepared upstreams.
 
-        Nothing waits and nothing fails.
+        Never waits and never fails.
         """
         self.settings = settings
         self.upstreams.exchange(upstreams, settings.server.call_timeout_s)
         self.models.set_aliases(settings.aliases)
 
     def _reserved_names(self) -> list[str]:
-        """The names of upstreams and aliases, which no model may have."""
+        """Return the names of upstreams and aliases, which no model may have."""
         reserved = [name for name in self.settings.aliases if "*" not in name]
         for item in self.settings.upstreams:
             reserved += [item.name, *item.servers]
         return reserved
 
     def _is_drained(self, model: str) -> bool:
-        """Tell if the operator has drained all engines of a model, by its name in the scheduler."""
+        """Return true if the operator has drained all engines of a model, by its scheduler name."""
         upstream = self.upstreams.get(model)
         return model in self.registry.drained or (upstream is not None and upstream.drained)
 
     def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
-        """Renew the metadata of a session's call; keep what is given once the call has ended."""
+        """Return current metadata of a session's call, or the given metadata once the call has
+        ended.
+        """
         job = self.semantic.executor.unfinished.find(metadata.call)
         return metadata if job is None else self.semantic.metadata_of(job)
 
@@ -225,23 +227,23 @@ class Gateway:
         self.metrics.session_ended(*session.final_shape)
 
     def _is_queued(self, record: CallRecord) -> bool:
-        """Tell if a call waits for an engine of our own."""
+        """Return true if a call waits for an engine of our own."""
         model, registry = record.served_model, self.registry
         return record.placed is None and (
             model in registry.serving
             or model in registry.adapted
-            # It is being loaded, or all its engines were drained.
+            # The model is loading, or all its engines were drained.
             or model in self.supervisor.served
             or model in registry.drained
         )
 
     def _overview(self) -> dict[str, Any]:
-        """The gateway as a whole, for the live page."""
+        """Return the state of the whole gateway for the live page."""
         return {
             "version": __version__,
             "uptime_s": round(time.time() - self.started_at, 1),
             "draining": self.gate.is_draining,
-            # Without one there are no actions; with one, only those who have it see the page.
+            # Without an admin key there are no actions; with one, only its holders see the page.
             "needs_admin_key_for_actions": not self._has_admin_key,
             "calls": {
                 "running": self.gate.running,
@@ -261,8 +263,8 @@ class Gateway:
         """Start upstream clients and engine processes; returns before models are loaded.
 
         Args:
-            join_url: where our own engine processes reach this gateway's link; None when none
-                may be started (no address of our own).
+            join_url: URL of this gateway's link for our own engine processes; None if none
+                    may be started (no address of our own).
         """
         self.semantic.start()
         await self.linking.start()
@@ -276,39 +278,41 @@ class Gateway:
             self.model_manager.start()
 
     async def wait_ready(self) -> None:
-        """Return once each configured model is served or has failed, and each upstream has
-        answered or had its time to."""
+        """Wait until each configured model is served or has failed, and each upstream has answered
+        or run out of time.
+        """
         await asyncio.gather(self.supervisor.wait_ready(), self.upstreams.wait_ready())
 
     def can_serve(self) -> bool:
-        """Tell if anything can be served, now or once an upstream or an engine turns up."""
+        """Return true if anything can be served, now or once an upstream or engine appears."""
         if self.upstreams or self.remote_join_key is not None:
             return True
         return len(self.failures()) < len(self.supervisor.models())
 
     def join_keys(self) -> list[str]:
-        """Keys with which engines may join."""
+        """Return the keys with which engines may join."""
         return [self.own_join_key, *([self.remote_join_key] if self.remote_join_key else [])]
 
     def failures(self) -> dict[str, str]:
-        """Configured models that cannot be served, with the reason."""
+        """Return the configured models that cannot be served, with reasons."""
         reasons = {name: self.supervisor.failure(name) for name in self.supervisor.models()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def is_ready(self) -> bool:
-        """Tell if calls can be answered: some model is there, and the gateway neither closes nor is
-        drained."""
+        """Return true if calls can be answered: a model is available, and the gateway is neither
+        closing nor drained.
+        """
         if self.gate.is_draining:
             return False
         return (
             bool(self.registry.serving)
-            # Loaded with the next call.
+            # The next call loads it.
             or any(self.supervisor.state(name) == "idle" for name in self.supervisor.models())
             or any(each.ready and not each.drained for each in self.upstreams.values())
         )
 
     async def stop_engines(self) -> None:
-        """Stop engine processes of our own, and downloads."""
+        """Stop our own engine processes, and downloads."""
         await self.model_manager.close()
         await self.supervisor.close()
 
@@ -329,7 +333,7 @@ class Gateway:
         await self.upstreams.close()
 
     async def describe(self) -> dict[str, Any]:
-        """The state of all parts as plain types, for `/health`."""
+        """Return the state of all parts as plain types, for `/health`."""
         return {
             "uptime_s": round(time.time() - self.started_at, 1),
             "calls": {

@@ -1,6 +1,6 @@
 """Management routes, on FastAPI: models, health, version, the API's own description.
 
-Calls are in `api`. Errors have the same shape as theirs.
+`api` serves calls; errors have the same shape here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
-    """The FastAPI application; the dispatcher checks keys before it is called."""
+    """Create the FastAPI application; the dispatcher checks keys before calling it."""
     app = FastAPI(
         title="Parrot Gateway",
         version=__version__,
@@ -45,7 +45,7 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     async def root(request: Request) -> RedirectResponse:
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
-        # NOTE: relative, as a proxy may serve the gateway below a path of its own.
+        # NOTE: relative, because a proxy may serve the gateway under a path prefix.
         return RedirectResponse("ui/", headers={"vary": "accept"})
 
     reference = REFERENCE.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
 
 
 def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck, admin_keys: KeyCheck) -> None:
-    """Let `app` answer `/metrics` to callers with the gateway's key or the admin key, or to all."""
+    """Add `/metrics`, for callers with the gateway's key or the admin key, or for everyone."""
     access = gateway.settings.telemetry.metrics_access
 
     @app.get(
@@ -134,7 +134,7 @@ def add_metrics_route(app: FastAPI, gateway: Gateway, keys: KeyCheck, admin_keys
 
 
 def knows_path(path: str) -> bool:
-    """Tell a management route under `/v1/` from a path for an upstream."""
+    """Return true for a management route under `/v1/`, false for a path for an upstream."""
     return path == "/v1/models" or path.startswith(("/v1/models/", "/v1/engines/"))
 
 
@@ -145,11 +145,11 @@ def _status(gateway: Gateway) -> str:
 
 
 def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    """Every model name that can be requested, aliases included."""
+    """Return every model name that can be requested, aliases included."""
     started = int(gateway.started_at)
     models: dict[str, dict[str, Any]] = {}
     for name in gateway.supervisor.models():
-        # Listed also while its engine starts or comes back: its calls get a 503 with `retry-after`.
+        # Listed even while its engine starts or restarts: calls then get a 503 with `retry-after`.
         models[name] = _model(name, started, "parrot-gateway")
     for served in gateway.registry.models():
         listed = models.setdefault(
@@ -175,8 +175,10 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
 def _model(
     name: str, created: int, owner: str, root: str | None = None, parent: str | None = None
 ) -> dict[str, Any]:
-    """A model object with the fields of vLLM's; `root` is what an alias stands for, or an adapter's
-    folder, `parent` its model."""
+    """Build a model object with vLLM's fields.
+
+    `root` is an alias's target or an adapter's folder, `parent` its model.
+    """
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",

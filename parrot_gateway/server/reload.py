@@ -1,7 +1,7 @@
-"""Exchanges settings of a running gateway: all that changed, or nothing.
+"""Exchanges settings of a running gateway: all changes or none.
 
-Keys, upstreams, aliases and the log level are taken over (`LIVE`). A change of any other setting is
-refused and needs a restart. Calls that run end on the upstream that they began with.
+Keys, upstreams, aliases and the log level are applied (`LIVE`). A change of any other setting is
+refused and needs a restart. Running calls end on the upstream that they began with.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from parrot_gateway.telemetry.logs import set_log_level
 
 logger = logging.getLogger(__name__)
 
-#: The settings that a running gateway takes over.
+#: Settings that a running gateway applies.
 LIVE = frozenset({"server.api_key", "server.admin_key", "server.log_level", "upstreams", "aliases"})
 
-#: Stands for a request's body in messages.
+#: Name of a request's body in messages.
 _BODY = "request body"
 
 
 class SettingsReloader:
-    """Takes other settings over.
+    """Applies new settings.
 
     Args:
-        gateway: has the settings.
-        sources: where the present ones come from.
-        read: reads all sources anew; None where there is no file to be read again.
+        gateway: the gateway with the settings.
+        sources: origins of the current settings.
+        read: reads all sources again; None if there is no file to reread.
     """
 
     def __init__(
@@ -58,19 +58,20 @@ class SettingsReloader:
         self._sources = sources
         self._read = read
         self._lock = asyncio.Lock()
-        #: Check callers and the operator.
+        #: Key checks for callers and for the operator.
         self.keys = KeyCheck(api_key_of(gateway.settings))
         self.admin_keys = KeyCheck(admin_key_of(gateway.settings))
 
     @property
     def etag(self) -> str:
-        """Names the present settings, as in the header `ETag`."""
+        """Return the current settings' name for the header `ETag`."""
         data = msgspec.json.encode(self._gateway.settings.model_dump(mode="json"), order="sorted")
         return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
 
     def describe(self) -> dict[str, Any]:
-        """The present settings, where each comes from that is not a default, and whether each is
-        taken over or needs a restart; plain types."""
+        """Describe the current settings: values, origins of those set, and whether each applies
+        live or needs a restart.
+        """
         settings = self._gateway.settings
         names = list(fields_of(settings))
         places = {name: tuple(name.split(".")) for name in names}
@@ -85,7 +86,7 @@ class SettingsReloader:
         }
 
     async def reload(self) -> None:
-        """Take over what the sources hold now, or nothing of it; the log says which."""
+        """Apply what the sources contain now, or nothing; log the outcome."""
         if self._read is None:
             logger.warning("settings not reloaded: there is no file to read")
             return
@@ -103,18 +104,18 @@ class SettingsReloader:
         logger.info("settings reloaded: %s", ", ".join(changed) or "nothing has changed")
 
     async def put(self, body: bytes, if_match: str) -> list[str]:
-        """Take over settings of a request in the place of all others.
+        """Replace all settings by those of a request.
 
         Args:
-            body: all that are not as by default, as JSON or YAML.
+            body: all settings that differ from the default, as JSON or YAML.
             if_match: the `ETag` of the settings that they replace; `*` for any.
 
-        Returns: names of what has changed.
+        Returns: names of the changed settings.
 
         Raises:
-            InvalidRequestError: they make no sense, or cannot be used.
-            PreconditionFailedError: others have changed them meanwhile.
-            ConflictError, ForbiddenError: they change what cannot be changed so.
+            InvalidRequestError: the settings are invalid, or cannot be used.
+            PreconditionFailedError: someone else has changed the settings meanwhile.
+            ConflictError, ForbiddenError: they change a setting that cannot be changed this way.
         """
         async with self._lock:
             if if_match != "*" and self.etag not in if_match:
@@ -143,7 +144,7 @@ class SettingsReloader:
             "server.admin_key": (self.admin_keys, admin_key_of(settings)),
         }
         fixed = [name for name in changed if name not in LIVE]
-        # Routes exist, and callers are let in, by whether there is a key at all.
+        # Routes and key checks depend on the presence of a key, which therefore cannot change.
         fixed += [
             name for name, (keys, key) in new_keys.items() if keys.required != (key is not None)
         ]
@@ -161,7 +162,7 @@ class SettingsReloader:
                 code="file_only",
             )
         upstreams = await gateway.upstreams.prepare(settings.upstreams)
-        # NOTE: from here on nothing waits and nothing fails.
+        # NOTE: nothing waits or fails from here on.
         if any(upstreams[name] is not gateway.upstreams.get(name) for name in upstreams):
             changed += [] if "upstreams" in changed else ["upstreams.api_key"]
         gateway.take_settings(settings, upstreams)
@@ -175,7 +176,7 @@ class SettingsReloader:
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
-    """All settings by `section.field`, or by `field` where there is no section."""
+    """Return all settings by `section.field`, or by `field` without a section."""
     found: dict[str, Any] = {}
     for name in type(settings).model_fields:
         section = getattr(settings, name)
@@ -188,20 +189,20 @@ def fields_of(settings: Settings) -> dict[str, Any]:
 
 
 def _changed_fields(before: Settings, after: Settings) -> list[str]:
-    """Names of the settings that differ."""
+    """Return the names of the settings that differ."""
     old, new = fields_of(before), fields_of(after)
     return [name for name in old if old[name] != new[name]]
 
 
 def _key_files(settings: Settings) -> set[str]:
-    """Files that keys are read from."""
+    """Return the files that keys are read from."""
     references = [settings.server.api_key, settings.server.admin_key, settings.engines.join_key]
     references += [upstream.api_key for upstream in settings.upstreams]
     return {each for each in references if each is not None and each.startswith("file:")}
 
 
 def _parse(body: bytes) -> ConfigFile:
-    """The settings of a request."""
+    """Parse the settings of a request."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -212,7 +213,7 @@ def _parse(body: bytes) -> ConfigFile:
 
 
 def _hide(data: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they may be shown: keys are references, but a URL may hold a password."""
+    """Hide secrets: keys are references already, but a URL may contain a password."""
     for upstream in data["upstreams"]:
         upstream["url"] = without_credentials(upstream["url"], HIDDEN)
         upstream["urls"] = [without_credentials(url, HIDDEN) for url in upstream["urls"]]
@@ -220,7 +221,7 @@ def _hide(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unhide(data: dict[str, Any], settings: Settings) -> None:
-    """Put back what `_hide` took from URLs that are the same otherwise."""
+    """Restore what `_hide` removed from URLs that are otherwise equal."""
     known = {
         (each.name, without_credentials(url, HIDDEN)): url
         for each in settings.upstreams

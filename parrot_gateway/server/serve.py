@@ -1,4 +1,4 @@
-"""Running the application: one uvicorn server that drains instead of dropping.
+"""Runs the application in one uvicorn server that drains instead of dropping.
 
 The first Ctrl-C (or SIGTERM) refuses new calls with a 503 and waits for running ones, the second
 ends at once.
@@ -31,26 +31,26 @@ from parrot_gateway.telemetry.logs import CallLog, Log, configure_logging, log_u
 
 logger = logging.getLogger(__name__)
 
-#: Objects made and not freed after which the garbage collector looks through them: more than some
-#: hundred calls in work have, which it would else walk again and again, and find nothing.
+#: Garbage collection thresholds above the live objects of some hundred calls, which it would
+#: otherwise traverse repeatedly and in vain.
 _GC_THRESHOLDS = (10_000, 10, 10)
 
-#: Seconds in which the clients of calls that are cut off get their error.
+#: Seconds for clients of cut-off calls to get their error.
 CUT_OFF_GRACE_S = 1.0
 
-#: Descriptors below which many concurrent streams cannot work; raised to the hard limit.
+#: Fewer descriptors cannot support many concurrent streams; raised to the hard limit.
 WANTED_DESCRIPTORS = 65536
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn, but a signal starts the drain of the gateway's calls first."""
+    """A uvicorn server whose signals first start the drain of the gateway's calls."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Set once connections are taken.
+        #: Set once connections are accepted.
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signal handler: drain at the first signal, leave at the second."""
+        """Handle a signal: drain at the first, leave at the second."""
         if self._gateway.gate.draining or self._loop is None:
             self.force_exit = True
             self.should_exit = True
@@ -95,9 +95,10 @@ class DrainingServer(uvicorn.Server):
         left_s = timeout_s - (time.monotonic() - began)
         if not await self._gateway.semantic.executor.drain(max(0.0, left_s)):
             logger.warning("deferred calls were cut off")
-        # Streams without an end of their own would keep the server from ending.
+        # Endless streams would keep the server from ending.
         self._gateway.feed.close()
-        # Before uvicorn closes their connections, which they would take for a lost gateway.
+        # Before uvicorn closes their connections, because engines would take that for a lost
+        # gateway.
         await self._gateway.stop_engines()
         self.should_exit = True
 
@@ -110,15 +111,15 @@ def run_server(
     sources: SettingsSources | None = None,
     read: Callable[[], SettingsSources] | None = None,
 ) -> int:
-    """Serve until a signal; returns the exit status, 2 where the settings cannot be honoured.
+    """Serve until a signal; return the exit status, 2 if the settings cannot be used.
 
     Args:
         settings: as checked by `load_settings`.
         announce: called once when every model is ready, with the gateway, the base URL and the
             seconds since the start.
-        report: shows a line to the operator, where the log is for people; else it is logged.
-        sources: where the settings come from.
-        read: reads them anew, for SIGHUP.
+        report: shows a line to the operator if the log is text; otherwise the line is logged.
+        sources: origins of the settings.
+        read: rereads the settings, for SIGHUP.
     """
     log = configure_logging(settings.server.log_level, settings.telemetry.log_format)
     log_uncaught()
@@ -139,10 +140,10 @@ def _serve(
     sources: SettingsSources | None,
     read: Callable[[], SettingsSources] | None,
 ) -> int:
-    """See `run_server`.
+    """Do the work of `run_server`.
 
     Raises:
-        ConfigError: the address cannot be bound, or something is not installed.
+        ConfigError: the address cannot be bound, or a package is missing.
     """
     started = time.perf_counter()
     _raise_descriptor_limit()
@@ -178,7 +179,7 @@ def _serve(
         ws_per_message_deflate=False,
         lifespan="on",
         server_header=False,
-        # Nobody's X-Forwarded headers are believed: nothing here depends on the caller's address.
+        # X-Forwarded headers are not trusted: nothing here depends on the caller's address.
         proxy_headers=False,
         backlog=2048,
         timeout_keep_alive=75,
@@ -198,14 +199,14 @@ def _serve(
             ready.cancel()
             alive.cancel()
             if server.force_exit:
-                # NOTE: the application is then cancelled with the loop instead of shut down, of
-                # which uvicorn would write a stack trace.
+                # NOTE: the loop's end then cancels the application instead of shutting it down, and
+                # uvicorn would print a stack trace.
                 logging.getLogger("uvicorn.error").disabled = True
 
     async def announce_when_ready() -> None:
         nonlocal status
         await server.listening.wait()
-        # Models may take long: who waits for them asks for readiness.
+        # Models may take long; readiness probes report when they are done.
         notify("READY=1", "STATUS=waiting for models")
         await gateway.wait_ready()
         if gateway.gate.draining:
@@ -213,8 +214,8 @@ def _serve(
         if gateway.can_serve():
             announce(gateway, f"{root}/v1", time.perf_counter() - started)
             notify(f"STATUS=ready at {root}/v1")
-            # What exists by now lives as long as the process. Left to the garbage collector,
-            # walking it again and again stops all calls for tens of milliseconds.
+            # Objects that exist by now live as long as the process. Traversing them repeatedly
+            # would stop all calls for tens of milliseconds.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
@@ -231,7 +232,7 @@ def _serve(
 
 
 def _reload_at_hangup(server: DrainingServer, reloader: SettingsReloader) -> None:
-    """SIGHUP reloads the settings; from a terminal that is gone it ends the gateway."""
+    """Reload the settings on SIGHUP; if the terminal is gone, end the gateway instead."""
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is None:
         return
@@ -257,10 +258,10 @@ def _has_terminal() -> bool:
 
 
 def bind(host: str, port: int, setting: str) -> socket.socket:
-    """A socket at an address; `setting` names what to change where the port is taken.
+    """Bind a socket to an address; `setting` names what to change if the port is taken.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
 """Notifies systemd that the gateway answers, is alive, and stops.
 
-See `man sd_notify`. Without systemd (`NOTIFY_SOCKET`) nothing is done.
+See `man sd_notify`. Does nothing without systemd (`NOTIFY_SOCKET`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def notify(*states: str) -> None:
 
 
 async def keep_alive() -> None:
-    """Tell again and again that the event loop runs, where the unit has a `WatchdogSec`."""
+    """Report periodically that the event loop runs, if the unit has a `WatchdogSec`."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
     with contextlib.suppress(ValueError):

@@ -1,7 +1,6 @@
-"""One typed model of all that can be set, and where its values come from."""
+"""One typed model of all settings, and the sources of their values."""
 
 from typing import Final
 
-#: Name of the model that is served when none is given; here because the model of the settings
-#: takes long to import.
+#: Name of the default model; defined here because the settings' model is slow to import.
 DEMO_MODEL: Final = "parrot-demo"

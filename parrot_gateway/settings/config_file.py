@@ -1,7 +1,7 @@
-"""A YAML settings file that remembers on which line everything stood.
+"""A YAML settings file that remembers the line of each value.
 
-Does not know what the settings mean; `parrot_gateway.settings.sources` checks them, and shows the
-lines from here.
+It does not interpret the settings: `parrot_gateway.settings.sources` checks them and reports the
+lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-#: Bytes of a file, and values of it with each alias counted for what it stands for.
+#: Maximum bytes of a file, and maximum values, where an alias counts as its whole target.
 MAX_BYTES = 1_000_000
 MAX_VALUES = 200_000
 
@@ -22,7 +22,7 @@ class ConfigError(Exception):
 
     Args:
         message: a line for each fault.
-        field: the first setting at fault, where it is one.
+        field: the first faulty setting, if there is one.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -34,7 +34,7 @@ class ConfigError(Exception):
 class ConfigFile:
     """The parsed file and the YAML nodes it came from."""
 
-    #: Or what else was parsed, in words.
+    #: A description in words if the text was no file.
     path: Path | str | None
     data: dict[str, Any]
     root: yaml.Node | None
@@ -62,10 +62,10 @@ class ConfigFile:
 
     @classmethod
     def parse(cls, text: str, path: Path | str) -> ConfigFile:
-        """The same of a text, whatever `path` says that it is.
+        """Parse a text; `path` names or describes it.
 
         Raises:
-            ConfigError: it is not YAML, or not a mapping.
+            ConfigError: the text is not YAML, or not a mapping.
         """
         try:
             loader = yaml.SafeLoader(text)
@@ -89,7 +89,7 @@ class ConfigFile:
         return cls(path=path, data={str(key): value for key, value in data.items()}, root=root)
 
     def locate(self, location: tuple[Any, ...]) -> str:
-        """`FILE, line N` of the deepest node on the way to `location`."""
+        """Return `FILE, line N` of the deepest existing node on the path to `location`."""
         if self.path is None:
             return "settings"
         if self.root is None:
@@ -104,7 +104,7 @@ class ConfigFile:
 
 
 def _expanded(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Values of a node and of all below it, aliases as often as they are used."""
+    """Count the values of a node and below, an alias as often as it is used."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     size = known.get(node)
@@ -116,9 +116,10 @@ def _expanded(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def _check_keys(node: yaml.Node | None, path: Path | str, seen: set[yaml.Node]) -> None:
-    """
+    """Refuse mappings with a duplicate key, of which YAML would silently take the last.
+
     Raises:
-        ConfigError: a mapping has a key twice, of which YAML would take the last in silence.
+        ConfigError: a mapping has a key twice.
     """
     if not isinstance(node, yaml.CollectionNode) or node in seen:
         return

@@ -1,8 +1,8 @@
-"""Turns the settings of a LiteLLM proxy into settings of this gateway.
+"""Converts the settings of a LiteLLM proxy to settings of this gateway.
 
-Pure: takes the parsed file, gives settings and a report. Values are taken out of a copy of the
-file; the report names all that is left in it. No secret gets into either: a key that stands in the
-file becomes the name of a variable to set, and the report repeats no value of the file.
+Pure: takes the parsed file, returns settings and a report. Values are taken out of a copy of the
+file, and the report names all that remains in it. Neither contains a secret: a key in the file
+becomes the name of a variable to set, and the report repeats no value of the file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Location: TypeAlias = tuple[str | int, ...]
 
 
 class Provider(NamedTuple):
-    """A provider as LiteLLM names it, which calls can be passed on to."""
+    """A provider under LiteLLM's name that calls can be passed on to."""
 
-    #: Base URL where the file gives none; empty: the file has to.
+    #: Base URL if the file has none; empty: the file must have one.
     url: str = ""
-    #: Variable of the key where the file gives none; empty: it is called without one.
+    #: Variable of the key if the file has none; empty: no key is sent.
     key: str = ""
-    #: Path behind the `api_base` of a file, unless it ends so.
+    #: Path appended to the file's `api_base`, unless it ends with it.
     suffix: str = ""
     api: Literal["openai", "anthropic"] = "openai"
 
@@ -36,7 +36,7 @@ PROVIDERS: dict[str, Provider] = {
     "openai": Provider("https://api.openai.com/v1", "OPENAI_API_KEY"),
     "openai_like": Provider(),
     "anthropic": Provider("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "/v1", "anthropic"),
-    # The API of Azure without versions takes models by the names of their deployments.
+    # Azure's API without versions names models by their deployments.
     "azure": Provider("", "AZURE_API_KEY", "/openai/v1"),
     "cerebras": Provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
     "cohere": Provider("https://api.cohere.ai/compatibility/v1", "COHERE_API_KEY"),
@@ -64,13 +64,13 @@ PROVIDERS: dict[str, Provider] = {
     "xinference": Provider(),
     "zai": Provider("https://api.z.ai/api/paas/v4", "ZAI_API_KEY"),
 }
-#: Beginnings of models that a file names without their provider.
+#: Prefixes of models that a file names without their provider.
 _BARE = {
     "openai": r"gpt-|chatgpt-|o\d|ft:|text-embedding-|davinci|babbage|dall-e|whisper|tts-",
     "anthropic": r"claude",
     "cohere": r"command|embed-|rerank-",
 }
-#: By the names of numbers, in any section, the setting of upstreams and its least value.
+#: By name of a number in any section: the upstream setting and its minimum.
 _NUMBERS = {
     "request_timeout": ("read_timeout_s", 1e-3),
     "timeout": ("read_timeout_s", 1e-3),
@@ -84,45 +84,45 @@ _NUMBERS = {
 }
 _SECTIONS = ("general_settings", "litellm_settings", "router_settings", "environment_variables")
 _REFERENCE = "os.environ/"
-#: Values of `api_key` for servers that ask for none.
+#: Values of `api_key` for servers without keys.
 _NO_KEY = re.compile(
     r"|none|null|empty|dummy|fake(-key)?|(sk-)?no-key.*|n/?a|anything|not-.*", re.I
 )
-#: Bounds and defaults of `UpstreamSettings` and `ServerSettings` that a file may exceed.
+#: Limits and defaults of `UpstreamSettings` and `ServerSettings` that a file may exceed.
 _MAX_RETRIES = 10
 _MAX_BACKOFF_S = 8.0
 _CALL_TIMEOUT_S = 600.0
 
 
 class Remark(NamedTuple):
-    """A place of the file that is not carried over, and why."""
+    """A place of the file that is not carried over, and the reason."""
 
     location: Location
     text: str
 
     @property
     def path(self) -> str:
-        """The location as text, such as `model_list[0].litellm_params.rpm`."""
+        """Return the location as text, such as `model_list[0].litellm_params.rpm`."""
         parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.location]
         return "".join(parts).removeprefix(".")
 
 
 @dataclass(slots=True)
 class Conversion:
-    """The outcome for a file."""
+    """The result of converting a file."""
 
-    #: As in a settings file of the gateway.
+    #: Content of a settings file of the gateway.
     settings: dict[str, Any] = field(default_factory=dict)
     lost: list[Remark] = field(default_factory=list)
-    #: Environment variables that the settings refer to, and where in the file their values are.
+    #: Environment variables that the settings refer to, and the places of their values in the file.
     variables: dict[str, str] = field(default_factory=dict)
 
 
 class _Deployment(NamedTuple):
-    """One entry of `model_list`, under its name."""
+    """One entry of `model_list` with its name."""
 
     name: str
-    #: As the server calls it.
+    #: The server's name of the model.
     model: str
     provider: str
     url: str
@@ -132,18 +132,18 @@ class _Deployment(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Upstream:
-    """An upstream that is being put together; all servers are like the first."""
+    """An upstream under construction; all its servers are like the first."""
 
     first: _Deployment
     urls: Sequence[str]
-    #: A name that clients use, or an upstream with a model of it.
+    #: A name that clients use, or an upstream and one of its models.
     fallback: str | tuple[_Upstream, str] | None = None
     name: str = "unnamed"
-    #: The models listed; None: it lists them itself; `*`: it takes any name.
+    #: The listed models. None: the upstream lists them itself; `*`: it takes any name.
     models: dict[str, None] | Literal["*"] | None = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
-        """The entry of `upstreams`."""
+        """Return the entry of `upstreams`."""
         found: dict[str, Any] = {"name": self.name}
         found |= {"urls": list(self.urls)} if len(self.urls) > 1 else {"url": self.urls[0]}
         if PROVIDERS[self.first.provider].api != "openai":
@@ -160,15 +160,15 @@ class _Upstream:
 
 
 class _NotServedError(Exception):
-    """Calls cannot be passed on to a model."""
+    """A model to which calls cannot be passed on."""
 
 
 def convert(config: Mapping[str, Any], environment: Mapping[str, str]) -> Conversion:
-    """Make settings with the same models, as far as that is possible.
+    """Build settings with the same models as far as possible.
 
     Args:
         config: the parsed file.
-        environment: for values that settings cannot name a variable for, such as addresses.
+        environment: values of variables that settings cannot refer to, such as addresses.
     """
     return _Converter(config, environment).run()
 
@@ -180,7 +180,7 @@ class _Converter:
         sections = [section if isinstance(section, dict) else {} for section in found]
         self._general, self._litellm, self._router, self._given = sections
         self._environment = {**{k: str(v) for k, v in self._given.items()}, **environment}
-        #: Variables that the file names, and by keys that stand in it those made for them.
+        #: Variables named in the file, and variables made for keys written in it.
         self._taken = {*self._given, *re.findall(_REFERENCE + r"(\w+)", str(config))}
         self._made: dict[str, str] = {}
         self._found = Conversion()
@@ -209,7 +209,7 @@ class _Converter:
         self._found.lost.append(Remark(location, why))
 
     def _lose_all(self, location: Location, values: Mapping[str, Any]) -> None:
-        """Report all that was not taken out and says something."""
+        """Report all values that were not taken out and are not empty."""
         for name, value in values.items():
             if not (value is None or value is False or value in ("", [], {})):
                 self._lose((*location, name), "has no counterpart here")
@@ -230,10 +230,8 @@ class _Converter:
             server["call_timeout_s"] = longest
         return server
 
-    # Values.
-
     def _resolve(self, value: Any) -> Any:
-        """The value, or that of the variable it refers to; None where that is not set."""
+        """Return the value, or that of the variable it refers to; None if that is not set."""
         if not isinstance(value, str) or not value.startswith(_REFERENCE):
             return value
         name = value.removeprefix(_REFERENCE)
@@ -241,7 +239,7 @@ class _Converter:
         return self._environment.get(name) or None
 
     def _number(self, values: dict[str, Any], name: str, least: float) -> float | None:
-        """Take a number out. One that cannot be used stays, and so is reported."""
+        """Take a number out; an unusable one stays and is thus reported."""
         value = self._resolve(values.get(name))
         try:
             number = float("nan" if isinstance(value, bool) else value)
@@ -253,7 +251,9 @@ class _Converter:
         return int(number) if number.is_integer() else number
 
     def _options(self, values: dict[str, Any], before: Mapping[str, float]) -> dict[str, float]:
-        """Options of upstreams: those before, and what a section or a model's parameters say."""
+        """Return an upstream's options: earlier ones, updated from a section or a model's
+        parameters.
+        """
         options = dict(before)
         for name, (setting, least) in _NUMBERS.items():
             number = self._number(values, name, least)
@@ -269,7 +269,9 @@ class _Converter:
         return options
 
     def _key(self, location: Location, text: str, variable: str) -> str:
-        """The reference `env:NAME`: to the variable named, or to one to be set to the key given."""
+        """Return `env:NAME` for the named variable, or for a new one that should hold the given
+        key.
+        """
         if text.startswith(_REFERENCE):
             return f"env:{text.removeprefix(_REFERENCE)}"
         if text not in self._made:
@@ -282,10 +284,8 @@ class _Converter:
             self._found.variables[name] = f"the value of {Remark(location, '').path}"
         return f"env:{self._made[text]}"
 
-    # Models.
-
     def _groups(self) -> dict[str, list[_Deployment]]:
-        """The deployments that can be carried over, by the name of their model."""
+        """Return the usable deployments by the name of their model."""
         entries = self._left.pop("model_list", None)
         if not isinstance(entries, list):
             self._lose(("model_list",), "is not there or not a list: there is nothing to serve")
@@ -309,7 +309,8 @@ class _Converter:
     def _deployment(
         self, location: Location, entry: Any, defaults: Mapping[str, float]
     ) -> _Deployment:
-        """
+        """Read one entry of `model_list`.
+
         Raises:
             _NotServedError: calls cannot be passed on to it.
         """
@@ -366,10 +367,10 @@ class _Converter:
     def _upstreams(
         self, groups: Mapping[str, Sequence[_Deployment]], fallbacks: Mapping[str, str]
     ) -> tuple[list[_Upstream], dict[str, tuple[_Upstream, str]]]:
-        """All upstreams, and the targets of the names that are no patterns.
+        """Build all upstreams, and the targets of names without patterns.
 
-        Servers with the same model, key and options are one upstream. Others of the same name
-        follow as its fallbacks.
+        Servers with the same model, key and options form one upstream. Others of the same name
+        become its fallbacks.
         """
         known: dict[Hashable, _Upstream] = {}
         targets: dict[str, tuple[_Upstream, str]] = {}
@@ -403,10 +404,8 @@ class _Converter:
             upstream.models = "*" if name == deployment.model == "*" else None
         return upstream
 
-    # Names.
-
     def _fallbacks(self, groups: Mapping[str, Any]) -> dict[str, str]:
-        """The first fallback of each model that has one."""
+        """Return the first fallback of each model with fallbacks."""
         found: dict[str, str] = {}
         named = {name for name in groups if "*" not in name}
         wanted: list[tuple[Location, set[str], Any]] = []
@@ -452,14 +451,14 @@ class _Converter:
 
 
 def _give_names(upstreams: Sequence[_Upstream]) -> None:
-    """Name upstreams by their providers, so that each `NAME/model` stands for one model."""
+    """Name upstreams after their providers, so that each `NAME/model` stands for one model."""
     used = {each.name for each in upstreams}
     used |= {model.partition("/")[0] for each in upstreams for model in each.models or ()}
     for each in upstreams:
         base, number = each.first.provider, 1
         if each.first.key is None and PROVIDERS[base].key:
-            # NOTE: the gateway reads NAME_API_KEY where an upstream has no key, and this one's
-            # server is not the provider's.
+            # NOTE: without a key of its own an upstream reads NAME_API_KEY, and this server is not
+            # the provider's.
             base += "-compatible"
         name = base
         while each.name == "unnamed" and name in used:
@@ -474,12 +473,12 @@ def _target(upstream: _Upstream, model: str) -> str:
 
 
 def _split(model: str, custom: str, base: Any) -> tuple[str, str]:
-    """Provider, and the name of the model there; the provider is empty where none can be told."""
+    """Return the provider and its name of the model; the provider is empty if unknown."""
     owner, slash, rest = model.partition("/")
     if custom:
         return custom, rest if slash and owner == custom else model
     if slash and owner in PROVIDERS:
-        # The path of the API stands there too: openai/responses/gpt-4o.
+        # The model may include the API's path: openai/responses/gpt-4o.
         return owner, rest.removeprefix("responses/") if owner == "openai" else rest
     for name, beginning in _BARE.items():
         if re.match(beginning, model):
@@ -488,12 +487,12 @@ def _split(model: str, custom: str, base: Any) -> tuple[str, str]:
 
 
 def _copy(value: Any) -> Any:
-    """A copy in which nothing is shared, with texts as keys."""
+    """Copy a value so that nothing is shared and all keys are texts."""
     if isinstance(value, Mapping):
         return {str(key): _copy(each) for key, each in value.items()}
     return [_copy(each) for each in value] if isinstance(value, list) else value
 
 
 def _list(values: dict[str, Any], name: str) -> list[Any]:
-    """Take a list out; anything else stays, and so is reported."""
+    """Take a list out; anything else stays and is thus reported."""
     return values.pop(name) if isinstance(values.get(name), list) else []

@@ -1,6 +1,6 @@
-"""Shares of devices' memory that models are given (`memory_share`), summed by device.
+"""Sums the shares of device memory that models are given (`memory_share`), by device.
 
-Models without a share are not counted: they take what is free when they are loaded.
+Models without a share do not count: they take what is free when they are loaded.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-#: What rounding may add to a sum of shares such as 0.7 + 0.2 + 0.1.
+#: Rounding error of a sum of shares such as 0.7 + 0.2 + 0.1.
 _ROUNDING = 1e-9
 
 
 class SharedModel(Protocol):
-    """The settings of a model that shares are counted by."""
+    """The settings of a model that determine its shares."""
 
     @property
     def served_name(self) -> str: ...
@@ -31,9 +31,9 @@ class SharedModel(Protocol):
 
 
 def share_conflict(models: Iterable[SharedModel]) -> str | None:
-    """Give the reason why models do not fit together by their shares; None where they do.
+    """Return the reason why models do not fit together by their shares; None if they do.
 
-    Names the first device whose shares come to more than 1, with who has how much of it.
+    Names the first device whose shares exceed 1, and the models' shares of it.
     """
     shares: dict[str, list[tuple[str, float]]] = {}
     for model in models:
@@ -49,7 +49,7 @@ def share_conflict(models: Iterable[SharedModel]) -> str | None:
 
 
 def _devices(model: SharedModel) -> list[str]:
-    """The device of each process that computes for a model, one entry a process."""
+    """Return the device of each process that computes for a model."""
     settings = model.device.split(",")
     found = []
     for index in range(model.engines):
@@ -65,6 +65,6 @@ def _devices(model: SharedModel) -> list[str]:
 
 
 def _default_device() -> str:
-    """Guess the kind of device that engines take for `auto`, without torch."""
+    """Guess the kind of device that engines use for `auto`, without torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return "cuda:0" if Path("/dev/nvidiactl").exists() and not hidden else "cpu"

@@ -1,6 +1,6 @@
-"""Secrets are never values in settings, but references: `env:NAME`, a variable, or `file:/PATH`.
+"""Secrets in settings are references, never values: `env:NAME`, a variable, or `file:/PATH`.
 
-Also where commands of ours find the key with which they call a gateway.
+Commands also find the gateway's key here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def _check_secret_reference(value: str) -> str:
 _FILE = "file:"
 _MAX_FILE_BYTES = 65536
 
-#: Stands for credentials in a URL that is shown.
+#: Replaces credentials in a displayed URL.
 HIDDEN = "***@"
 
-#: `env:NAME` or `file:/PATH`: where a secret is found, not the secret.
+#: `env:NAME` or `file:/PATH`: the location of a secret.
 SecretReference: TypeAlias = Annotated[str, AfterValidator(_check_secret_reference)]
 
 
 def read_secret(reference: str) -> str:
-    """The value behind `env:NAME`, or the one line in the file of `file:/PATH`.
+    """Read the value behind `env:NAME`, or the one line in the file of `file:/PATH`.
 
     Raises:
         ConfigError: the variable is not set or empty, or the file cannot be read or is no key.
@@ -62,16 +62,16 @@ def _read_file(path: str) -> str:
 
 
 def without_credentials(url: str, sign: str = "") -> str:
-    """A URL as it may be shown: with `sign` in the place of a user's name and password."""
+    """Return a URL for display, with `sign` in place of user name and password."""
     return re.sub(r"^(\w+://)[^/?#]*@", rf"\1{sign}", url)
 
 
 def key_of_option(reference: str, option: str = "--api-key") -> str:
-    """The key behind `env:NAME` or `file:/PATH`, given as an option of a command.
+    """Read the key behind `env:NAME` or `file:/PATH`, given as a command's option.
 
     Raises:
-        ConfigError: there is no key, or something else than a reference was given (which is not
-            repeated: it may be the key).
+        ConfigError: there is no key, or the option is no reference (it is not
+            repeated, because it may be the key).
     """
     if not reference.startswith(("env:", _FILE)):
         raise ConfigError(
@@ -82,7 +82,8 @@ def key_of_option(reference: str, option: str = "--api-key") -> str:
 
 
 def usual_key(base_url: str | None) -> str | None:
-    """The key in its usual places. OpenAI's own is sent only to where its variables point.
+    """Return the key from its usual places. OpenAI's own key is sent only where its variables
+    point.
 
     Args:
         base_url: as given on the command line, if it was.

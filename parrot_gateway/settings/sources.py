@@ -1,6 +1,6 @@
 """Reads settings from their sources: defaults < YAML file < `PARROT_*` environment < command line.
 
-Merges the four, lets `settings` check the result, and names the place of each fault.
+Merges the four, lets `settings` check the result, and names the origin of each fault.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from parrot_gateway.settings.config_file import ConfigError, ConfigFile
 from parrot_gateway.settings.model import Settings, admin_key_of, api_key_of
 
-#: Parts of a place that name no setting, but which of several types was tried.
+#: Parts of a location that name no setting but the type that was tried.
 _IS_TYPE = re.compile(r"function-|(?:list|dict|literal|constrained-\w+)\[")
 
 
 class SettingsSources:
-    """The file, the environment and the command line, as they were read.
+    """The file, the environment and the command line as they were read.
 
     Args:
         file: the YAML file, or an empty one.
@@ -45,7 +45,7 @@ class SettingsSources:
     def read(
         cls, flags: Mapping[str, Any] | None = None, config: Path | None = None
     ) -> SettingsSources:
-        """Read all of them now.
+        """Read all sources now.
 
         Raises:
             ConfigError: the file or a variable cannot be read.
@@ -63,7 +63,7 @@ class SettingsSources:
         return cls(file, environment, flags)
 
     def settings(self) -> Settings:
-        """All of them merged, and checked.
+        """Merge and check all sources.
 
         Raises:
             ConfigError: a line for each fault, with the file's line and the field, the variable, or
@@ -77,7 +77,7 @@ class SettingsSources:
         return settings
 
     def origin(self, location: tuple[Any, ...]) -> str:
-        """Name the place that a setting has its value from."""
+        """Name the origin of a setting's value."""
         if _holds(self.flags, location):
             return "command line"
         if _holds(self.environment, location):
@@ -86,13 +86,13 @@ class SettingsSources:
         return self.file.locate(location)
 
     def is_given(self, location: tuple[Any, ...]) -> bool:
-        """Tell if a setting was given, and is not left to its default."""
+        """Return true if a setting was given rather than left at its default."""
         return any(
             _holds(values, location) for values in (self.flags, self.environment, self.file.data)
         )
 
     def _explain(self, error: ValidationError) -> ConfigError:
-        """One line a fault: where it was set, which field, what is wrong."""
+        """Write one line per fault: where it was set, the field, and the error."""
         lines, fields = [], []
         for fault in error.errors(include_url=False):
             location = tuple(part for part in fault["loc"] if not _IS_TYPE.match(str(part)))
@@ -122,10 +122,10 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
 
 
 def check_exposure(settings: Settings) -> None:
-    """Check that keys protect what is served.
+    """Check that keys protect the gateway.
 
     Raises:
-        ConfigError: others could use the gateway without a key, or clients have the admin key.
+        ConfigError: strangers could use the gateway without a key, or clients have the admin key.
     """
     if api_key_of(settings) is None and not is_loopback(settings.server.host):
         raise ConfigError(
@@ -141,7 +141,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell if an address can be reached from this machine only."""
+    """Return true if an address can be reached only from this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -151,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _suggestion(location: tuple[Any, ...]) -> str:
-    """Suggest what an unknown setting may stand for: one of its section, or of another."""
+    """Suggest a setting similar to an unknown one, of its section or another."""
     *above, name = [str(part) for part in location if not isinstance(part, int)]
     section: type[BaseModel] = Settings
     for part in above:
@@ -173,7 +173,7 @@ def _suggestion(location: tuple[Any, ...]) -> str:
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that an annotation names, as that of `list[ModelSettings]`."""
+    """Yield the models in an annotation such as `list[ModelSettings]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
@@ -194,7 +194,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _holds(values: Any, location: tuple[Any, ...]) -> bool:
     for part in location[:2]:
         if isinstance(values, list):
-            # Lists are not merged: what is in this one was set here.
+            # Lists are not merged, so everything in this one was set here.
             return True
         if not isinstance(values, dict) or part not in values:
             return False

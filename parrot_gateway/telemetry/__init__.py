@@ -1,1 +1,1 @@
-"""Records of calls, and the metrics, logs and traces that a running gateway makes of them."""
+"""Records of calls, and the metrics, logs and traces made from them."""

@@ -1,7 +1,7 @@
-"""Records of calls: route and model, engine and why that one, times, tokens and end.
+"""Records of calls: route and model, engine and the reason for it, times, tokens and end.
 
-Metrics, the log line of a call, traces and the live page read the same record, so that they agree.
-Whoever runs a call writes a few attributes of its record; nothing is done for each token.
+Metrics, the call's log line, traces and the live page read the same record, so they agree. The
+runner of a call sets a few attributes of its record; nothing is done per token.
 """
 
 from __future__ import annotations
@@ -23,93 +23,92 @@ from parrot_gateway.telemetry.trace_context import TRACEPARENT, CallTrace, Heade
 
 logger = logging.getLogger(__name__)
 
-#: Unended records that are kept; calls beyond are not recorded. More than settings let in.
+#: Maximum unended records; further calls are not recorded. Settings admit fewer calls.
 MAX_LIVE = 100_000
-#: Status of a call whose client left before there was an answer, as nginx writes it.
+#: Status of a call whose client left before an answer, as in nginx.
 CLIENT_LEFT = 499
 _NO_HEADERS: Mapping[bytes, bytes] = {}
-#: Ended calls that batch sinks have not got yet, at most.
+#: Maximum ended calls not yet given to batch sinks.
 _MAX_UNSETTLED = 64
-#: Characters of an error's message that are kept.
+#: Characters kept of an error's message.
 MAX_MESSAGE = 2000
 
 
-# NOTE: a struct, which is made in a third of a dataclass's time, and untracked by the garbage
-# collector: there may be thousands a second, and the live page keeps the latest.
+# NOTE: a struct is made in a third of a dataclass's time and is not tracked by the garbage
+# collector. There may be thousands a second, and the live page keeps the latest.
 class CallRecord(msgspec.Struct, eq=False, gc=False):
-    """One call. What is unknown is None; times without a note are `time.perf_counter()`.
+    """One call. Unknown values are None; times without a note are `time.perf_counter()`.
 
-    A deferred call has one record, that of the request which submitted it: it ends with the call,
-    not with the answer that holds the reference. So does a response made in the background. Of a
-    request of Parrot's own API each output is a call with a record of its own, and so is each line
-    of a batch.
+    A deferred call has one record, that of the submitting request: it ends with the call, not with
+    the answer that has the reference. A background response works the same way. In Parrot's own API
+    each output is a call with its own record, and so is each line of a batch.
     """
 
     request_id: str
-    #: Id under which `/v1/calls/{id}` knows it.
+    #: Its id in `/v1/calls/{id}`.
     call_id: str
     #: Arrival of the request.
     started: float
-    #: The route, without what is variable in it; empty for requests that are no calls.
+    #: The route without its variable parts; empty for requests that are not calls.
     path: str = ""
     tenant: str = DEFAULT_TENANT
-    #: Id of the session that it belongs to, declared or named by headers; not an inferred one.
+    #: Id of its session, declared or named by headers; never an inferred one.
     session: str | None = None
-    #: Id of the batch that it is a line of.
+    #: Id of the batch that contains it as a line.
     batch: str | None = None
     #: Id of the response that it makes, which may be stored.
     response_id: str | None = None
-    #: As the request names it, and as its engines or upstream know it.
+    #: The model's name in the request, and its name for the engines or the upstream.
     model: str | None = None
     served_model: str | None = None
-    #: Name of the engine or of the upstream's server that took it last.
+    #: Name of the last engine or upstream server that took it.
     engine: str | None = None
-    #: Why that one: the word of what decided, and the same in a few words.
+    #: Reason for that engine: the deciding rule's name, and an explanation in a few words.
     reason: str | None = None
     explanation: str | None = None
     #: Unix time of `started`.
     started_at: float = 0.0
-    #: The inputs of a call with semantic variables are there.
+    #: Time at which all inputs of a call with semantic variables were there.
     ready: float | None = None
-    #: It was read and checked, and waits for a place on an engine.
+    #: Time at which it was checked and began to wait for an engine.
     submitted: float | None = None
-    #: It has one.
+    #: Time of its placement.
     placed: float | None = None
-    #: The first token of an own engine; the first bytes of an upstream.
+    #: The first token of an own engine, or the first bytes of an upstream.
     first_token: float | None = None
     ended: float | None = None
-    #: Seconds between `submitted` and `placed`, as whoever places calls counts them.
+    #: Seconds between `submitted` and `placed`, as counted by the placing code.
     queued_s: float | None = None
     prompt_tokens: int | None = None
-    #: Part of `prompt_tokens` that was found in a prefix cache.
+    #: The part of `prompt_tokens` found in a prefix cache.
     cached_tokens: int | None = None
     output_tokens: int | None = None
-    #: HTTP status: of the answer; of a call that answers later, what it would have been; 499 where
-    #: the client left before an answer began. 0 until then.
+    #: HTTP status of the answer; for a call that answers later, the status it would have had; 499
+    #: if the client left before an answer began. 0 until then.
     status: int = 0
-    #: As the client got them, also within a stream that had begun; of an error without a code its
-    #: type.
+    #: The error that the client got, even within a stream that had begun; without a code, its type.
     error_code: str | None = None
     error_message: str | None = None
-    #: Of the last candidate; of own engines, and of upstreams whose answer is parsed anyway.
+    #: Finish reason of the last candidate: of own engines, and of upstream answers that are parsed
+    #: anyway.
     finish_reason: str | None = None
     streamed: bool = False
-    #: Its client was answered with a reference, or with a response that is still to be made.
+    #: True if the client got a reference, or a response that is still to be made.
     deferred: bool = False
     client_left: bool = False
-    #: Its client's, or the one chosen for it; None before that.
+    #: The client's trace, or the one chosen for the call; None before that.
     trace: CallTrace | None = None
-    #: What it says, until it has ended; None where nobody may want that.
+    #: Its prompt and answer until it has ended; None if nothing can want them.
     content: CallContent | None = None
     _records: CallRecords | None = None
 
     def outgoing_headers(self, headers: Headers) -> Headers:
-        """Headers of the call's request to an upstream, which name its trace."""
+        """Return headers for the upstream request that name the call's trace."""
         trace = self._choose_trace()
         return headers if trace is None else trace.headers(headers)
 
     def _choose_trace(self) -> CallTrace | None:
-        """The trace, chosen now if it was not before; None where none are exported."""
+        """Return the trace, chosen now if needed; None if none are exported."""
         if self.trace is None and self._records is not None:
             ratio = self._records.trace_ratio
             if ratio is not None:
@@ -117,9 +116,9 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         return self.trace
 
     def wanted_content(self) -> CallContent | None:
-        """The holder of prompt and answer; None if nobody wants them of this call.
+        """Return the holder of prompt and answer; None if nothing wants them for this call.
 
-        Ask for it once there is something to hold: tenant, session and trace are known then.
+        Ask once there is content to hold, when tenant, session and trace are known.
         """
         content = self.content
         if content is None or content.is_wanted:
@@ -131,38 +130,38 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         return self.content
 
     def take_answer(self, data: bytes, is_last: bool) -> None:
-        """Bytes of the answer to the request; see `Exchange.copy_answer`."""
+        """Take bytes of the answer; see `Exchange.copy_answer`."""
         if not self.deferred and (content := self.wanted_content()) is not None:
             content.answered(data)
 
     def fail(self, error: GatewayError) -> None:
-        """The client gets this error."""
+        """Note the error that the client gets."""
         self.note_failure(error.code or error.type, error.message)
 
     def note_failure(self, code: str, message: str) -> None:
         """Note that the call failed; `code` is never empty.
 
-        The record holds the message without what looks like a key: upstreams repeat keys.
+        Anything that looks like a key is removed from the message, because upstreams repeat keys.
         """
         self.error_code, self.error_message = code, hide_keys(message[:MAX_MESSAGE])
 
     def leave(self) -> None:
-        """The client left before the answer was complete."""
+        """Note that the client left before the answer was complete."""
         self.client_left = True
         self.status = self.status or CLIENT_LEFT
 
     def end(self) -> None:
-        """Hand the record to the sinks: the call has ended. Safe to call twice."""
+        """Give the record of an ended call to the sinks. Safe to call twice."""
         records = self._records
         if records is not None:
             records._end(self)
 
 
 class CallObserver(GenerationObserver):
-    """Writes the record of a call from what its runner reports.
+    """Writes a call's record from its runner's reports.
 
     Args:
-        record: of the call, which somebody else ends.
+        record: the call's record; its owner ends it.
     """
 
     __slots__ = ("_record",)
@@ -181,7 +180,7 @@ class CallObserver(GenerationObserver):
         record.reason = reason.partition(" ")[0].rstrip(",") or "upstream"
         record.explanation = reason
         record.placed = (record.submitted or record.started) + queued_s
-        # Of an earlier try.
+        # Reset what an earlier try noted.
         record.error_code = record.error_message = record.first_token = None
 
     def first_token(self) -> None:
@@ -192,7 +191,7 @@ class CallObserver(GenerationObserver):
         self._count(usage)
 
     def failed(self, error: BaseException, usage: Usage | None = None) -> None:
-        # What the client gets to read is noted where it is written.
+        # The final text for the client is noted where it is written.
         self._count(usage)
 
     def _count(self, usage: Usage | None) -> None:
@@ -204,33 +203,33 @@ class CallObserver(GenerationObserver):
 
 
 class WantedContents(NamedTuple):
-    """Names the calls whose prompts and answers are taken, besides those of exported traces."""
+    """Selects the calls whose content is taken, besides those of exported traces."""
 
-    #: Those of all calls.
+    #: True: content of all calls is taken.
     are_kept: bool
-    #: Never of these.
+    #: Content of these is never taken.
     exclude_tenants: Collection[str]
 
 
-#: Takes the record of a call that has ended, in the event loop's thread. Must not block; one that
-#: raises is logged and dropped. What the call said is in it only then.
+#: Takes the record of an ended call, in the event loop's thread. It must not block; if it raises,
+#: the error is logged and dropped. The call's content is available only then.
 Sink: TypeAlias = Callable[[CallRecord], None]
-#: The same of some dozens.
+#: Takes some dozens of records at a time.
 BatchSink: TypeAlias = Callable[[Sequence[CallRecord]], None]
 
 
 class CallRecords:
-    """Holds the records of calls that have not ended, and hands those that have to sinks.
+    """Holds the records of unended calls, and gives ended ones to the sinks.
 
     Attributes:
-        sinks: get each record once, when its call has ended; appended to while the gateway is put
-            together.
-        batch_sinks: get each record once, some dozens at a time: between the other work of a call
-            the same lines take four times as long. Readers of what they keep call `settle` first.
+        sinks: get each record once, when its call has ended; appended to while the gateway is
+            built.
+        batch_sinks: get each record once, some dozens at a time, because the same code takes four
+            times as long between other work of a call. Readers of their state call `settle` first.
 
     Args:
-        trace_ratio: share of the traces that are exported; None where none are.
-        contents: which prompts and answers are wanted; None: none are taken.
+        trace_ratio: share of the traces that are exported; None if none are.
+        contents: selects the wanted prompts and answers; None: none are taken.
     """
 
     def __init__(
@@ -246,12 +245,12 @@ class CallRecords:
     def begin(
         self, record: CallRecord, path: str, headers: Mapping[bytes, bytes] = _NO_HEADERS
     ) -> None:
-        """A call begins.
+        """Begin the record of a call.
 
         Args:
-            record: ended by whoever runs the call, with `CallRecord.end`.
+            record: the call's runner ends it with `CallRecord.end`.
             path: see `CallRecord.path`.
-            headers: of the request, names in lower case.
+            headers: the request's headers, names in lower case.
         """
         record.path = path
         record.started_at = time.time()
@@ -264,11 +263,11 @@ class CallRecords:
                 record.content = CallContent()
 
     def live(self) -> list[CallRecord]:
-        """The records of calls that have not ended, oldest first."""
+        """Return the records of unended calls, oldest first."""
         return list(self._live)
 
     def wants_content(self, record: CallRecord) -> bool:
-        """True if anybody wants the prompt and the answer of a call."""
+        """Return true if anything wants a call's prompt and answer."""
         contents = self._contents
         if contents is None or record.tenant in contents.exclude_tenants:
             return False
@@ -278,7 +277,7 @@ class CallRecords:
         return trace is not None and trace.sampled
 
     def settle(self) -> None:
-        """Let the batch sinks have all calls that have ended."""
+        """Give all ended calls to the batch sinks."""
         if not self._unsettled:
             return
         ended, self._unsettled = self._unsettled, []
@@ -301,7 +300,7 @@ class CallRecords:
             except Exception:
                 logger.exception("a sink of call records failed and is dropped")
                 self.sinks = [each for each in self.sinks if each is not sink]
-        # Records outlive their calls.
+        # Records outlive their calls' content.
         record.content = None
         self._unsettled.append(record)
         if len(self._unsettled) >= _MAX_UNSETTLED:

@@ -1,4 +1,4 @@
-"""Prompts and answers of the latest calls, in memory, as far as the operator has them kept."""
+"""Prompts and answers of the latest calls in memory, if the operator wants them kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parrot_gateway.telemetry.content.content import CallContent, ReadContent
 
 logger = logging.getLogger(__name__)
 
-#: Calls that are kept, however small they are.
+#: Maximum calls kept, however small.
 MAX_KEPT = 4096
-#: Bytes of ended calls that wait to be read; further calls are not kept.
+#: Maximum bytes of ended calls waiting to be read; further calls are not kept.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
-#: What an entry takes beside its text.
+#: Size of an entry besides its text.
 _ENTRY_BYTES = 512
 
 _decoder = msgspec.msgpack.Decoder(ReadContent)
@@ -28,7 +28,7 @@ class KeptContent:
     """Keeps prompts and answers of calls until later ones need the room.
 
     Args:
-        settings: bounds.
+        settings: limits.
     """
 
     def __init__(self, settings: TelemetrySettings) -> None:
@@ -37,23 +37,23 @@ class KeptContent:
         self._pending_bytes = 0
         self._has_pending = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        #: By id of the call, the oldest first; as msgpack, so that its size is known.
+        #: By call id, oldest first; as msgpack, so that the size is known.
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self.size_bytes = 0
 
     def start(self) -> None:
-        """Begin to read what is handed over."""
+        """Start reading ended calls."""
         self._worker = asyncio.create_task(self._work(), name="kept-content")
 
     async def close(self) -> None:
-        """Keep nothing any more."""
+        """Stop keeping content."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
             self._worker = None
 
     def ended(self, record: CallRecord) -> None:
-        """A sink of `CallRecords`: keep what a call said."""
+        """Keep the content of an ended call; a sink of `CallRecords`."""
         content = record.content
         if content is None or self._pending_bytes + content.size_bytes > _MAX_PENDING_BYTES:
             return
@@ -62,7 +62,7 @@ class KeptContent:
         self._has_pending.set()
 
     def find(self, call_id: str) -> ReadContent | None:
-        """Prompt and answer of a call; None if they are no longer kept."""
+        """Return a call's prompt and answer; None if they are no longer kept."""
         found = self._kept.get(call_id)
         return None if found is None else _decoder.decode(found)
 
@@ -78,11 +78,11 @@ class KeptContent:
                 self._keep(call_id, msgspec.msgpack.encode(read))
             except Exception:
                 logger.exception("what call %s said could not be kept", call_id)
-            # Those who answer calls come first.
+            # Yield to the tasks that answer calls.
             await asyncio.sleep(0)
 
     def _keep(self, call_id: str, content: bytes) -> None:
-        # An attempt of the same call may be there.
+        # Replace an earlier attempt of the same call.
         self._drop(call_id)
         self._kept[call_id] = content
         self.size_bytes += len(content) + _ENTRY_BYTES

@@ -1,7 +1,7 @@
 """The log of the process: one format for everything, and one line for each call.
 
-Lines of the gateway, of its libraries and of its engine processes go through the same processors,
-as text for people or as JSON for programs. No prompt, no answer and no key is ever in them.
+Lines of the gateway, its libraries and its engine processes go through the same processors, as text
+for people or JSON for programs. They never contain a prompt, an answer or a key.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _encoder = msgspec.json.Encoder()
 #: Fields of every line in JSON.
 COMMON_FIELDS: Final = ("timestamp", "level", "logger", "event", "exception")
 
-#: Loggers that report every connection, at info or with its address: never below warning.
+#: Loggers that report every connection, at info or with its address: kept at warning or above.
 _NOISY = ("uvicorn", "websockets", "urllib3")
-#: Longest wait of a call's line, in seconds, and lines that wait at most.
+#: Longest wait of a call's line in seconds, and maximum waiting lines.
 _HELD_S = 0.05
 _MAX_HELD = 64
-#: Characters of a name that a client chose which are shown.
+#: Characters shown of a name that a client chose.
 _MAX_NAME = 200
-#: What is shown without quotes.
+#: Values shown without quotes.
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 
 
 class CallLine(msgspec.Struct, omit_defaults=True):
-    """The line of one call. Fields that are unknown, empty or false are left out."""
+    """The log line of one call. Unknown, empty and false fields are left out."""
 
     timestamp: str
     level: str
@@ -84,7 +84,7 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
 
     Args:
         level: debug, info, warning or error.
-        stream: standard error where none is given.
+        stream: standard error by default.
     """
     log = Log(sys.stderr if stream is None else stream, log_format)
     handler = logging.StreamHandler(log)
@@ -92,8 +92,8 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     logging.basicConfig(handlers=[handler], force=True)
     set_log_level(level)
     logging.captureWarnings(True)
-    # NOTE: uvicorn logs this as an error for each engine that is refused with a 401; the link logs
-    # which one it was.
+    # NOTE: uvicorn logs this as an error for each engine refused with a 401; the link logs which
+    # engine it was.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "returned without completing handshake" not in record.getMessage()
     )
@@ -101,7 +101,7 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
 
 
 def log_uncaught() -> None:
-    """Log what ends the process or a thread of it, in place of a traceback in no format."""
+    """Log an error that ends the process or a thread, instead of a raw traceback."""
 
     def log_exception(*exception: Any) -> None:
         kind, error, trace = exception
@@ -119,14 +119,14 @@ def log_uncaught() -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Log from that level on."""
+    """Set the log level."""
     logging.root.setLevel(level.upper())
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
 
 
 class _HeldCall(NamedTuple):
-    """A call whose line is to be written."""
+    """A call whose line is still to be written."""
 
     record: CallRecord
     #: Unix time of the line.
@@ -136,11 +136,11 @@ class _HeldCall(NamedTuple):
 
 
 class Log:
-    """Lines of all loggers on their way to a stream, in order and in one format.
+    """Carries lines of all loggers to a stream, in order and in one format.
 
-    Those of calls are made and written together, after a moment: between the other work of a call
-    the same line takes four times as long, and a system call for each longer still. The standard
-    library's handler writes to it as to a stream.
+    Lines of calls are made and written together after a moment: between other work of a call the
+    same line takes four times as long, and a system call per line even longer. The standard
+    library's handler writes to this as to a stream.
     """
 
     def __init__(self, stream: TextIO, log_format: LogFormat) -> None:
@@ -149,13 +149,12 @@ class Log:
         self.stamp = _JsonTime() if self._is_json else _TextTime()
         #: Renders the fields of a line.
         self.render = _as_json if self._is_json else _as_text
-        # NOTE: threads of libraries log, too; a deque can be filled and emptied at once.
+        # NOTE: threads of libraries log too; a deque can be filled and emptied concurrently.
         self._held: deque[str | _HeldCall] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def call(self, record: CallRecord, level: str, event: str) -> None:
-        """Write the line of a call that has ended, within `_HELD_S`, or at once outside of the
-        event loop."""
+        """Write the line of an ended call within `_HELD_S`, or at once outside the event loop."""
         self._held.append(_HeldCall(record, time.time(), level, event))
         if len(self._held) >= _MAX_HELD:
             self.flush()
@@ -168,11 +167,11 @@ class Log:
                 self._timer = loop.call_later(_HELD_S, self._flush_late)
 
     def write(self, text: str) -> None:
-        """Take text, which leaves with `flush`."""
+        """Add text, which leaves with `flush`."""
         self._held.append(text)
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the held lines."""
         texts = []
         while self._held:
             held = self._held.popleft()
@@ -193,7 +192,7 @@ class Log:
 
 
 class _LineFormatter(logging.Formatter):
-    """Gives lines of the standard library's loggers the fields and the format of the log."""
+    """Gives lines of standard loggers the fields and format of the log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -214,11 +213,11 @@ class _LineFormatter(logging.Formatter):
 class CallLog:
     """Logs a line for each call that has ended; a sink of `CallRecords`.
 
-    Calls that failed by no fault of the caller are logged as warnings.
+    Calls that failed through no fault of the caller are logged as warnings.
 
     Args:
-        log: where to.
-        logs_all: whether to log the others too, at info.
+        log: the log to write to.
+        logs_all: true to log the others too, at info.
     """
 
     def __init__(self, log: Log, logs_all: bool) -> None:
@@ -286,7 +285,7 @@ class _TextTime:
         self._second, self._text = 0, ""
 
     def at(self, moment: float) -> str:
-        """A Unix time, written."""
+        """Format a Unix time."""
         second = int(moment)
         if second != self._second:
             self._second, self._text = second, self._written(second)
@@ -300,7 +299,7 @@ class _TextTime:
 
 
 class _JsonTime(_TextTime):
-    """UTC in ISO 8601."""
+    """Formats UTC in ISO 8601."""
 
     def _written(self, second: int) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
@@ -322,7 +321,7 @@ def _as_text(fields: dict[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value on one line: text in quotes where it has blanks or what a terminal obeys."""
+    """Format a value on one line; text with blanks or control characters is quoted."""
     text = value if isinstance(value, str) else str(value)
     if _PLAIN.fullmatch(text) and text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""OpenTelemetry's names of what routes do, the same in metrics and in traces.
+"""OpenTelemetry's names of routes' operations, shared by metrics and traces.
 
 https://opentelemetry.io/docs/specs/semconv/registry/attributes/gen-ai/
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: `gen_ai.provider.name`: who answers, whatever is behind the gateway.
+#: Value of `gen_ai.provider.name`, whatever is behind the gateway.
 PROVIDER: Final = "parrot_gateway"
 
 _OPERATIONS = {
@@ -27,8 +27,8 @@ _OPERATIONS = {
 
 
 def operation_of(path: str) -> str:
-    """`gen_ai.operation.name` of a call's path, as its record has it.
+    """Return `gen_ai.operation.name` for the path of a call's record.
 
-    Routes that the conventions have no name for, and that are passed on, are `other`.
+    Routes without a name in the conventions that are passed on are `other`.
     """
     return _OPERATIONS.get(path, "other")

@@ -1,7 +1,7 @@
-"""Name, attributes and events of the span of a call, without an exporter.
+"""Name, attributes and events of a call's span, independent of any exporter.
 
-Names beginning with `gen_ai.`, `http.` and `error.` are OpenTelemetry's, those with `parrot.` ours.
-Docs: docs/observability.md, where each is listed.
+Names beginning with `gen_ai.`, `http.` and `error.` are OpenTelemetry's; those with `parrot.` are
+ours. docs/observability.md lists each.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ Value: TypeAlias = str | int | float | bool | Sequence[str]
 
 
 class Source(NamedTuple):
-    """An edge of the application's graph that leads to a call."""
+    """An edge of the application's graph that ends at a call."""
 
     call: str
-    #: "input" for a declared one; else the link's: "continues", "output", "tool", "spawned".
+    #: "input" for a declared edge; otherwise the link's kind: "continues", "output", "tool",
+    #: "spawned".
     kind: str
-    #: From 0 to 1; 1 for a declared one.
+    #: From 0 to 1; 1 for a declared edge.
     confidence: float
 
 
 class CallFacts(NamedTuple):
-    """Facts about a call that has ended which its record does not hold."""
+    """Facts about an ended call that its record does not have."""
 
     session: str | None = None
     session_name: str | None = None
     is_inferred: bool = False
     sources: Sequence[Source] = ()
-    #: Why it ran when and where it did, in a sentence.
+    #: Reason for its time and place, in a sentence.
     explanation: str | None = None
 
 
 def span_name(record: CallRecord) -> str:
-    """The operation and the model."""
+    """Return the operation and the model."""
     operation = operation_of(record.path)
     return operation if record.model is None else f"{operation} {record.model}"
 
 
 def unix_ns(record: CallRecord, at: float) -> int:
-    """Unix time in nanoseconds of one of the record's times, or of `time.perf_counter()`."""
+    """Convert one of the record's times, a `time.perf_counter()`, to Unix nanoseconds."""
     return round((record.started_at + at - record.started) * 1e9)
 
 
 def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -> dict[str, Value]:
-    """The attributes of a call that are known, by name."""
+    """Return the known attributes of a call, by name."""
     first = record.first_token
     found: dict[str, Value | None] = {
         "gen_ai.operation.name": operation_of(record.path),
@@ -83,7 +84,7 @@ def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -
 
 
 def content_attributes(content: ReadContent) -> dict[str, Value]:
-    """Prompt and answer of a call as JSON: attributes of spans cannot hold structures."""
+    """Return a call's prompt and answer as JSON, because span attributes cannot be structures."""
     found: dict[str, Value] = {
         name: msgspec.json.encode(value).decode("utf-8", "replace")
         for name, value in (
@@ -101,7 +102,7 @@ def content_attributes(content: ReadContent) -> dict[str, Value]:
 def call_events(
     record: CallRecord, facts: CallFacts
 ) -> Iterator[tuple[str, float, dict[str, Value]]]:
-    """The events of a call: name, time (`time.perf_counter()`), attributes."""
+    """Yield the events of a call: name, time (`time.perf_counter()`), attributes."""
     if record.ready is not None:
         yield "parrot.inputs_ready", record.ready, {}
     if record.submitted is not None:
@@ -123,7 +124,7 @@ def call_events(
 def step_attributes(
     engine: str, info: EngineInfo, before: EngineStats, now: EngineStats
 ) -> dict[str, Value]:
-    """The attributes of the work of an engine between two heartbeats."""
+    """Return the attributes of an engine's work between two heartbeats."""
     steps = now.steps - before.steps
     return {
         "parrot.engine": engine,

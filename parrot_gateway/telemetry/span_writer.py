@@ -1,4 +1,4 @@
-"""Spans whose ids, times and sampling are known beforehand, exported by OpenTelemetry's SDK."""
+"""Exports spans with predetermined ids, times and sampling through OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from parrot_gateway.telemetry.span_fields import Value
 
 logger = logging.getLogger(__name__)
 
-#: Spans that wait for their receiver, and those of one request to it: OpenTelemetry's defaults.
+#: Maximum spans that wait for the receiver, and spans of one request: OpenTelemetry's defaults.
 _MAX_QUEUED, _MAX_AT_ONCE = 2048, 512
-#: What either may come to. Receivers refuse long requests: OpenTelemetry's collector more than 20
+#: Limits of both in bytes. Receivers refuse long requests: OpenTelemetry's collector those over 20
 #: MiB.
 _MAX_QUEUED_BYTES, _MAX_REQUEST_BYTES = 128 * 1024 * 1024, 8 * 1024 * 1024
-#: How long the end waits for what has not been exported.
+#: Longest wait for unexported spans at the end.
 _CLOSE_TIMEOUT_S = 5.0
 
 
 class _GivenIds(IdGenerator):
-    """Gives spans the ids that were chosen for them."""
+    """Gives spans their predetermined ids."""
 
     def __init__(self) -> None:
         self.trace_id = 0
@@ -53,13 +53,13 @@ class _GivenIds(IdGenerator):
 
 
 class _QuietExporter(SpanExporter):
-    """Logs once that a receiver takes no spans, and once that it does again.
+    """Logs once when a receiver takes no spans, and once when it does again.
 
-    Exporters log each try, of which there are several for every batch. Used in the thread of the
-    processor; `lost` is read by others.
+    Exporters log each of several tries per batch. Used in the processor's thread; other threads
+    read `lost`.
 
     Attributes:
-        lost: spans that were not taken.
+        lost: number of spans that were not taken.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -71,7 +71,7 @@ class _QuietExporter(SpanExporter):
         self._log.addFilter(self._note)
 
     def _note(self, record: logging.LogRecord) -> bool:
-        # The first says why, later ones that it was given up.
+        # The first message has the reason; later ones say that the exporter gave up.
         self._reason = self._reason or record.getMessage()
         return False
 
@@ -89,25 +89,25 @@ class _QuietExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Export no more; a try that waits for the next one ends."""
+        """Stop exporting, and end a pause before the next try."""
         self._exporter.shutdown()
         self._log.removeFilter(self._note)
 
 
 def span_context(trace_id: int, span_id: int) -> SpanContext:
-    """The context of a span that this process or another one exports."""
+    """Return the context of a span that this or another process exports."""
     return SpanContext(
         trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
     )
 
 
 class SpanWriter:
-    """Begins spans, which are exported in a thread of its own once they have ended.
+    """Begins spans; ended ones are exported in a separate thread.
 
     Args:
-        service_name: of the resource that all of them belong to.
+        service_name: name of the resource that all spans belong to.
         exporter: takes the spans.
-        span_bytes: what a span comes to at most, about.
+        span_bytes: approximate maximum size of a span.
     """
 
     def __init__(self, service_name: str, exporter: SpanExporter, span_bytes: int = 1024) -> None:
@@ -122,7 +122,7 @@ class SpanWriter:
             export_timeout_millis=10_000,
         )
         resource = Resource.create({"service.name": service_name, "service.version": __version__})
-        # NOTE: sampling is decided before there is a span; the SDK exports all that it gets.
+        # NOTE: sampling is decided before there is a span; the SDK exports every span it gets.
         provider = TracerProvider(
             sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
         )
@@ -141,11 +141,11 @@ class SpanWriter:
         links: Sequence[Link] = (),
         attributes: Mapping[str, Value] | None = None,
     ) -> Span:
-        """A span that the caller ends.
+        """Begin a span; the caller ends it.
 
         Args:
             begin_ns: Unix time in nanoseconds.
-            parent_id: id of its parent in the same trace; 0 without one.
+            parent_id: id of its parent in the same trace; 0 if it has none.
         """
         self._ids.trace_id, self._ids.span_id = trace_id, span_id
         context = Context()
@@ -157,16 +157,16 @@ class SpanWriter:
         )
 
     async def close(self) -> None:
-        """Export what has ended, within a few seconds, and stop."""
+        """Export ended spans within a few seconds, and stop."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
             self._processor.shutdown()  # type: ignore[no-untyped-call]
             with suppress(RuntimeError):
-                # The loop may be gone, where this took too long.
+                # The loop may be gone if this took too long.
                 loop.call_soon_threadsafe(closed.set)
 
-        # NOTE: not a thread of the loop's, whose end waits for all of those.
+        # NOTE: not a thread of the loop's executor, because closing that waits for all its threads.
         threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):

@@ -1,10 +1,9 @@
-"""Traces of calls and of engines' steps for OpenTelemetry, in the names of its GenAI conventions.
+"""Traces of calls and engine steps for OpenTelemetry, in the names of its GenAI conventions.
 
-A span per call, made of the call's record when it has ended: nothing is done while it runs, but to
-tell an upstream the trace and, where content is asked for, to hold the bytes of sampled calls. What
-only the linker knows (an inferred session, the calls whose answers a prompt holds) is asked for
-behind the call, for sampled calls alone.
-https://opentelemetry.io/docs/specs/semconv/gen-ai/
+Each call gets a span, made from its record at its end. While the call runs, only two things happen:
+an upstream is told the trace, and bytes of sampled calls are held if content is wanted. Facts that
+only the linker knows (an inferred session, the calls whose answers a prompt contains) are requested
+after the call, and only for sampled calls. https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ from parrot_gateway.telemetry.trace_context import (
 
 logger = logging.getLogger(__name__)
 
-#: Ended calls that wait for what the linker knows of them; more are not exported.
+#: Maximum ended calls that wait for the linker's facts; more are not exported.
 MAX_PENDING = 2048
-#: Bytes of what such calls said; of further ones the span is exported without.
+#: Maximum bytes of their content; further spans are exported without content.
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-#: Calls whose spans later ones can name, and sessions whose span is not written yet.
+#: Maximum calls that later spans can link to, and sessions whose span is not written yet.
 MAX_REMEMBERED = 20_000
 
 
 @dataclass(slots=True)
 class _Session:
-    """The span of a session, which is written when no more calls come."""
+    """The span of a session, written when no more calls come."""
 
     name: str
     id: str
@@ -72,7 +71,7 @@ class _Session:
 
 
 class _Pending(NamedTuple):
-    """A call that has ended and has no span yet."""
+    """An ended call without a span."""
 
     record: CallRecord
     trace: CallTrace
@@ -80,11 +79,11 @@ class _Pending(NamedTuple):
 
 
 class CallTracer:
-    """Makes spans of calls that have ended, and of their sessions.
+    """Makes spans of ended calls and of their sessions.
 
     Args:
-        settings: which share of the traces to export.
-        facts_of: what else is known of a call; asked for after its end, one call at a time.
+        settings: share of the traces to export.
+        facts_of: returns further facts about a call; called after its end, one call at a time.
         writer: takes the spans.
     """
 
@@ -102,19 +101,19 @@ class CallTracer:
         self._has_pending = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
-        #: By trace id; used last stands last.
+        #: By trace id, last used at the end.
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        #: By trace id, how many spans of a session were written: no two have the same id.
+        #: By trace id, the number of spans written for a session, which keeps their ids distinct.
         self._parts: OrderedDict[int, int] = OrderedDict()
-        #: Sampled calls that were not exported, and those that were without what they said.
+        #: Sampled calls that were not exported, and calls exported without their content.
         self._dropped = self._left_out = 0
 
     def start(self) -> None:
-        """Begin to export."""
+        """Start exporting."""
         self._worker = asyncio.create_task(self._work(), name="tracing")
 
     async def close(self) -> None:
-        """Export what has ended, within a few seconds, and stop."""
+        """Export ended calls within a few seconds, and stop."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -139,11 +138,11 @@ class CallTracer:
         await self._writer.close()
 
     def ended(self, record: CallRecord) -> None:
-        """A sink of `CallRecords`: make the span soon."""
+        """Make the span of an ended call soon; a sink of `CallRecords`."""
         trace = record.trace
         if trace is None:
             ratio = self._settings.traces_sample_ratio
-            # Metrics name it, too.
+            # Metrics name the trace too.
             trace = record.trace = CallTrace.choose(record.tenant, record.session, ratio)
         if not trace.sampled:
             return
@@ -256,7 +255,9 @@ class CallTracer:
         self._sessions.move_to_end(trace_id)
 
     def _write_sessions(self, idle_s: float) -> None:
-        """Make the spans of sessions without a call for so long, and of those beyond the bound."""
+        """Make the spans of sessions that have been idle for this long, and of those beyond the
+        limit.
+        """
         now = time.monotonic()
         while self._sessions:
             trace_id, session = next(iter(self._sessions.items()))
@@ -289,11 +290,11 @@ class _Heartbeat(NamedTuple):
 
 
 class StepTracer:
-    """An `EngineObserver`; an engine that computes nothing gets no span.
+    """Makes spans of engines' steps as an `EngineObserver`; idle engines get none.
 
     Args:
-        writer: takes the spans, each a trace of its own.
-        ratio: share of the times between heartbeats that get one.
+        writer: takes the spans; each is a separate trace.
+        ratio: share of the intervals between heartbeats that get a span.
     """
 
     def __init__(self, writer: SpanWriter, ratio: float) -> None:
@@ -322,4 +323,4 @@ class StepTracer:
         span.end(now.at_ns)
 
     def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
-        """Nothing is traced of them."""
+        """Blocks are not traced."""

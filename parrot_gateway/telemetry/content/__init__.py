@@ -1,1 +1,1 @@
-"""Prompts and answers of calls, for those who asked for them: spans and the live page."""
+"""Prompts and answers of calls, for spans and the live page."""

@@ -14,7 +14,7 @@ from parrot_gateway.telemetry.content.requests import message_parts, reasoning_o
 
 _GZIP = b"\x1f\x8b"
 _MAX_UNPACKED = 64 * 1024 * 1024
-#: In the conventions' words.
+#: Finish reasons in the conventions' words.
 _REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -28,19 +28,19 @@ _REASONS = {
     "failed": "error",
     "cancelled": "error",
 }
-#: Events that end a response's stream and hold all of it.
+#: Events that end a response's stream and contain all of it.
 _WHOLE = ("response.completed", "response.incomplete", "response.failed")
 _event_decoder = msgspec.json.Decoder(dict[str, Any])
 _decoder = msgspec.json.Decoder(list[dict[str, Any]])
-#: Of an answer that broke off.
+#: Finish reason of a broken-off answer.
 _BROKEN = "error"
 
 
 def answer_of(body: bytes, room: Room) -> list[Message]:
-    """The candidates of an answer, as far as it came; none where it holds none.
+    """Return the candidates of an answer as far as it came; empty if it has none.
 
     Args:
-        body: as sent: JSON or server-sent events, maybe compressed with gzip.
+        body: the answer as sent: JSON or server-sent events, possibly gzipped.
     """
     if body.startswith(_GZIP):
         try:
@@ -54,12 +54,12 @@ def answer_of(body: bytes, room: Room) -> list[Message]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     except (ValueError, TypeError, AttributeError):
-        # Some part is of another type than the API's.
+        # A part has an unexpected type.
         return []
 
 
 def text_answer(text: str, finish_reason: str, room: Room) -> list[Message]:
-    """The answer of a call of which the text is known alone."""
+    """Build the answer of a call whose text alone is known."""
     return [_message([{"type": "text", "content": room.take(text)}], finish_reason)]
 
 
@@ -108,12 +108,12 @@ def _of_response(answer: dict[str, Any], room: Room) -> Message:
 
 
 class _Choice:
-    """One candidate of a stream while it is put together."""
+    """One candidate of a stream while it is assembled."""
 
     def __init__(self) -> None:
         self.reasoning: list[str] = []
         self.text: list[str] = []
-        #: Id, name and pieces of the arguments by the call's index.
+        #: By the call's index: id, name and pieces of the arguments.
         self.calls: dict[Any, tuple[list[str], list[str], list[str]]] = {}
         self.reason: Any = None
 
@@ -181,7 +181,7 @@ def _take_choice(choice: dict[str, Any], found: _Choice) -> None:
 
 
 def _take_event(kind: str, event: dict[str, Any], found: _Choice) -> None:
-    """Take an event of a message's stream, or of a response's that broke off."""
+    """Apply an event of a message's stream, or of a response's stream that broke off."""
     delta = event.get("delta")
     if kind == "response.output_text.delta":
         _add(found.text, delta)

@@ -1,4 +1,4 @@
-"""Prompt and answer of one call: as bytes while it runs, and read once it has ended."""
+"""Prompt and answer of one call: bytes while it runs, parsed once it has ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parrot_gateway.telemetry.content.parts import Message, Part, Room
 from parrot_gateway.telemetry.content.requests import Prompt, prompt_of, without_secrets
 from parrot_gateway.telemetry.key_hiding import hide_keys
 
-#: Bytes of an answer that are held; of a longer one the beginning is read.
+#: Bytes held of an answer; only the beginning of a longer one is read.
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024
-#: Bytes up to which a call is read in the event loop: within a millisecond.
+#: Largest size read in the event loop: takes less than a millisecond.
 _MAX_INLINE_BYTES = 64 * 1024
-#: The routes whose calls have prompts and answers in text.
+#: Routes whose calls have prompts and answers in text.
 TEXT_ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
@@ -29,9 +29,9 @@ class ReadContent(msgspec.Struct, gc=False):
     """Prompt and answer of a call, in the shape of OpenTelemetry's GenAI conventions.
 
     Attributes:
-        path, request: the route, and the body in JSON without keys; empty for one that is longer
+        path, request: the route, and the body in JSON without keys; empty if it is longer
             than the limit.
-        cut_characters: left out of the messages.
+        cut_characters: number of characters left out of the messages.
     """
 
     path: str
@@ -46,8 +46,8 @@ class CallContent:
     """Prompt and answer of a call as bytes: nothing is decoded while it runs.
 
     Attributes:
-        is_wanted: True if anybody wants it; None until that is known.
-        size_bytes: of all that is held.
+        is_wanted: true if anything wants it; None until that is known.
+        size_bytes: bytes of all that is held.
     """
 
     __slots__ = ("_answer", "_answer_bytes", "_is_bound", "_path", "_request", "_text", "is_wanted")
@@ -56,7 +56,7 @@ class CallContent:
         self.is_wanted: bool | None = None
         self._path = ""
         self._request = b""
-        #: It has values in the places of its variables.
+        #: True: the request has values in place of its variables.
         self._is_bound = False
         self._answer: list[bytes] = []
         self._answer_bytes = 0
@@ -69,37 +69,37 @@ class CallContent:
         return len(self._request) + self._answer_bytes + len(text)
 
     def asked(self, path: str, body: bytes, *, is_bound: bool = False) -> None:
-        """The request has been read, or the values of its variables are there."""
+        """Note the request, or the request with its variables' values."""
         self._path, self._request, self._is_bound = path, body, is_bound
 
     def answered(self, data: bytes) -> None:
-        """Further bytes of the answer, as they are sent."""
+        """Note further bytes of the answer as they are sent."""
         if self._answer_bytes < _MAX_ANSWER_BYTES:
             self._answer.append(data)
             self._answer_bytes += len(data)
 
     def wrote(self, text: str, finish_reason: str) -> None:
-        """The whole text of a call whose answer nobody is sent."""
+        """Note the whole text of a call whose answer is sent to nobody."""
         self._text = text, finish_reason
 
     async def read(self, max_characters: int) -> ReadContent:
-        """Read all of it as messages; in a thread if it is large.
+        """Parse all of it as messages; in a thread if it is large.
 
         Args:
-            max_characters: of all texts together.
+            max_characters: limit of all texts together.
         """
         if self.size_bytes <= _MAX_INLINE_BYTES:
             return self.read_now(max_characters)
         return await asyncio.to_thread(self.read_now, max_characters)
 
     def read_now(self, max_characters: int) -> ReadContent:
-        """Do the same as `read` in this thread."""
+        """Parse it in this thread; see `read`."""
         try:
             request: Any = msgspec.json.decode(self._request)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             request = None
         request = request if isinstance(request, dict) else {}
-        # The answer first, in half of the room: the prompt takes the rest.
+        # The answer comes first and gets half of the room; the prompt gets the rest.
         for_answer = Room(max_characters // 2)
         if self._text is not None:
             output = text_answer(*self._text, for_answer)

@@ -14,11 +14,11 @@ import msgspec
 
 from parrot_gateway.telemetry.key_hiding import hide_keys
 
-#: A part, and a message: `{"role", "parts"}`, of an answer with `finish_reason`.
+#: A part, and a message `{"role", "parts"}`; an answer's has `finish_reason` too.
 Part: TypeAlias = dict[str, Any]
 Message: TypeAlias = dict[str, Any]
 
-#: The kinds of parts that are text, in the three APIs.
+#: Kinds of text parts in the three APIs.
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text"})
 _REASONING = frozenset({"thinking", "reasoning", "reasoning_text"})
 _MEDIA = {
@@ -36,11 +36,11 @@ _MAX_NAME = 256
 
 
 class Room:
-    """The characters that the texts of one call may have together.
+    """The characters that all texts of one call may have together.
 
     Attributes:
-        left: characters that are left of it.
-        cut: characters left out so far.
+        left: remaining characters.
+        cut: omitted characters so far.
     """
 
     def __init__(self, characters: int) -> None:
@@ -49,17 +49,19 @@ class Room:
 
     @property
     def is_full(self) -> bool:
-        """True if further texts would be left out whole."""
+        """Return true if further texts would be omitted."""
         return self.left <= 0
 
     def take(self, text: str) -> str:
-        """The text, or its beginning and how much is missing; keys are hidden."""
+        """Return the text, or its beginning and the number of missing characters; keys are
+        hidden.
+        """
         taken = text[: max(0, self.left)]
         missing = len(text) - len(taken)
         self.left -= len(taken)
         self.cut += missing
         if not taken.isascii():
-            # Some upstreams send halves of surrogate pairs, which nothing can write.
+            # Some upstreams send halves of surrogate pairs, which cannot be encoded.
             taken = taken.encode("utf-8", "replace").decode()
         taken = hide_keys(taken)
         return f"{taken}… [{missing} characters cut]" if missing else taken
@@ -74,10 +76,10 @@ def reasoning_part(text: str, room: Room) -> Part:
 
 
 def tool_call_part(id_: Any, name: Any, arguments: Any, room: Room) -> Part:
-    """A call of a tool.
+    """Build the part of a tool call.
 
     Args:
-        arguments: JSON text, or what it means.
+        arguments: JSON text, or the decoded value.
     """
     text = string_of(arguments)
     taken: Any = room.take(text)
@@ -93,7 +95,7 @@ def tool_call_part(id_: Any, name: Any, arguments: Any, room: Room) -> Part:
 
 
 def tool_response_part(id_: Any, content: Any, room: Room) -> Part:
-    """The result of a tool."""
+    """Build the part of a tool's result."""
     return {
         "type": "tool_call_response",
         "id": string_of(id_)[:_MAX_NAME],
@@ -102,7 +104,7 @@ def tool_response_part(id_: Any, content: Any, room: Room) -> Part:
 
 
 def parts_of(content: Any, room: Room) -> Iterator[Part]:
-    """The parts of a message's content, as any of the APIs writes it."""
+    """Yield the parts of a message's content in any of the APIs."""
     if isinstance(content, str):
         yield text_part(content, room)
         return
@@ -131,7 +133,7 @@ def _part(part: Mapping[str, Any], room: Room) -> Part:
 
 
 def _media(part: Mapping[str, Any], modality: str) -> Part:
-    """An image, a sound or a document: where it is or what it is, never its bytes."""
+    """Describe an image, sound or document by its address or type, never its bytes."""
     of = part.get("image_url") or part.get("input_audio") or part.get("video_url")
     of = of or part.get("file") or part.get("source") or part
     given = {"url": of} if isinstance(of, str) else of if isinstance(of, dict) else {}
@@ -151,7 +153,7 @@ def _media(part: Mapping[str, Any], modality: str) -> Part:
 
 
 def _bare(url: str) -> str:
-    """An address without what may be a key in it: user, query and fragment."""
+    """Remove from an address the parts that may contain a key: user, query and fragment."""
     try:
         parts = urlsplit(url[:2048])
         host = parts.netloc.rpartition("@")[2]
@@ -161,7 +163,7 @@ def _bare(url: str) -> str:
 
 
 def plain_text(content: Any) -> str:
-    """The text of a content that is a string, or has parts; else as JSON."""
+    """Return the text of a string or of text parts; other content as JSON."""
     if isinstance(content, list) and all(
         isinstance(each, dict) and isinstance(each.get("text"), str) for each in content
     ):
@@ -170,7 +172,7 @@ def plain_text(content: Any) -> str:
 
 
 def string_of(value: Any) -> str:
-    """A string as it is, nothing for None, else JSON."""
+    """Return a string unchanged, "" for None, and JSON for other values."""
     if isinstance(value, str):
         return value
     return "" if value is None else msgspec.json.encode(value).decode("utf-8", "replace")

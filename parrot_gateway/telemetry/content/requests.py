@@ -1,6 +1,6 @@
 """Requests of the four APIs as messages in OpenTelemetry's shape.
 
-Reads what is there and never refuses: what is in no API's shape has no messages.
+Reads what it can and never refuses: a request in no API's shape has no messages.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from parrot_gateway.telemetry.content.parts import (
     tool_response_part,
 )
 
-#: Fields of tools and of servers of tools that may hold keys.
+#: Fields of tools and tool servers that may contain keys.
 _SECRETS = frozenset({"headers", "authorization", "authorization_token", "api_key", "env"})
 _MAX_ROLE = 64
 
 
 class Prompt(NamedTuple):
-    """The instructions of a request that stand beside the messages, and the messages."""
+    """A request's separate instructions, and its messages."""
 
     system: list[Part]
     messages: list[Message]
 
 
 def prompt_of(request: dict[str, Any], room: Room) -> Prompt:
-    """The prompt of a request; where there is too much of it, its newest messages.
+    """Return the prompt of a request; if it is too long, only its newest messages.
 
     Args:
         request: the body: `prompt`, `messages` with or without `system`, or `input`.
@@ -52,7 +52,7 @@ def prompt_of(request: dict[str, Any], room: Room) -> Prompt:
 
 
 def without_secrets(request: dict[str, Any]) -> dict[str, Any]:
-    """A request that can be shown: keys for tools' servers are hidden."""
+    """Return a displayable request, with the keys of tool servers hidden."""
     shown = dict(request)
     for name in ("tools", "mcp_servers"):
         if isinstance(shown.get(name), list):
@@ -68,11 +68,11 @@ def without_secrets(request: dict[str, Any]) -> dict[str, Any]:
 def _newest(
     items: list[Any], read: Callable[[Any, Room], Message | None], room: Room
 ) -> list[Message]:
-    """Messages of the items, read from the last one back while there is room."""
+    """Read the items from the last one back while there is room."""
     found: list[Message] = []
     for at in range(len(items) - 1, -1, -1):
         if room.is_full:
-            # NOTE: one stands for all that came before: each by itself would take room again.
+            # NOTE: one entry stands for all earlier messages, as single ones would take room again.
             missing = sum(len(string_of(each)) for each in items[: at + 1])
             room.cut += missing
             text = f"[{at + 1} earlier messages cut, {missing} characters]"
@@ -92,7 +92,7 @@ def _of_prompt(prompt: Any, room: Room) -> Message:
 
 
 def _of_item(item: Any, room: Room) -> Message | None:
-    """A message of a chat, or an item of a response's input."""
+    """Read a message of a chat, or an item of a response's input."""
     if not isinstance(item, dict):
         return None
     kind = item.get("type")
@@ -115,7 +115,7 @@ def _of_item(item: Any, room: Room) -> Message | None:
 
 
 def message_parts(message: dict[str, Any], room: Room) -> Iterator[Part]:
-    """The parts of a message of a chat or of a response: reasoning, content, calls of tools."""
+    """Yield the parts of a chat's or response's message: reasoning, content, tool calls."""
     thought = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thought, str):
         yield reasoning_part(thought, room)
@@ -134,7 +134,7 @@ def message_parts(message: dict[str, Any], room: Room) -> Iterator[Part]:
 
 
 def reasoning_of(item: dict[str, Any], room: Room) -> Iterator[Part]:
-    """The texts of an item of reasoning: itself or, where only that is there, its summary."""
+    """Yield the texts of a reasoning item, or its summary if that is all it has."""
     for part in item.get("content") or item.get("summary") or ():
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             yield reasoning_part(part["text"], room)

@@ -1,1 +1,1 @@
-"""Prometheus metrics: definitions, what is counted, what is read at a scrape, the text of both."""
+"""Prometheus metrics: definitions, counted values, gauges read at a scrape, and the text."""

@@ -1,7 +1,6 @@
-"""Counters and histograms of calls, fed with the record of each call that has ended.
+"""Counters and histograms of calls, fed with the record of each ended call.
 
-What a call's labels depend on is looked up once, as a whole; the rest of its cost is an addition
-for each metric.
+One look-up finds everything that depends on a call's labels; the rest costs an addition per metric.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from parrot_gateway.telemetry.metrics.labels import (
 from parrot_gateway.telemetry.operations import PROVIDER, operation_of
 from parrot_gateway.telemetry.trace_context import CallTrace
 
-#: What is not known of a call.
+#: Label of an unknown value.
 UNKNOWN = "unknown"
-#: Combinations of labels that are remembered; they are looked up anew when there are more.
+#: Combinations of labels remembered; more are looked up again.
 _MAX_REMEMBERED = 4096
-#: vLLM's words for ends of generations.
+#: vLLM's names of finish reasons.
 _FINISHED = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length"}
 
 _TOKENS = ((d.PROMPT_TOKENS, "prompt"), (d.CACHED_TOKENS, "cached"), (d.OUTPUT_TOKENS, "output"))
 
-#: A counter's value, by itself in a list so that it can be counted up in place.
+#: A counter's value in a list of its own, so that it can be incremented in place.
 _Cell: TypeAlias = list[float]
 
 
@@ -57,16 +56,16 @@ class _ByModel(NamedTuple):
 
 
 class _Series(NamedTuple):
-    """Cells and distributions that count the calls of one combination of labels."""
+    """Counters and distributions for calls with one combination of labels."""
 
     calls: list[_Cell]
     duration: Distribution
-    #: Of calls with a success.
+    #: Of successful calls.
     model: _ByModel | None
     prompt: list[_Cell]
     cached: list[_Cell]
     output: list[_Cell]
-    #: The time of the first token means something.
+    #: True if the time of the first token is meaningful.
     has_first: bool
 
 
@@ -74,10 +73,10 @@ class CallMetrics:
     """Counts calls. Used in the event loop's thread only.
 
     Args:
-        engines: names of those that have joined.
+        engines: names of engines that have joined.
         upstreams: names of the servers of upstreams.
-        is_served: whether an engine or an upstream has a model of that name; others take a label
-            with their first success.
+        is_served: returns true if an engine or upstream has a model of that name; others get
+            a label at their first success.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class CallMetrics:
         self._deferred = self._cell(d.CALLS_DEFERRED)
 
     def count(self, records: Sequence[CallRecord]) -> None:
-        """Count calls that have ended; a batch sink of `CallRecords`."""
+        """Count ended calls; a batch sink of `CallRecords`."""
         for record in records:
             self._count(record)
 
@@ -181,13 +180,13 @@ class CallMetrics:
         upstreams = self._upstreams_now()
         if self._engines.is_full:
             self._forget_engines({*upstreams, *self._engines_now(), UNKNOWN})
-        # What clients make up, and nothing serves, takes no place among the labels; what an
-        # upstream takes without listing it leaves some to the models of the gateway's own.
+        # Made-up names that nothing serves get no label. Unlisted names that an upstream accepts
+        # leave some labels to the gateway's own models.
         name, known = record.served_model or UNKNOWN, len(self._models.shown)
         places = MAX_MODELS if self._is_served(name) else 0 if failed else MAX_UNLISTED
         model = self._models.of(name, places=places)
         if len(self._models.shown) > known:
-            # Its calls that failed before it was known are remembered under `other`.
+            # Earlier failed calls to it are remembered as `other`.
             self._remembered.clear()
         engine = self._engines.of(record.engine or UNKNOWN)
         tenant = self._tenants.of(record.tenant)
@@ -219,7 +218,7 @@ class CallMetrics:
         return series
 
     def _forget_engines(self, kept: Collection[str]) -> None:
-        """Drop the series of engines that are gone: each new process has a name of its own."""
+        """Drop the series of departed engines, because each new process has a new name."""
         if not self._engines.keep(kept):
             return
         self._remembered.clear()
@@ -233,7 +232,9 @@ class CallMetrics:
     def _token_cells(
         self, taken_by: str | None, model: str, engine: str, tenant: str
     ) -> tuple[list[_Cell], list[_Cell], list[_Cell]]:
-        """For prompt, cached and output tokens; none of a call that no engine took."""
+        """Return the counters of prompt, cached and output tokens; empty if no engine took the
+        call.
+        """
         if taken_by is None:
             return [], [], []
         prompt, cached, output = (
@@ -263,15 +264,17 @@ class CallMetrics:
         return found
 
     def counters(self, definition: Definition) -> Mapping[str, float]:
-        """Values by labels, as of `label_text`; none of what is not counted here."""
+        """Return values by labels, in the form of `label_text`; empty if the metric is not counted
+        here.
+        """
         cells = self._cells.get(definition, {})
         return {label_text(definition.labels, labels): cell[0] for labels, cell in cells.items()}
 
     def histogram(self, definition: Definition, *, has_exemplars: bool = False) -> Iterator[str]:
-        """The samples of a histogram; none of one that is not counted here.
+        """Yield the samples of a histogram; none if it is not counted here.
 
         Args:
-            has_exemplars: as of `Distribution.lines`.
+            has_exemplars: as in `Distribution.lines`.
         """
         for labels, each in self._distributions(definition):
             text = label_text(definition.labels, labels)
@@ -294,7 +297,7 @@ class CallMetrics:
                     yield (operation, PROVIDER, model, *rest), getattr(group, field)
 
     def _summed_up(self, field: str, definition: Definition) -> dict[str, Distribution]:
-        """A field of `_ByModel` by model, over all operations."""
+        """Sum a field of `_ByModel` by model, over all operations."""
         summed: dict[str, Distribution] = {}
         for (_, model), group in self._by_model.items():
             summed.setdefault(model, Distribution(definition)).add(getattr(group, field))
@@ -302,7 +305,7 @@ class CallMetrics:
 
 
 def _exemplify(record: CallRecord, trace: CallTrace, series: _Series, began: float) -> None:
-    """Name the trace of a call beside its times."""
+    """Attach the call's trace to its times as exemplars."""
     assert record.ended is not None
     at = record.started_at + record.ended - record.started
     series.duration.exemplify(record.ended - began, trace, at)
@@ -312,7 +315,7 @@ def _exemplify(record: CallRecord, trace: CallTrace, series: _Series, began: flo
             series.model.ttft.exemplify(record.first_token - began, trace, at)
 
 
-#: The metrics of `_ByModel`'s fields, by model.
+#: Metrics of `_ByModel`'s fields, by model.
 _BY_MODEL = {
     d.TTFT: "ttft",
     d.TOKEN_GAPS: "token_gaps",
@@ -326,7 +329,7 @@ _BY_MODEL = {
     d.PROMPT_LENGTH: "prompt",
     d.OUTPUT_LENGTH: "output",
 }
-#: Those by operation too: fields, and the last label of each where the metric has one more.
+#: Metrics by operation too: fields, each with the last label if the metric has one more.
 _GEN_AI: Mapping[Definition, Sequence[tuple[str, *tuple[str, ...]]]] = {
     d.GEN_AI_TTFT: [("ttft",)],
     d.GEN_AI_TOKEN_MEAN: [("token_mean",)],

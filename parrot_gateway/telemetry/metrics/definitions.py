@@ -1,7 +1,7 @@
-"""Every metric: its name, type, labels, and what it means.
+"""Every metric: its name, type, labels, and meaning.
 
-`vllm:` names are those of vLLM, and mean the same; `gen_ai_` names are OpenTelemetry's, as
-Prometheus writes them; `parrot_` names are the gateway's own.
+`vllm:` names are vLLM's, with the same meaning; `gen_ai_` names are OpenTelemetry's in Prometheus's
+form; `parrot_` names are the gateway's own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Definition:
     """One metric.
 
     Attributes:
-        name: of the family; a counter's samples have `_total` behind it.
+        name: name of the family; a counter's samples append `_total`.
         buckets: upper bounds of a histogram, without infinity.
-        same_as: the counter or gauge whose values it has, under a name that dashboards also use.
+        same_as: the counter or gauge whose values it repeats, under a name that dashboards use.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Definition:
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """Names as queries use them."""
+        """Return the names that queries use."""
         if self.kind == "counter":
             return (f"{self.name}_total",)
         if self.kind == "histogram":
@@ -39,7 +39,7 @@ class Definition:
         return (self.name,)
 
 
-#: All of them, in the order of the page.
+#: All definitions, in the order of the page.
 DEFINITIONS: list[Definition] = []
 
 
@@ -85,7 +85,7 @@ REQUESTS_REFUSED = _counter(
 # Calls
 
 _MODEL = "model_name"
-# NOTE: vLLM's bounds, and smaller ones where a small model or a fast device would be below all.
+# NOTE: vLLM's bounds, plus smaller ones for small models and fast devices.
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2,
             0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
             120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip

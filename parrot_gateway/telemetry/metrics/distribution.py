@@ -1,4 +1,4 @@
-"""A histogram: how many values fell below each bound."""
+"""A histogram: the number of values below each bound."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from parrot_gateway.telemetry.trace_context import CallTrace
 
 
 class Exemplar(NamedTuple):
-    """A call that was counted in, and where to read of it."""
+    """A counted call, and its trace."""
 
-    #: Shown once it has a span: until then its id may change.
+    #: Shown only once the trace has a span; until then its id may change.
     trace: CallTrace
     value: float
     #: Unix time.
@@ -29,23 +29,23 @@ class Distribution:
 
     def __init__(self, definition: Definition) -> None:
         self._bounds = definition.buckets
-        #: One more than bounds; each without those below.
+        #: One more than bounds; not cumulative.
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
-        #: The latest between two bounds, by the number of the upper one.
+        #: The latest exemplar between two bounds, by index of the upper one.
         self._exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value in, as often as it was seen."""
+        """Count a value `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def exemplify(self, value: float, trace: CallTrace, at: float) -> None:
-        """Name the trace of a call whose value was counted in."""
+        """Attach the trace of a call whose value was counted."""
         self._exemplars[bisect_left(self._bounds, value)] = Exemplar(trace, value, at)
 
     def add(self, other: Distribution) -> None:
-        """Count in what another of the same bounds has counted."""
+        """Add the counts of another distribution with the same bounds."""
         self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
         self._sum += other._sum
         self._exemplars.update(other._exemplars)
@@ -53,11 +53,11 @@ class Distribution:
     def lines(
         self, definition: Definition, labels: str, *, has_exemplars: bool = False
     ) -> Iterator[str]:
-        """Its samples under `definition`, whose bounds may be the first of its own.
+        """Yield its samples under `definition`, whose bounds may be a prefix of its own.
 
         Args:
-            labels: as of `label_text`.
-            has_exemplars: with them, which the text format of OpenMetrics knows alone.
+            labels: in the form of `label_text`.
+            has_exemplars: true adds exemplars, which only OpenMetrics supports.
         """
         exemplars = dict(self._exemplars) if has_exemplars else {}
         name, total, counts = definition.name, 0, list(self._counts)

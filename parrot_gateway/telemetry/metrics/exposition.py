@@ -1,9 +1,9 @@
-"""The page of metrics, in Prometheus's text format 0.0.4 or in that of OpenMetrics 1.0.
+"""The page of metrics in Prometheus's text format 0.0.4 or in OpenMetrics 1.0.
 
-It is written between turns of the event loop.
+The page is written between turns of the event loop.
 
-Hundreds of engines are tens of thousands of characters; written in one go they would hold up every
-stream, and written by a thread too, as that holds the interpreter's lock for just as long.
+Hundreds of engines make tens of thousands of characters, which would block every stream if written
+at once. A thread would not help, because it holds the interpreter's lock for just as long.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PIECE = 128
 
 
 def negotiate(accept: str) -> str:
-    """The content type for what a scraper accepts; Prometheus asks for OpenMetrics first."""
+    """Choose the content type from a scraper's Accept header; Prometheus prefers OpenMetrics."""
     _, chosen = choose_encoder(accept)
     return OPENMETRICS if chosen.startswith("application/openmetrics-text") else CONTENT_TYPE
 
 
 async def render(pieces: Iterable[str]) -> bytes:
-    """All pieces of a page, however long; other work of the loop goes on in between."""
+    """Join all pieces of a page, letting the event loop do other work in between."""
     page: list[bytes] = []
     began = time.perf_counter()
     for piece in pieces:
@@ -47,14 +47,16 @@ async def render(pieces: Iterable[str]) -> bytes:
 def family(
     definition: Definition, samples: Mapping[str, float], content_type: str
 ) -> Iterator[str]:
-    """The text of a counter or a gauge, by labels as of `label_text`; none without samples."""
+    """Yield the text of a counter or gauge, by labels in the form of `label_text`; nothing without
+    samples.
+    """
     (name,) = definition.sample_names
     lines = (f"{name}{labels} {number(value)}\n" for labels, value in samples.items())
     return with_head(definition, lines, content_type)
 
 
 def with_head(definition: Definition, lines: Iterable[str], content_type: str) -> Iterator[str]:
-    """The text of a metric of whose samples there are lines; none without any."""
+    """Yield the text of a metric from its sample lines; nothing without lines."""
     is_total = definition.kind == "counter" and content_type == CONTENT_TYPE
     name = definition.sample_names[0] if is_total else definition.name
     head, piece = f"# HELP {name} {definition.help}\n# TYPE {name} {definition.kind}\n", []
@@ -71,7 +73,7 @@ def with_head(definition: Definition, lines: Iterable[str], content_type: str) -
 
 
 def number(value: float) -> str:
-    """Write a value as Prometheus reads it."""
+    """Format a value for Prometheus."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

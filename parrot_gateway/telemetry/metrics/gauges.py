@@ -1,4 +1,4 @@
-"""Reads the counts that the parts of a gateway keep, each time the page of metrics is asked for."""
+"""Reads gauges from the parts of a gateway at each scrape of the metrics."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from parrot_gateway.telemetry.metrics.labels import (
 #: Label value for calls that wait in the gateway and have no engine yet.
 IN_GATEWAY = "gateway"
 _BREAKER = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
-#: Longest wait for the linking process; its last figures are shown where it takes longer.
+#: Longest wait for the linking process; beyond it the last figures are shown.
 _LINKING_WAIT_S = 0.05
 #: Engines read in one turn of the event loop.
 _ENGINES_AT_ONCE = 20
 
 
 class RequestCounts(Protocol):
-    """Requests in and out: `CallGate`."""
+    """Counts of requests, as `CallGate` has them."""
 
     running: int
     accepted: int
@@ -44,12 +44,12 @@ class RequestCounts(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """True if new calls are not wanted."""
+        """Return true if new calls are refused."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of a gateway that are read."""
+    """The parts of a gateway that gauges are read from."""
 
     _: KW_ONLY
     is_ready: Callable[[], bool]
@@ -63,11 +63,11 @@ class Parts:
     #: Counts of sessions and their calls, and of batches.
     semantic: Callable[[], Mapping[str, Any]]
     batches: Callable[[], Mapping[str, Any]]
-    #: Counters of linking; may wait for another process.
+    #: Returns counters of linking; may wait for another process.
     linking: Callable[[], Awaitable[Mapping[str, Any]]]
 
     def serves(self, model: str) -> bool:
-        """True if an engine, an engine process or an upstream has a model of that name."""
+        """Return true if an engine, an engine process or an upstream has a model of that name."""
         return (
             model in self.registry.serving
             or model in self.supervisor.served
@@ -82,17 +82,17 @@ class Samples:
         self._values: dict[Definition, dict[str, float]] = {}
 
     def add(self, definition: Definition, value: float, *labels: str) -> None:
-        """Count a value in; those of equal labels are summed up."""
+        """Add a value; values with equal labels are summed."""
         text = label_text(definition.labels, labels)
         values = self._values.setdefault(definition, {})
         values[text] = values.get(text, 0) + value
 
     def of(self, definition: Definition) -> Mapping[str, float]:
-        """By labels as of `label_text`."""
+        """Return the values by labels, in the form of `label_text`."""
         return self._values.get(definition, {})
 
 
-#: Reads one part; what it yields are places at which other work may go on.
+#: Reads one part; its yields let other work run.
 _Reader: TypeAlias = Callable[[Parts, Samples], Iterator[None]]
 
 
@@ -105,7 +105,7 @@ class Gauges:
         self._asking: asyncio.Task[Mapping[str, Any]] | None = None
 
     async def refresh(self) -> None:
-        """Ask the linking process, which answers later than at once."""
+        """Ask the linking process, which answers later."""
         if self._asking is None:
             self._asking = asyncio.ensure_future(self._parts.linking())
         await asyncio.wait({self._asking}, timeout=_LINKING_WAIT_S)
@@ -114,7 +114,7 @@ class Gauges:
             self._asking = None
 
     def read(self, samples: Samples) -> Iterator[None]:
-        """Read everything; what it yields are places at which other work may go on."""
+        """Read everything; yields let other work run."""
         for reader in _READERS:
             yield from reader(self._parts, samples)
             yield
@@ -163,7 +163,7 @@ def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) 
     add(d.ENGINE_PROMPT, computed, model, name, "computed")
     add(d.ENGINE_PROMPT, stats.cached_tokens, model, name, "reused")
     add(d.ENGINE_GENERATED, stats.generated_tokens, model, name)
-    # Added to by those who share.
+    # Zero, so that the sample exists; shared prefixes add to it.
     add(d.ENGINE_SHARED, 0, model, name)
     add(d.ENGINE_READ_ONCE, stats.read_once_tokens, model, name)
     add(d.ENGINE_STEPS, stats.steps, model, name)
@@ -178,7 +178,7 @@ def _read_engine(engine: RemoteEngine, model: str, name: str, samples: Samples) 
             add(d.ENGINE_BLOCKS, stats.host_blocks, model, name, "host")
             add(d.ENGINE_HOST_MOVES, stats.blocks_to_host, model, name, "out")
             add(d.ENGINE_HOST_MOVES, stats.blocks_from_host, model, name, "in")
-        # A share and an age mean nothing as the sum of several engines.
+        # A share or an age is meaningless as a sum over engines.
         if name != OTHER:
             add(d.KV_USAGE, used / info.num_blocks, model, name)
             add(d.CACHE_CONFIG, 1, model, name, str(info.block_size), str(info.num_blocks))

@@ -1,27 +1,27 @@
-"""Values of labels: bounded in number, and as they are written."""
+"""Label values: their limits, and their text form."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
 from functools import lru_cache
 
-#: What values beyond a limit are counted under.
+#: Label of values beyond a limit.
 OTHER = "other"
 
 MAX_MODELS = 200
-#: Of these, models that no engine has and no upstream lists.
+#: Part of them for models that no engine has and no upstream lists.
 MAX_UNLISTED = 100
 MAX_ENGINES = 200
 MAX_TENANTS = 50
-#: Of error codes, reasons and the like, which are words of the gateway and of upstreams.
+#: Limit for error codes, reasons and the like, which the gateway and upstreams define.
 MAX_WORDS = 64
 _MAX_CHARACTERS = 200
 
 
 class BoundedValues:
-    """The first `limit` values of a label keep their names, further ones are `other`.
+    """Keeps the names of a label's first `limit` values; further ones become `other`.
 
-    Series stay as many as they are however many names clients make up.
+    The number of series stays limited, whatever names clients invent.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,21 +34,21 @@ class BoundedValues:
 
     @property
     def shown(self) -> Collection[str]:
-        """The names that there are."""
+        """Return the names in use."""
         return self._known.values()
 
     def keep(self, values: Container[str]) -> bool:
-        """Forget all others; True if there were any."""
+        """Forget all values except these; return true if there were others."""
         before = len(self._known)
         self._known = {value: name for value, name in self._known.items() if value in values}
         return len(self._known) < before
 
     def of(self, value: str, *, places: int | None = None) -> str:
-        """Give the name under which a value is counted.
+        """Return the name under which a value is counted.
 
         Args:
-            places: a new value gets its name only while fewer values than this have one; the limit
-                by default. Otherwise it is counted as `other`.
+            places: a new value gets its name only while fewer values than this have one; by default
+                the limit. Otherwise it is counted as `other`.
         """
         known = self._known.get(value)
         if known is not None:
@@ -61,7 +61,7 @@ class BoundedValues:
 
 @lru_cache(maxsize=16_384)
 def label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    """Labels as they stand behind a metric's name; empty without any."""
+    """Format labels as they follow a metric's name; empty without labels."""
     if not names:
         return ""
     return "{" + ",".join(map(_pair, names, values)) + "}"
@@ -73,7 +73,7 @@ def _pair(name: str, value: str) -> str:
 
 
 def within(limit: int, names: Iterable[str]) -> dict[str, str]:
-    """By name what it is counted under: of names known beforehand the first `limit` keep theirs."""
+    """Map names known beforehand to their labels: the first `limit` keep their names."""
     return {
         name: name[:_MAX_CHARACTERS] if number < limit else OTHER
         for number, name in enumerate(names)

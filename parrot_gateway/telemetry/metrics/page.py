@@ -1,4 +1,4 @@
-"""The metrics of a gateway: what is counted as it happens, and the page of all of them."""
+"""The metrics of a gateway: values counted as events happen, and the page of all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Metrics:
     """The metrics of one gateway. Used in the event loop's thread only.
 
     Args:
-        parts: that are read for each page.
+        parts: the parts that are read for each page.
 
     Attributes:
         calls: counts calls; `CallMetrics.count` takes their records.
@@ -57,7 +57,7 @@ class Metrics:
         self._rendering: dict[str, asyncio.Task[bytes]] = {}
 
     def session_ended(self, calls: int, depth: int, width: int) -> None:
-        """A session with a graph of that size has ended; empty ones do not count."""
+        """Count an ended session with a graph of that size; empty ones are ignored."""
         if calls:
             for distribution, size in zip(
                 self._graphs.values(), (calls, depth, width), strict=True
@@ -65,9 +65,9 @@ class Metrics:
                 distribution.observe(size)
 
     async def page(self, content_type: str = CONTENT_TYPE) -> bytes:
-        """All metrics as they are now.
+        """Return the page of all current metrics.
 
-        Whoever asks while a page is being written gets that one.
+        Concurrent callers share the page that is being written.
 
         Args:
             content_type: from `negotiate`.
@@ -87,7 +87,7 @@ class Metrics:
     def _pieces(self, content_type: str) -> Iterator[str]:
         samples, is_open = Samples(), content_type == OPENMETRICS
         for _ in self._gauges.read(samples):
-            # Nothing to write yet, but other work may go on.
+            # Lets other work run before there is text.
             yield ""
         for definition in d.DEFINITIONS:
             if definition in self._graphs:
@@ -100,6 +100,6 @@ class Metrics:
                 source = definition.same_as or definition
                 values = {**samples.of(source), **self.calls.counters(source)}
                 yield from family(definition, values, content_type)
-        # The latter ends with the mark of the end.
+        # `generate_latest` of OpenMetrics ends with the end mark.
         write = openmetrics.generate_latest if is_open else generate_latest
         yield write(self._process).decode()
