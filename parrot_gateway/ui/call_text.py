@@ -1,7 +1,7 @@
-"""The text of a call for the live page, found where it is kept for other reasons.
+"""The text of a call for the live page, from places where it is kept anyway.
 
-It comes from the latest calls that the operator keeps, from a stored response, and from the values
-of its session's variables. Tenants that are excluded have no text here.
+These are the latest calls that the operator keeps, stored responses, and the values of the
+session's variables. Excluded tenants have no text here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parrot_gateway.telemetry.content.content import TEXT_ROUTES, CallContent, R
 from parrot_gateway.telemetry.content.parts import Room
 from parrot_gateway.telemetry.kept_content import KeptContent
 
-#: Inputs of a call whose values are shown.
+#: Maximum inputs of a call with displayed values.
 _MAX_VARIABLES = 64
 
 
@@ -31,10 +31,10 @@ class CallTexts:
     """Finds the text of calls and variables.
 
     Args:
-        settings: how much of a call is shown, and tenants of which nothing is shown.
+        settings: limits of displayed text, and excluded tenants.
         kept: prompts and answers; None if the operator keeps none.
-        service: has the sessions and their variables.
-        responses: those that were stored for their clients.
+        service: the sessions and their variables.
+        responses: responses stored for their clients.
     """
 
     def __init__(
@@ -52,14 +52,15 @@ class CallTexts:
     async def of_call(
         self, call_id: str, session_id: str | None, record: CallRecord | None
     ) -> dict[str, Any]:
-        """Prompt, answer and request of a call as far as they are kept, else the reason why not.
+        """Return a call's prompt, answer and request as far as they are kept, or the reason why
+        not.
 
         Args:
-            session_id: of the declared session that it belongs to, where it has no record.
-            record: of the call, where it is remembered.
+            session_id: id of its declared session, if it has no record.
+            record: the call's record, if remembered.
 
         Raises:
-            NotFoundError: nothing is known of the call.
+            NotFoundError: the call is unknown.
         """
         session = self._session(call_id, session_id, record)
         if record is not None:
@@ -89,7 +90,7 @@ class CallTexts:
         return found | {"why": self._why(record)}
 
     def of_variable(self, session_id: str, variable_id: str) -> dict[str, Any]:
-        """The value of a variable that a session has or reads.
+        """Return the value of a variable that a session owns or reads.
 
         Raises:
             VariableNotFoundError: there is none.
@@ -107,14 +108,14 @@ class CallTexts:
     def _session(
         self, call_id: str, session_id: str | None, record: CallRecord | None
     ) -> Session | None:
-        """The declared session whose graph has the call."""
+        """Return the declared session whose graph contains the call."""
         if record is not None:
             call_id, session_id = record.call_id, record.session
         session = None if session_id is None else self._service.sessions.get(session_id)
         return session if session is not None and call_id in session.graph else None
 
     def _variables(self, call_id: str, session: Session) -> list[dict[str, Any]]:
-        """The variables that a call of a declared session reads and writes."""
+        """Return the variables that a declared session's call reads and writes."""
         node = session.graph.get(call_id)
         if node is None:
             return []
@@ -149,7 +150,7 @@ class CallTexts:
         return await content.read(self._settings.max_content_characters)
 
     def _why(self, record: CallRecord | None) -> str:
-        """Why there is no text of a call, for the operator."""
+        """Explain to the operator why a call has no text."""
         if record is not None and record.path not in TEXT_ROUTES:
             return f"Calls of {record.path} have no text that is kept."
         if record is not None and record.ended is None and self._kept is not None:
@@ -173,7 +174,7 @@ _EXCLUDED = (
 
 
 def _of_variable(variable: Variable, room: Room | None) -> dict[str, Any]:
-    """A variable with its value; without it where there is no room to take it."""
+    """Return a variable with its value, or without it if there is no room."""
     value = variable.text if room is not None else None
     return {
         "id": variable.id,

@@ -1,4 +1,4 @@
-"""Engines, upstreams, the scheduler and the gateway as the live page shows them."""
+"""Engines, upstreams, the scheduler and the gateway in the live page's form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.routing.placer import SchedulerRunner
 
-#: Engines whose views are made in one turn of the event loop.
+#: Engines whose views are built in one turn of the event loop.
 _AT_ONCE = 32
-#: Shortest time over which rates are taken.
+#: Shortest time over which rates are computed.
 _LEAST_S = 0.5
 
 
@@ -36,7 +36,7 @@ class _Rates:
 
 
 class EngineTable:
-    """EngineViews, and the view of the scheduler.
+    """Builds EngineViews, and the view of the scheduler.
 
     Args:
         registry: engines that have joined.
@@ -57,16 +57,16 @@ class EngineTable:
         self._upstreams = upstreams
         self._scheduling = scheduling
         self._rates: dict[str, _Rates] = {}
-        #: Engines that have joined, models that are being loaded, and upstreams; see `refresh`.
+        #: Joined engines, loading models, and upstreams; see `refresh`.
         self.engines: list[dict[str, Any]] = []
 
     def close(self) -> None:
-        """Nobody watches any more."""
+        """Drop everything when nobody watches."""
         self._rates.clear()
         self.engines = []
 
     async def refresh(self) -> None:
-        """Make `engines` anew, some in each turn of the event loop."""
+        """Rebuild `engines`, some in each turn of the event loop."""
         prefixes: dict[str, list[tuple[int, int]]] = {}
         for number, (engine_id, shared) in enumerate(self._scheduling.shared_prefixes(), 1):
             prefixes[engine_id] = shared
@@ -94,7 +94,7 @@ class EngineTable:
         self.engines = views
 
     def scheduler(self) -> dict[str, Any]:
-        """Queues, and the applications that wait for admission."""
+        """Return queues, and applications that wait for admission."""
         described = self._scheduling.describe()
         now = described["now"]
         return {
@@ -128,7 +128,7 @@ class EngineTable:
             "state": "lost" if engine.lost else "serving" if engine.takes_calls else "draining",
             "running": engine.running,
             "waiting": stats.waiting,
-            # Free blocks whose text can still be found are cached, not used.
+            # Free blocks whose text can still be found count as cached, not used.
             "kv_used": info.num_blocks - stats.free_blocks if info.num_blocks else None,
             "kv_cached": stats.cached_blocks if info.num_blocks else None,
             "kv_total": info.num_blocks or None,
@@ -145,7 +145,9 @@ class EngineTable:
         }
 
     def _rates_of(self, engine: RemoteEngine, now: float) -> _Rates:
-        """Rates between the last two heartbeats that were seen; at first over everything."""
+        """Return the rates between the last two heartbeats seen; at first over the engine's whole
+        life.
+        """
         stats, known = engine.stats, self._rates.get(engine.id)
         if known is None:
             known = self._rates[engine.id] = _Rates(EngineStats(), now)
@@ -158,7 +160,7 @@ class EngineTable:
         return known
 
 
-#: The fields of an EngineView, as of one that tells nothing.
+#: The fields of an EngineView, with the values for an unknown engine.
 _NOTHING: dict[str, Any] = {
     "id": "",
     "name": "",

@@ -1,8 +1,8 @@
 """Sends changes to the watchers of the live page.
 
 Nothing is read while nobody watches. Otherwise one task looks for changes several times a second,
-by version numbers that grow with them, and gives every watcher the same bytes. A watcher that reads
-too slowly gets everything anew instead.
+by comparing version numbers, and gives every watcher the same bytes. A watcher that reads too
+slowly gets a fresh overview instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from parrot_gateway.ui.session_table import SessionTable
 
 logger = logging.getLogger(__name__)
 
-#: How often changes are looked for; of the list of sessions every second time, of engines,
-#: scheduler and tenants every twentieth.
+#: Interval of searches for changes, and every how many turns the sessions, and the engines,
+#: scheduler and tenants, are searched.
 _TURN_S = 0.05
 _SESSIONS_EVERY = 2
 _SYSTEM_EVERY = 20
-#: Bytes of events that wait for a watcher, before it is given everything anew.
+#: Bytes of events that may wait for a watcher before it gets a fresh overview.
 MAX_WAITING_BYTES = 1024 * 1024
 
 
 def event(name: str, data: Any) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
 
 
@@ -48,8 +48,8 @@ class Watcher:
     """One reader of a stream: the events that wait for it.
 
     Attributes:
-        is_stale: it has missed events, and has to be given everything.
-        is_closed: no further events come.
+        is_stale: true if it has missed events and needs a fresh overview.
+        is_closed: true once no further events come.
     """
 
     __slots__ = ("_events", "_size", "_wake", "is_closed", "is_stale")
@@ -62,12 +62,12 @@ class Watcher:
         self.is_closed = False
 
     def begin(self, everything: Callable[[], bytes]) -> bytes:
-        """The event with everything, behind which the others follow."""
+        """Return the first event, which has everything; the others follow."""
         self.is_stale = False
         return everything()
 
     def push(self, data: bytes) -> None:
-        """An event for it."""
+        """Queue an event."""
         if self.is_stale or self.is_closed:
             return
         if self._size + len(data) > MAX_WAITING_BYTES:
@@ -78,20 +78,22 @@ class Watcher:
         self._wake.set()
 
     def renew(self) -> None:
-        """Give it everything anew; what waits is dropped."""
+        """Drop the waiting events; the watcher will get everything afresh."""
         self._events.clear()
         self._size = 0
         self.is_stale = True
         self._wake.set()
 
     def close(self) -> None:
-        """Let it read what waits, and no more."""
+        """Let it read the waiting events and then end."""
         self.is_closed = True
         self._wake.set()
 
     async def read(self, timeout_s: float) -> bytes:
-        """The events that wait, or the next one; empty after a silence of `timeout_s`, if it is
-        closed, and if it is stale."""
+        """Return the waiting events or the next one.
+
+        Returns b"" after a silence of `timeout_s`, and if the watcher is closed or stale.
+        """
         if not (self._events or self.is_stale or self.is_closed):
             self._wake.clear()
             try:
@@ -109,7 +111,7 @@ class _WatchedGraph:
     graph: SessionGraph
     #: Ends once everything has been read.
     loading: asyncio.Task[None]
-    #: What was read is not what its watchers were told of.
+    #: True if the content read differs from what watchers were told.
     is_reloaded: bool = False
     watchers: set[Watcher] = field(default_factory=set)
 
@@ -122,9 +124,9 @@ class LiveFeed:
         linking: inferred ones.
         calls: records of calls.
         engines: engines and the scheduler.
-        explanations: why calls ran where they did, if that is remembered.
+        explanations: reasons for calls' placements, if they are kept.
         describe: further fields of the overview.
-        max_watchers: streams at once.
+        max_watchers: maximum concurrent streams.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class LiveFeed:
         self._sessions = SessionTable(service.sessions, linking, calls)
         self._watchers: set[Watcher] = set()
         self._graphs: list[_WatchedGraph] = []
-        #: Streams, those that are being begun included.
+        #: Open streams, including those being opened.
         self.num_watchers = 0
         self._opening = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -156,7 +158,7 @@ class LiveFeed:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[Watcher]:
-        """A watcher of everything but single graphs; `overview` is what it begins with.
+        """Watch everything except single graphs; the stream begins with `overview`.
 
         Raises:
             OverloadedError: there are `max_watchers` streams, or the gateway is shutting down.
@@ -172,7 +174,8 @@ class LiveFeed:
     async def watch_session(
         self, session_id: str
     ) -> AsyncIterator[tuple[Watcher, Callable[[], bytes]]]:
-        """A watcher of one session's graph, and what gives the event that it begins with.
+        """Watch one session's graph; yields the watcher, and a function that returns the first
+        event.
 
         Raises:
             SessionNotFoundError: there is no such session.
@@ -191,7 +194,7 @@ class LiveFeed:
                     watched.loading.cancel()
 
     def overview(self) -> bytes:
-        """Everything but single graphs, as JSON; while there is a watcher."""
+        """Return everything except single graphs as JSON; only while there is a watcher."""
         return msgspec.json.encode(
             {
                 "at": time.time(),
@@ -204,7 +207,7 @@ class LiveFeed:
         )
 
     def close(self) -> None:
-        """End all streams; no new ones are taken. May be called twice."""
+        """End all streams and accept no new ones. May be called twice."""
         self._closed = True
         self._end_streams()
 
@@ -239,7 +242,7 @@ class LiveFeed:
                 self._rest()
 
     def _rest(self) -> None:
-        """Nobody watches any more."""
+        """Stop working when nobody watches."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -285,7 +288,7 @@ class LiveFeed:
                 live = self.calls.live()
                 for watched in list(self._graphs):
                     self._follow(watched, live)
-                    # Calls come before the next one.
+                    # Yield to calls before the next search.
                     await asyncio.sleep(0)
                 if self._watchers and turn % _SESSIONS_EVERY == 0:
                     self._tell(live)

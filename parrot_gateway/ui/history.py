@@ -1,6 +1,7 @@
-"""The calls of the live page: those that run, the latest ended ones, and sums.
+"""Calls for the live page: running ones, the latest ended ones, and sums.
 
-It is always on, so that the page shows what was before it was opened: an entry for each ended call.
+It is always on, with an entry per ended call, so that the page shows what happened before it was
+opened.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import msgspec
 
 from parrot_gateway.telemetry.call_record import CallRecord, CallRecords
 
-#: Ended calls that are remembered; the oldest is forgotten first.
+#: Maximum ended calls remembered; the oldest is forgotten first.
 MAX_ENDED = 4096
-#: Tenants whose sums are kept; further ones are summed up together.
+#: Tenants with sums of their own; further ones are summed together.
 _MAX_TENANTS = 1000
 _OTHERS = "(others)"
-#: Fields of a record that are remembered: all but its trace and who is told of its end.
+#: Fields of a record that are remembered: all except its trace and sinks.
 _REMEMBERED = CallRecord.__struct_fields__.index("trace")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -29,7 +30,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 @dataclass(slots=True)
 class Tokens:
-    """Sums over calls whose usage is known."""
+    """Token sums over calls with known usage."""
 
     prompt: int = 0
     cached: int = 0
@@ -65,14 +66,14 @@ class CallHistory:
 
     Args:
         records: of the gateway's calls.
-        is_queued: True for a call that waits for a place.
+        is_queued: returns true for a call that waits for an engine.
     """
 
     def __init__(self, records: CallRecords, is_queued: Callable[[CallRecord], bool]) -> None:
         self._records = records
         self.is_queued = is_queued
-        # NOTE: packed, in a third of the memory. As objects they cost each call 5 % of its time:
-        # the memory of the oldest, which the next call gets, is in no cache any more.
+        # NOTE: packed, in a third of the memory. As objects they would cost 5 % of each call's
+        # time: a new object reuses the oldest one's memory, which is no longer in any cache.
         self._ended: OrderedDict[str, bytes] = OrderedDict()
         self._tenants: dict[str, _Tenant] = {}
         self._placements: Counter[str] = Counter()
@@ -80,28 +81,29 @@ class CallHistory:
         records.batch_sinks.append(self._take)
 
     def follow(self, follower: Callable[[CallRecord], None] | None) -> None:
-        """Let `follower` have each record soon after its call has ended, at the latest when
-        anything is read here; None ends that."""
+        """Give `follower` each record soon after its call has ended, at the latest at the next read
+        here; None ends that.
+        """
         self._follower = follower
 
     def live(self) -> dict[str, CallRecord]:
-        """The calls that have not ended, by id, oldest first."""
+        """Return the unended calls by id, oldest first."""
         self._records.settle()
         return {record.call_id: record for record in self._records.live()}
 
     def ended(self, call_id: str) -> CallRecord | None:
-        """A call that has ended, if it is remembered."""
+        """Return an ended call, if it is remembered."""
         self._records.settle()
         packed = self._ended.get(call_id)
         return None if packed is None else _unpacked(packed)
 
     def all_ended(self) -> Iterator[CallRecord]:
-        """The ended calls that are remembered by now, oldest first."""
+        """Return the remembered ended calls, oldest first."""
         self._records.settle()
         return map(_unpacked, list(self._ended.values()))
 
     def find(self, name: str) -> CallRecord | None:
-        """A call by its id or that of its request."""
+        """Return a call by its id or its request's id."""
         live = self.live()
         found = live.get(name) or self.ended(name)
         if found is None and name.startswith("req_"):
@@ -112,12 +114,12 @@ class CallHistory:
         return found
 
     def placements(self) -> dict[str, int]:
-        """Counts of ended calls by the reason of their placement."""
+        """Count ended calls by the reason of their placement."""
         self._records.settle()
         return dict(self._placements)
 
     def tenants(self) -> list[dict[str, Any]]:
-        """TenantViews: usage since the start, and what runs."""
+        """Return TenantViews: usage since the start, and running calls."""
         self._records.settle()
         running = Counter(record.tenant for record in self._records.live())
         return [

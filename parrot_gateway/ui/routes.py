@@ -1,7 +1,7 @@
 """`/ui/api`: what the live page shows, as JSON and as server-sent events.
 
-The admin key opens these routes where one is set, else the key of calls. They show names, times and
-sizes; two of them show text of prompts and answers, as far as that is kept for other reasons.
+The admin key opens these routes if one is set, otherwise the key of calls. They show names, times
+and sizes; two of them show text of prompts and answers, as far as it is kept for other reasons.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PRIVATE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options"
 
 
 class LiveRoutes(RouteTable):
-    """The routes, and the check of the key before each.
+    """The routes, and the key check before each.
 
     Args:
-        feed: gives the data.
-        linking, explanations: tell more of single calls.
+        feed: source of the data.
+        linking, explanations: further facts about single calls.
         texts: prompts and answers of calls.
-        keys: of the operator where there is one, else of callers.
-        is_admin: True if they are the operator's.
+        keys: the operator's keys if there are any, otherwise callers'.
+        is_admin: true if they are the operator's.
         keep_alive_s: silence after which a comment is sent.
     """
 
@@ -149,7 +149,7 @@ class LiveRoutes(RouteTable):
     def _may_watch(self, exchange: Exchange) -> None:
         headers = exchange.headers
         if not self._keys.required:
-            # Of what a page of another server loads as an image, say, there is no `Origin`.
+            # Requests for images and the like by another server's page have no `Origin`.
             site = headers.get(b"sec-fetch-site", b"none")
             if b"origin" not in headers and site not in (b"same-origin", b"none"):
                 raise ForbiddenError(
@@ -168,15 +168,15 @@ class LiveRoutes(RouteTable):
             ) from error
 
 
-#: Fields of a call that its record has under the same name.
+#: Fields of a call with the same name in its record.
 _RECORDED = (
     "request_id", "tenant", "path", "model", "served_model", "engine", "reason", "error_code",
     "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
     "output_tokens",
 )  # fmt: skip
-#: Those that the linking process has under the same name.
+#: Fields with the same name in the linking process.
 _LINKED = ("id", "request_id", "session", "inferred", "model", "state", "tools", "links")
-#: A call of which nothing is known.
+#: A call about which nothing is known.
 _UNKNOWN: dict[str, Any] = dict.fromkeys(
     ("id", "request_id", "session", "inferred", "tenant", "path", "model", "served_model",
      "engine", "reason", "placement", "explanation", "state", "status", "error_code",

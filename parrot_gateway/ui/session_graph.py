@@ -1,7 +1,7 @@
 """The graph of one session as the live page draws it, kept up to date while somebody watches.
 
-A node is made of what is known of its call: by the session's own graph, by the linking process, and
-by the call's record. It is made again when one of them has changed, and kept as JSON.
+A node combines the session's own graph, the linking process and the call's record. It is rebuilt
+when one of them has changed, and kept as JSON.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.ui.history import CallHistory
 
-#: Calls that are shown, the newest.
+#: Maximum calls shown, the newest ones.
 MAX_CALLS = 1000
-#: Nodes that are made in one turn of the event loop.
+#: Nodes built in one turn of the event loop.
 _AT_ONCE = 50
-#: How long the linking process is waited for at first.
+#: Longest first wait for the linking process.
 _FIRST_ASK_S = 2.0
-#: Tokens after which a running call is shown anew.
+#: A running call is updated after 2 ** this many tokens.
 _TOKENS_SHIFT = 5
 
 Live: TypeAlias = Mapping[str, CallRecord]
 
 
 def epoch_of(record: CallRecord, moment: float | None) -> float | None:
-    """A time of a record as seconds since the epoch."""
+    """Convert a time of a record to seconds since the epoch."""
     return None if moment is None else record.started_at + (moment - record.started)
 
 
 def state_of(record: CallRecord, is_queued: bool) -> str:
-    """The state of a call by its record alone."""
+    """Derive a call's state from its record alone."""
     if record.ended is None:
         return "waiting" if is_queued else "running"
     if record.client_left:
@@ -66,9 +66,9 @@ class SessionGraph:
     """A session's nodes, variables and links, as JSON.
 
     Args:
-        session_id: of a declared or an inferred session.
-        tenant: whose it is.
-        explanations: why calls ran where they did, if that is remembered.
+        session_id: id of a declared or inferred session.
+        tenant: the session's tenant.
+        explanations: reasons for calls' placements, if they are kept.
     """
 
     def __init__(
@@ -88,30 +88,30 @@ class SessionGraph:
         self._explanations = explanations
         self._session = service.sessions.get(session_id)
         self._name = session_id if self._session is None else self._session.name
-        #: All times are seconds since then; as they were when this began to be watched.
+        #: Origin of all times: the start of the watch.
         self._begin = service.clock()
-        #: Everything has to be read again: it became another session, or others part of it.
+        #: True if everything must be read again, because the session was merged.
         self.is_outdated = False
         self._clear()
 
     def _clear(self) -> None:
         self._nodes: dict[str, bytes] = {}
         self._signatures: dict[str, object] = {}
-        #: Nodes that may change by themselves.
+        #: Nodes that may change without an event.
         self._open: dict[str, None] = {}
         self._linked: dict[str, dict[str, Any]] = {}
-        #: Numbers of calls without names, in the order of their arrival.
+        #: Numbers of unnamed calls in order of arrival.
         self._numbers: dict[str, int] = {}
         self._counted = 0
-        #: By the session's own graph, and with what the linking process has found.
+        #: Stages by the session's own graph, and with the linking process's edges.
         self._declared_stages: dict[str, int] = {}
         self._stages: dict[str, int] = {}
         self._dirty: dict[str, None] = {}
-        #: Calls that turned out to belong elsewhere.
+        #: Calls that turned out to belong to another session.
         self._moved: dict[str, None] = {}
         self._variables: dict[str, bytes] = {}
         self._variable_signatures: dict[str, object] = {}
-        #: Those that are not final, and inputs from other sessions.
+        #: Variables that are not final, and inputs from other sessions.
         self._open_variables: dict[str, None] = {}
         self._foreign: dict[str, ForeignInput] = {}
         self._links: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -120,16 +120,16 @@ class SessionGraph:
 
     @property
     def is_closed(self) -> bool:
-        """The session was closed, and nothing comes any more."""
+        """Return true if the session was closed and nothing more will come."""
         return self._session is not None and self._session.is_closed
 
     async def load(self) -> None:
-        """Read everything, anew if it was read before."""
-        # What is shown already may wait for the linking process; what is shown first may not.
+        """Read everything, again if needed."""
+        # A graph already shown may wait for the linking process; a new one may not.
         timeout_s = None if self._nodes else _FIRST_ASK_S
         self._clear()
         self.is_outdated = False
-        # The calls come as changes before the answer; else later, as they change.
+        # The calls arrive as changes before the answer; if it times out, as they change.
         with suppress(LinkingBehindError):
             await self._linking.ask(self._tenant, "watched_calls", self.id, timeout_s)
         begins = [call["submitted"] for call in self._linked.values()]
@@ -142,7 +142,7 @@ class SessionGraph:
             self.changes(self._calls.live())
 
     def take(self, changes: LinksChanged) -> None:
-        """Take what the linking process has found."""
+        """Apply findings of the linking process."""
         for summary in changes.sessions:
             if self.id in summary.merged or (summary.id == self.id and summary.merged):
                 self.id = summary.id
@@ -155,7 +155,7 @@ class SessionGraph:
                 self._moved[call["id"]] = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as `/v1/sessions/{id}/graph` has it, with more of each call."""
+        """Return everything in the form of `/v1/sessions/{id}/graph`, with more fields per call."""
         now = self._service.clock()
         return {
             "object": "graph",
@@ -172,10 +172,10 @@ class SessionGraph:
         }
 
     def changes(self, live: Live) -> dict[str, Any] | None:
-        """The changes since the last time; None if there are none.
+        """Return the changes since the last time; None if there are none.
 
         Args:
-            live: the calls that run, by id.
+            live: the running calls, by id.
         """
         found = self._look(live)
         nodes: list[msgspec.Raw] = []
@@ -207,8 +207,7 @@ class SessionGraph:
         }
 
     def _look(self, live: Live) -> list[str]:
-        """Ids of the calls that have changed, in the order of their arrival as far as they are
-        new."""
+        """Return the ids of changed calls, in order of arrival."""
         session = self._session
         if session is not None and session.graph.version != self._version:
             self._version = session.graph.version
@@ -226,7 +225,7 @@ class SessionGraph:
         for call in self._open:
             if self._signature(call, live) != self._signatures.get(call):
                 self._dirty[call] = None
-        # NOTE: the linking process may tell of an older call later; numbers and stages go by age.
+        # NOTE: the linking process may report an older call later; numbers and stages follow age.
         return sorted(self._dirty, key=lambda call: self._arrival(call, live))
 
     def _arrival(self, call: str, live: Live) -> float:
@@ -243,7 +242,7 @@ class SessionGraph:
         return live.get(call) or self._calls.ended(call)
 
     def _signature(self, call: str, live: Live) -> object:
-        """Differs when the call has changed."""
+        """Return a value that differs when the call has changed."""
         node = None if self._session is None else self._session.graph.get(call)
         record = self._record(call, live)
         return (
@@ -255,7 +254,7 @@ class SessionGraph:
         )
 
     def _view(self, call: str, node: Node | None, live: Live) -> bytes | None:
-        """A call as JSON; None for one that nothing is known of any more."""
+        """Return a call as JSON; None if nothing is known about it any more."""
         record, linked = self._record(call, live), self._linked.get(call)
         if node is not None:
             view = view_of(node, self._declared_stages.get(call, 0))
@@ -264,7 +263,7 @@ class SessionGraph:
             if linked is not None:
                 view = replace(view, tools=tuple(linked["tools"]))
             if view.state == "waiting" and record is not None and record.submitted is not None:
-                # An upstream says that a call has begun when it answers.
+                # An upstream reports the beginning of a call only with its answer.
                 view = _with_record(view, record, self._calls.is_queued(record))
         elif self._session is not None:
             return None
@@ -304,7 +303,7 @@ class SessionGraph:
         return max(stage, *sources, 0)
 
     def _forget(self) -> list[str]:
-        """Drop the calls that are not kept any more; their ids."""
+        """Drop the calls that are no longer kept; return their ids."""
         session = self._session
         if session is not None:
             gone = [call for call in self._nodes if call not in session.graph]
@@ -331,7 +330,7 @@ class SessionGraph:
         return gone
 
     def _forget_variables(self, session: Session) -> None:
-        """Drop those that no call that is shown names, once they are many."""
+        """Drop variables that no shown call names, once there are many."""
         if len(self._variables) <= 2 * MAX_CALLS:
             return
         kept: set[str | None] = set()
@@ -354,7 +353,7 @@ class SessionGraph:
         return new
 
     def _changed_variables(self, nodes: Iterable[Node]) -> list[msgspec.Raw]:
-        """Variables of these nodes, and those not final yet, that have changed."""
+        """Return the changed variables among those of these nodes and those not final yet."""
         session = self._session
         if session is None:
             return []
@@ -380,7 +379,9 @@ class SessionGraph:
         return changed
 
     def _look_at(self, session: Session, variable_id: str) -> tuple[Variable | None, object]:
-        """A variable that the session's nodes name, and what differs when it has changed."""
+        """Return a variable that the session's nodes name, and a value that differs when it has
+        changed.
+        """
         variable = session.get(variable_id)
         if variable is None and variable_id in self._foreign:
             with suppress(VariableNotFoundError):
@@ -403,12 +404,12 @@ class SessionGraph:
 
 
 def _kind_of(record: CallRecord) -> str:
-    """The kind of a call in its name, the same as in the linking process."""
+    """Return the kind of call for its name, as the linking process does."""
     return "chat" if record.path.endswith("/chat/completions") else record.path.rpartition("/")[2]
 
 
 def _view_of_record(record: CallRecord, number: int) -> NodeView:
-    """A call that nothing else knows yet."""
+    """Build a node from a call's record alone."""
     return NodeView(
         id=record.call_id,
         name=f"{_kind_of(record)} {number}",
@@ -420,7 +421,7 @@ def _view_of_record(record: CallRecord, number: int) -> NodeView:
 
 
 def _with_record(view: NodeView, record: CallRecord, is_queued: bool) -> NodeView:
-    """A call of an inferred session with what its record tells of its run."""
+    """Add the run's facts from its record to a call of an inferred session."""
     return replace(
         view,
         state=state_of(record, is_queued),
@@ -435,7 +436,7 @@ def _with_record(view: NodeView, record: CallRecord, is_queued: bool) -> NodeVie
 
 
 def _of_record(record: CallRecord | None, begin: float) -> dict[str, Any]:
-    """The fields of a node besides those of `/v1/sessions/{id}/graph`."""
+    """Return the fields of a node besides those of `/v1/sessions/{id}/graph`."""
     if record is None:
         return dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "output_tokens", "placed_s", "status",

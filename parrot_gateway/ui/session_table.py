@@ -1,8 +1,8 @@
 """The sessions that the live page lists, kept up to date while somebody watches.
 
-Three sources: the sessions that clients have declared, what the linking process infers, and the
-records of calls, which are there first. A call that the linking process has not placed yet stands
-for the session that it may begin.
+There are three sources: declared sessions, sessions inferred by the linking process, and the
+records of calls, which come first. A call that the linking process has not placed yet stands for
+the session that it may begin.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.ui.history import CallHistory, Tokens
 
-#: Sessions that are listed, those used last; some more until the oldest are dropped together.
+#: Sessions listed, the last used ones; a surplus is dropped together.
 MAX_SESSIONS = 1000
 _SLACK = 100
-#: Views that are made in one turn of the event loop.
+#: Views built in one turn of the event loop.
 _AT_ONCE = 100
-#: Nodes of graphs that are read in one turn, about.
+#: Approximate nodes of graphs read in one turn.
 _NODES_AT_ONCE = 2000
-#: Age of a call from which on it is listed even if the linking process does not know it.
+#: Age from which a call is listed even if the linking process does not know it.
 _UNPLACED_S = 0.3
-#: Calls of inferred sessions that are remembered before everything is read anew.
+#: Calls of inferred sessions remembered before everything is read again.
 _MAX_CALLS = 50_000
-#: How long the first list waits for the linking process.
+#: Longest wait of the first list for the linking process.
 _WHOLE_S = 1.0
 _MAX_MODELS = 8
 
 
 @dataclass(slots=True)
 class _Live:
-    """Calls of one inferred session that have not ended."""
+    """Unended calls of one inferred session."""
 
     running: int = 0
     waiting: int = 0
-    #: Those that the linking process has not placed.
+    #: Calls that the linking process has not placed.
     unplaced: list[CallRecord] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class _Live:
 
 
 class SessionTable:
-    """SessionViews by id.
+    """Maintains SessionViews by id.
 
     Args:
         sessions: declared ones.
@@ -68,33 +68,33 @@ class SessionTable:
         self._linking = linking
         self._calls = calls
         self._on_change: Callable[[LinksChanged], None] = lambda changes: None
-        #: The linking process has told everything that it had.
+        #: Set once the linking process has reported everything it had.
         self._whole = asyncio.Event()
         self._clear()
 
     def _clear(self) -> None:
-        #: As they were sent last, and when they were active last.
+        #: Views as last sent, with their last activity.
         self._views: dict[str, tuple[bytes, float]] = {}
         self._dirty: dict[str, None] = {}
-        #: Of the graphs of declared sessions, when they were read last.
+        #: Versions of declared sessions' graphs when last read.
         self._versions: dict[str, int] = {}
         self._tokens: dict[str, Tokens] = {}
         self._live: dict[str, _Live] = {}
-        #: Calls of declared sessions that no engine of our own has to be found for.
+        #: By declared session: submitted calls that wait for no engine.
         self._busy: Counter[str] = Counter()
         self._forget_links()
 
     def _forget_links(self) -> None:
         self._linked: dict[str, SessionSummary] = {}
-        #: Sessions of linked calls, and what became of those that are part of others now.
+        #: Sessions of linked calls, and the targets of merged sessions.
         self._session_of: dict[str, str] = {}
         self._merged: dict[str, str] = {}
 
     async def open(self, on_change: Callable[[LinksChanged], None]) -> None:
-        """Read everything, and go on reading until `close`.
+        """Read everything, and keep reading until `close`.
 
         Args:
-            on_change: gets what the linking process finds, after this table.
+            on_change: gets the linking process's findings after this table.
         """
         self._clear()
         self._on_change = on_change
@@ -112,7 +112,7 @@ class SessionTable:
                 async with asyncio.timeout(_WHOLE_S):
                     await self._whole.wait()
             except TimeoutError:
-                # It is busy; its sessions come as changes.
+                # The process is busy; its sessions will come as changes.
                 pass
         self.changes(self._calls.live())
         while self._dirty:
@@ -120,31 +120,31 @@ class SessionTable:
             self._update()
 
     def close(self) -> None:
-        """Nobody watches any more."""
+        """Stop when nobody watches."""
         self._linking.watch(None)
         self._calls.follow(None)
         self._clear()
 
     def views(self) -> list[msgspec.Raw]:
-        """All of them."""
+        """Return all views."""
         return [msgspec.Raw(view) for view, _ in self._views.values()]
 
     def tenant_of(self, session_id: str) -> str | None:
-        """The tenant of an inferred session that is listed; None for others."""
+        """Return the tenant of a listed inferred session; None for others."""
         linked = self._linked.get(self.current(session_id))
         return None if linked is None else linked.tenant
 
     def current(self, session_id: str) -> str:
-        """The session that this one has become part of, or itself."""
+        """Return the session that this one was merged into, or itself."""
         while session_id in self._merged:
             session_id = self._merged[session_id]
         return session_id
 
     def changes(self, live: Mapping[str, CallRecord]) -> tuple[list[msgspec.Raw], list[str]]:
-        """The views that have changed, and ids of sessions that are no longer listed.
+        """Return the changed views, and the ids of sessions that are no longer listed.
 
         Args:
-            live: the calls that run, by id.
+            live: the running calls, by id.
         """
         versions = self._versions
         for session in self._sessions.newest(MAX_SESSIONS):
@@ -157,7 +157,7 @@ class SessionTable:
         return self._update()
 
     def _take(self, changes: LinksChanged) -> None:
-        """Take what the linking process has found."""
+        """Apply findings of the linking process."""
         if changes.is_first:
             self._dirty |= dict.fromkeys(self._linked)
             for session_id in self._linked:
@@ -175,7 +175,7 @@ class SessionTable:
             self._linked[summary.id] = summary
             self._dirty[summary.id] = None
             for call in summary.joined:
-                # NOTE: before its session is known, so that `_ended` does not count it as well.
+                # NOTE: before its session is known, so that `_ended` does not count it too.
                 record = self._calls.ended(call)
                 self._session_of[call] = summary.id
                 if record is not None and not record.session:
@@ -194,7 +194,7 @@ class SessionTable:
             self._dirty[session_id] = None
 
     def _count(self, live: Mapping[str, CallRecord]) -> None:
-        """Count the calls of inferred sessions that run."""
+        """Count the running calls of sessions."""
         now, found, busy = time.perf_counter(), dict[str, _Live](), Counter[str]()
         is_queued = self._calls.is_queued
         for call, record in live.items():
@@ -222,7 +222,7 @@ class SessionTable:
         self._live, self._busy = found, busy
 
     def _update(self) -> tuple[list[msgspec.Raw], list[str]]:
-        """Make some of the views that may have changed."""
+        """Rebuild some of the views that may have changed."""
         changed: list[msgspec.Raw] = []
         gone: list[str] = []
         nodes = 0
@@ -256,7 +256,7 @@ class SessionTable:
         return changed, gone
 
     def _view(self, session_id: str, session: Session | None) -> dict[str, Any] | None:
-        """A session as JSON; None for one that there is not, or no longer."""
+        """Return a session as JSON; None if it does not exist any more."""
         linked, live = self._linked.get(session_id), self._live.get(session_id)
         tokens = self._tokens.get(session_id) or Tokens()
         if session is not None:
@@ -272,7 +272,7 @@ class SessionTable:
 def _declared(session: Session, linked: SessionSummary | None, busy: int) -> dict[str, Any]:
     graph = session.graph
     states = Counter(node.state for node in graph)
-    # An upstream says that a call has begun when it answers.
+    # An upstream reports the beginning of a call only with its answer.
     running = max(states["running"], busy)
     _, depth, width = graph.shape()
     if linked is not None and linked.depth > depth:
@@ -321,7 +321,7 @@ def _inferred(session_id: str, linked: SessionSummary | None, live: _Live) -> di
 
 
 def _unplaced_title(session_id: str, live: _Live) -> str:
-    """Until the linking process has told of its calls."""
+    """Return a title for use until the linking process has reported the calls."""
     paths = [record.path for record in live.unplaced]
     return inferred_title(session_id, paths, {1: len(paths)}, (), ())
 

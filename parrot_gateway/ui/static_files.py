@@ -1,7 +1,7 @@
 """Serves the live page's files at `/ui/`.
 
-The files hold no secret and need no key. A path is looked up among the files that were there at
-the start, so that none leads out of the folder; a file that has changed since is read again.
+The files contain no secret and need no key. Only files found at the start are served, so no path
+leads out of the folder; a file that has changed since is read again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STATIC = Path(__file__).parent / "static"
 #: The page at `/docs`; its scripts and styles are among the files.
 REFERENCE = Path(__file__).parent / "reference.html"
 
-#: Scripts, styles and data of this server alone; nothing inline, no frame around it.
+#: Only scripts, styles and data of this server; nothing inline, and no frame around it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: Of everything under `/ui`.
+#: Headers of everything under `/ui`.
 SAFE_HEADERS: Headers = [
     (b"content-security-policy", _POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -52,7 +52,7 @@ class _File:
     content_type: bytes
     etag: bytes
     body: bytes
-    #: Empty where compression gains nothing.
+    #: Empty if compression gains nothing.
     zipped: bytes
 
 
@@ -69,11 +69,11 @@ class PageFiles:
             for path in folder.rglob("*")
             if path.is_file()
         }
-        #: Files that were asked for, compressed once.
+        #: Files that were requested, compressed once.
         self._read: dict[str, _File] = {}
 
     def find(self, exchange: Exchange) -> Handler | None:
-        """The handler of a path of the page; None for other paths."""
+        """Return the handler of a path of the page; None for other paths."""
         path = exchange.path
         return self._answer if path.startswith("/ui/") or path == "/ui" else None
 
@@ -81,7 +81,7 @@ class PageFiles:
         if exchange.method != "GET":
             raise MethodNotAllowedError(f"{exchange.path} takes GET, not {exchange.method}.")
         if exchange.path == "/ui":
-            # NOTE: relative, as a proxy may serve the gateway below a path of its own.
+            # NOTE: relative, because a proxy may serve the gateway under a path prefix.
             await exchange.respond(307, b"", [(b"location", b"ui/"), *SAFE_HEADERS])
             return
         name = exchange.path.removeprefix("/ui/") or "index.html"
@@ -109,7 +109,7 @@ class PageFiles:
 def _read(path: Path) -> _File:
     modified_ns, body = path.stat().st_mtime_ns, path.read_bytes()
     zipped = b"" if path.suffix in _COMPRESSED else gzip.compress(body, mtime=0)
-    # NOTE: a weak one, as it stands for both encodings.
+    # NOTE: a weak tag, because it stands for both encodings.
     etag = f'W/"{hashlib.sha256(body).hexdigest()[:24]}"'.encode()
     content_type = _TYPES.get(path.suffix, _OTHER_TYPE).encode()
     return _File(modified_ns, content_type, etag, body, zipped if len(zipped) < len(body) else b"")

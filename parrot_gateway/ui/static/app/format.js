@@ -1,9 +1,9 @@
-/** Numbers, durations and moments as the whole page writes them. */
+/** Formats numbers, durations and moments for the whole page. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
-/** What stands for a figure that is not known. */
+/** Text for an unknown figure. */
 export const UNKNOWN = "–";
 
 export const count = (value) => (value == null ? UNKNOWN : whole.format(value));
@@ -35,10 +35,10 @@ export function ago(at, now = Date.now() / 1000) {
   return `${Math.floor(s / 86_400)} d ago`;
 }
 
-/** What people call a session. */
+/** The title of a session for people. */
 export const titleOf = (session) => session.title || session.name || session.id;
 
-/** 14:03:27, with the day where that is not today's. `at` is a Unix time. */
+/** 14:03:27, with the day if it is not today. `at` is a Unix time. */
 export function clockTime(at) {
   const then = new Date(at * 1000);
   const isToday = then.toDateString() === new Date().toDateString();
@@ -48,10 +48,10 @@ export function clockTime(at) {
 
 const LONGEST_ENGINE = 11;
 
-/** An engine's name without the random digits at its end, where room is short. */
+/** An engine's name without the random digits at its end, for narrow places. */
 export const engineName = (name) => name.replace(/-[0-9a-f]{8}$/, "");
 
-/** The end of an engine's name, which tells it from its like. */
+/** The end of an engine's name, which distinguishes similar ones. */
 export function shortEngineName(name) {
   const full = engineName(name);
   if (full.length <= LONGEST_ENGINE) return full;
@@ -59,6 +59,6 @@ export function shortEngineName(name) {
   return `…${cut.includes("-") ? cut.slice(cut.indexOf("-") + 1) : cut}`;
 }
 
-/** A share of cached tokens, or null where there is nothing to share. */
+/** Share of cached tokens; null if there are no tokens. */
 export const cachedShare = (of) =>
   of.prompt_tokens && of.cached_tokens != null ? of.cached_tokens / of.prompt_tokens : null;

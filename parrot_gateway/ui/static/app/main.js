@@ -1,4 +1,4 @@
-/** The page: its head, the view that the address names, and the connection to the gateway. */
+/** The page: header, the view that the address names, and the connection to the gateway. */
 
 import { html, render, useEffect, useSignal } from "../vendor/preact.js";
 import { connection, followGateway, gateway, refusal } from "./data/overview.js";
@@ -14,7 +14,7 @@ import { Scheduler } from "./views/scheduler.js";
 import { Sessions } from "./views/sessions.js";
 import { Tenants } from "./views/tenants.js";
 
-/** Those that scroll as a whole can take the focus, so that keys scroll them. */
+/** Views that scroll as a whole can take the focus, so that keys scroll them. */
 const VIEWS = [
   { name: "sessions", title: "Sessions", View: Sessions },
   { name: "engines", title: "Engines", View: Engines, scrolls: true },
@@ -78,7 +78,8 @@ function App() {
   useEffect(followGateway, []);
   useEffect(() => {
     document.title = `${found?.title ?? "Not found"} · Parrot Gateway`;
-    // On a phone not all views fit into the head. NOTE: after `scrollIntoView` Tab would begin there.
+    // Not all views fit into a phone's header. NOTE: `scrollIntoView` would move the start of Tab
+    // there.
     const link = document.querySelector("nav [aria-current]");
     const nav = link?.parentElement;
     if (nav) nav.scrollLeft = link.offsetLeft - nav.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;

@@ -12,7 +12,7 @@ function read() {
   try {
     id = rest.length ? decodeURIComponent(rest.join("/")) : null;
   } catch {
-    // A cut-off percent sign: no session has such an id.
+    // A truncated percent sign: no session has such an id.
   }
   return { view: view || "sessions", id: id || null, query: new URLSearchParams(query) };
 }
@@ -24,7 +24,7 @@ export function hrefOf(view, id = null, query = {}) {
   return `#/${view}${id === null ? "" : `/${encodeURIComponent(id)}`}${search && `?${search}`}`;
 }
 
-/** Change what stands behind ? without a step in the history. */
+/** Change the query without a step in the history. */
 export function replaceQuery(query) {
   const { view, id } = route.peek();
   history.replaceState(null, "", hrefOf(view, id, query));

@@ -1,4 +1,5 @@
-// Runs before the first paint, so that a chosen theme does not flash. No module: those run later.
+// Runs before the first paint, so that a chosen theme does not flash. It is no module, as modules
+// run later.
 (() => {
   const chosen = localStorage.getItem("parrot-theme");
   if (chosen) document.documentElement.dataset.theme = chosen;

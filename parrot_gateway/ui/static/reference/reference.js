@@ -1,8 +1,8 @@
-// Shows the OpenAPI document of this gateway. Needs nothing from the network but that document.
+// Shows the OpenAPI document of this gateway, and loads nothing else from the network.
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
-/** An element with attributes and children; texts are never read as HTML. */
+/** Create an element with attributes and children; texts are never parsed as HTML. */
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -12,7 +12,7 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** A text in which `code` stands between backticks. */
+/** Render a text with `code` between backticks. */
 function prose(text) {
   return (text ?? "").split("`").map((part, at) => (at % 2 ? element("code", {}, part) : part));
 }
@@ -21,7 +21,7 @@ const idOf = (method, path) => `${method}-${path}`.replace(/[^A-Za-z0-9]+/g, "-"
 const typeIdOf = (name) => `type-${name}`;
 const nameOf = (reference) => reference.split("/").pop();
 
-/** A short description of a schema, with links to named types. */
+/** Describe a schema briefly, with links to named types. */
 function typeOf(schema) {
   if (schema === undefined || schema === true) return ["anything"];
   if (schema.$ref) {
@@ -43,7 +43,7 @@ function typeOf(schema) {
 function table(headings, rows) {
   const head = element("tr", {}, headings.map((heading) => element("th", { scope: "col" }, heading)));
   const lines = rows.map((cells) => element("tr", {}, cells.map((cell) => element("td", {}, cell))));
-  // Focusable, so that it can be scrolled without a mouse.
+  // Focusable, so that the keyboard can scroll it.
   const made = element("table", {}, element("thead", {}, head), element("tbody", {}, lines));
   return element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Table of each ${headings[0]}` }, made);
 }
@@ -62,7 +62,7 @@ function fields(schema, schemas) {
   return [table(["field", "type"], rows)];
 }
 
-/** A command to paste; a key is read from the environment. */
+/** Return a command to paste; it reads the key from the environment. */
 function curl(method, path, body, isForm) {
   const base = new URL(".", location.href).href.replace(/\/$/, "");
   const lines = [`curl ${method === "get" ? "" : `-X ${method.toUpperCase()} `}${base}${path}`];
@@ -124,7 +124,7 @@ function bodyOf(method, path, operation, schemas) {
   return body;
 }
 
-/** Details whose body is made when they are opened first. */
+/** Create a details element whose body is built when it is first opened. */
 function folded(id, name, summary, make) {
   const made = element("details", { class: name, id }, element("summary", {}, summary));
   made.addEventListener("toggle", () => {

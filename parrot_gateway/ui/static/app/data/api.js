@@ -1,25 +1,25 @@
-/** Requests to the gateway, with the key that the user has typed, where one is needed. */
+/** Requests to the gateway, with the key that the user typed if one is needed. */
 
 import { signal } from "../../vendor/preact.js";
 
-/** What the key dialog asks for: `{kind, message, settle}`, or null. */
+/** The open request of the key dialog: `{kind, message, settle}`, or null. */
 export const keyRequest = signal(null);
 
 /**
- * What keys are for: `view` reads what the page shows, `admin` acts on engines, `calls` runs calls.
- * They are kept for the tab alone and never stand in an address.
+ * Storage names by kind of key: `view` reads the page's data, `admin` acts on engines, `calls` runs
+ * calls. Keys are kept in this tab only and never in an address.
  */
 const storageName = (kind) => `parrot-key-${kind}`;
 
 const keyFor = (kind) =>
   sessionStorage.getItem(storageName(kind)) ?? sessionStorage.getItem(storageName("view"));
 
-/** The gateway's own address: the page is one folder below it, also behind a proxy's prefix. */
+/** The gateway's own address: one folder above the page, also behind a proxy's prefix. */
 export const GATEWAY = new URL("..", document.baseURI).href.replace(/\/$/, "");
 
 let asking = null;
 
-/** Ask once, however many requests have been refused; true if a key was given. */
+/** Ask once, however many requests were refused; true if a key was given. */
 function askForKey(kind, message) {
   asking ??= new Promise((resolve) => {
     keyRequest.value = {
@@ -44,24 +44,24 @@ export class ApiError extends Error {
   }
 }
 
-/** The error of an answer, from the body that all routes share. */
+/** Read an answer's error from the body that all routes share. */
 async function errorOf(response) {
   let error = {};
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // Not JSON: a proxy in between.
+    // The body is not JSON; a proxy sent it.
   }
   const message = error.message ?? `The gateway answered with status ${response.status}.`;
   return new ApiError(response.status, message, error.code ?? "");
 }
 
-/** Statuses that another key can change; a 403 that names a page or a switched-off route is none. */
+/** True for errors that another key can resolve; not for a 403 about a page or a disabled route. */
 const wantsKey = (error) =>
   error.status === 401 || (error.status === 403 && /key/.test(error.code) && error.code !== "");
 
 /**
- * Fetch with the key, asking for one where it is missing or wrong.
+ * Fetch with the key; ask for one if it is missing or wrong.
  *
  * @param {string} path of the gateway, from its /
  * @param {RequestInit & {kind?: "view" | "admin" | "calls"}} options
@@ -81,12 +81,12 @@ export async function request(path, { kind = "view", headers = {}, ...options } 
     if (response.ok) return response;
     const error = await errorOf(response);
     if (!wantsKey(error) || options.signal?.aborted) throw error;
-    // Where none was sent, none was wrong.
+    // If no key was sent, none was wrong.
     if (!(await askForKey(kind, key ? error.message : ""))) throw error;
   }
 }
 
-/** A JSON answer; `body` is sent as JSON. */
+/** Fetch a JSON answer; `body` is sent as JSON. */
 export async function requestJson(path, { body, headers = {}, ...options } = {}) {
   const sent =
     body === undefined

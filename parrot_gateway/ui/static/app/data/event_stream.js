@@ -1,7 +1,7 @@
 /**
- * Server-sent events over fetch, which unlike EventSource sends an Authorization header.
+ * Server-sent events over fetch, which unlike EventSource can send an Authorization header.
  *
- * Reconnects with back-off for as long as it is open.
+ * Reconnects with back-off until it is closed.
  */
 
 import { ApiError, request } from "./api.js";
@@ -11,7 +11,7 @@ const LONGEST_WAIT_MS = 15_000;
 /** An event larger than this is a fault, not data. */
 const MAX_EVENT_CHARACTERS = 64 * 1024 * 1024;
 
-/** Splits a stream of text into events; comments and ids are passed over. */
+/** Splits a stream of text into events; comments and ids are skipped. */
 export class EventParser {
   #rest = "";
 
@@ -46,7 +46,7 @@ function parseBlock(block) {
  * @param {(name: string, data: any) => void} handlers.onEvent data is parsed JSON
  * @param {(state: "connecting" | "live" | "lost" | "refused", error?: Error) => void} handlers.onState
  *   `refused` ends it: the session is unknown, or no key was given
- * @param {boolean} [handlers.endsClosed] an event `closed` ends it; else it is opened again
+ * @param {boolean} [handlers.endsClosed] an event `closed` ends it; otherwise it reconnects
  * @returns {() => void} closes it
  */
 export function followStream(path, { onEvent, onState, endsClosed = false }) {

@@ -1,12 +1,12 @@
-/** What the gateway does now: sessions, engines, scheduler and tenants, as events tell it. */
+/** The gateway's current state: sessions, engines, scheduler and tenants, updated by events. */
 
 import { batch, signal } from "../../vendor/preact.js";
 import { followStream } from "./event_stream.js";
 import { onNextFrame } from "./frame.js";
 
-/** Sessions that are kept; the gateway tells the newest so many. */
+/** Maximum sessions kept; the gateway reports the newest ones. */
 const MAX_SESSIONS = 2_000;
-/** Points of an engine's charts: four minutes, one a second. */
+/** Points of an engine's charts: four minutes at one per second. */
 const MAX_POINTS = 240;
 
 /** "connecting", "live", "lost" or "refused". */
@@ -19,16 +19,16 @@ export const models = signal([]);
 /** `{version, uptime_s, calls, needs_admin_key_for_actions}`. */
 export const gateway = signal(null);
 
-/** By key; read it where `sessionsChanged` is read. */
+/** Sessions by key; read this where `sessionsChanged` is read. */
 export const sessions = new Map();
 export const sessionsChanged = signal(0);
 
-/** By engine id: `{at: [], running: [], …}`, of equal lengths. */
+/** By engine id: `{at: [], running: [], …}`, all of equal length. */
 export const histories = new Map();
 export const historyChanged = signal(0);
 const SERIES = ["running", "waiting", "kv_share", "prefix_hit_rate", "step_ms", "tokens_per_s"];
 
-/** What addresses a session: its id, unless the gateway says that this is not enough. */
+/** The address of a session: its id, unless the gateway gives another key. */
 export const keyOf = (session) => session.key ?? session.id;
 
 const bumpSessions = () => (sessionsChanged.value += 1);
@@ -90,7 +90,7 @@ const HANDLERS = {
   },
 };
 
-/** Follow the gateway until the page is closed. */
+/** Follow the gateway until the page closes. */
 export function followGateway() {
   return followStream("/ui/api/events", {
     onEvent: (name, data) => HANDLERS[name]?.(data),

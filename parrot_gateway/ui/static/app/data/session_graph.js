@@ -1,7 +1,7 @@
 /**
- * One session's calls, variables and edges, kept current by its stream of events.
+ * One session's calls, variables and edges, kept up to date by its event stream.
  *
- * Times are seconds since the first submission that was kept when the stream began.
+ * Times are seconds since the first submission kept at the start of the stream.
  */
 
 import { batch, signal } from "../../vendor/preact.js";
@@ -13,7 +13,7 @@ import { forget, onNextFrame } from "./frame.js";
 
 const TIMES = ["submitted_s", "placed_s", "started_s", "first_token_s", "finished_s"];
 
-/** Calls from which on changes are collected, and for how long. */
+/** Graph size from which changes are collected, and for how long. */
 const LARGE = 200;
 const LARGE_PAUSE_MS = 250;
 
@@ -23,23 +23,23 @@ export class SessionGraph {
   /** "connecting", "live", "lost" or "refused". */
   connection = signal("connecting");
   error = signal(null);
-  /** Raised when states or times have changed. */
+  /** Incremented when states or times have changed. */
   revision = signal(0);
-  /** Raised when nodes or edges have come or gone. */
+  /** Incremented when nodes or edges have come or gone. */
   structure = signal(0);
   id;
   session = { id: "", name: "" };
   isInferred = false;
   isClosed = false;
   notKept = 0;
-  /** Its calls ran on more than one engine, so that it is worth telling which. */
+  /** True if its calls ran on several engines, so that the page names them. */
   hasSeveralEngines = false;
   /** Calls and transforms by id, in order of submission. */
   nodes = new Map();
   variables = new Map();
   links = new Map();
   #now = 0;
-  /** The first submission on the stream's own scale, once there is one. */
+  /** The first submission in the stream's own time, once there is one. */
   #origin = null;
   #receivedAt = performance.now();
   #boxes = null;
@@ -56,7 +56,7 @@ export class SessionGraph {
     });
   };
 
-  /** @param {string | null} key as of `keyOf` a session; null: nothing is followed, see `show` */
+  /** @param {string | null} key result of `keyOf`; null follows nothing, see `show` */
   constructor(key) {
     this.id = key;
     if (key === null) return;
@@ -70,7 +70,7 @@ export class SessionGraph {
     });
   }
 
-  /** Take a graph that comes from elsewhere, in the form of an event `graph`. */
+  /** Show a graph from elsewhere, given as the data of an event `graph`. */
   show(data) {
     this.#apply("graph", data);
   }
@@ -81,7 +81,7 @@ export class SessionGraph {
     clearTimeout(this.#timer);
   }
 
-  /** Seconds since the begin; goes on while something runs. */
+  /** Seconds since the beginning; advances while something runs. */
   get now() {
     if (this.isClosed || this.connection.value !== "live" || !this.isRunning) return this.end;
     return this.#now + (performance.now() - this.#receivedAt) / 1000;
@@ -92,7 +92,7 @@ export class SessionGraph {
     return false;
   }
 
-  /** When the last call ended, or the latest that is known while some are unfinished. */
+  /** End of the last call, or the latest known time while some are unfinished. */
   get end() {
     let end = 0;
     for (const node of this.nodes.values()) {
@@ -101,7 +101,7 @@ export class SessionGraph {
     return end;
   }
 
-  /** Nodes, and the variables that no kept node writes: what the picture has as boxes. */
+  /** Boxes of the picture: nodes, and variables that no kept node writes. */
   get boxes() {
     this.#boxes ??= [
       ...this.nodes.values(),
@@ -112,7 +112,7 @@ export class SessionGraph {
     return this.#boxes;
   }
 
-  /** @returns {Edge[]} declared ones first, then inferred ones, one for each pair of boxes */
+  /** @returns {Edge[]} declared ones first, then inferred ones; one per pair of boxes */
   get edges() {
     this.#edges ??= markImplied([...this.#declared(), ...this.#inferred()]);
     return this.#edges;
@@ -133,7 +133,7 @@ export class SessionGraph {
         const known = edges.get(key);
         if (known) known.label = [known.label, variable.name].filter(Boolean).join(", ");
         else {
-          // A label that repeats its producer's name says nothing.
+          // A label that repeats its producer's name is left out.
           const producer = this.nodes.get(variable.producer);
           const label = !producer || producer.name === variable.name ? "" : variable.name;
           edges.set(key, { key, from, to: node.id, label, inferred: false, confidence: 1, kinds: [] });
@@ -166,7 +166,10 @@ export class SessionGraph {
     else this.#bumpSoon();
   }
 
-  /** In the next frame; of a large graph, which takes longer to draw, with what comes meanwhile. */
+  /**
+   * Announce changes in the next frame; for a large graph, which is slow to draw, collect them
+   * first.
+   */
   #bumpSoon() {
     if (this.nodes.size <= LARGE) onNextFrame(this.#bump);
     else this.#timer ||= setTimeout(this.#bump, LARGE_PAUSE_MS);
@@ -211,7 +214,7 @@ export class SessionGraph {
     else this.#boxes = null;
   }
 
-  /** What is no longer kept there is not kept here. */
+  /** Drop a node that the gateway no longer keeps. */
   #drop(id) {
     this.nodes.delete(id);
     for (const [key, link] of this.links) {
@@ -224,7 +227,7 @@ export class SessionGraph {
     this.notKept += 1;
   }
 
-  /** Shift times of new nodes to the page's scale. */
+  /** Shift the times of new nodes to the page's scale. */
   #place(nodes) {
     if (this.#origin === null && nodes.length) {
       this.#origin = nodes.reduce((least, node) => Math.min(least, node.submitted_s), Infinity);
@@ -246,7 +249,7 @@ export class SessionGraph {
   }
 }
 
-/** Mark edges beside which there is a way over one other box. */
+/** Mark edges that a path over one other box duplicates. */
 function markImplied(edges) {
   const heads = new Map();
   for (const { from, to } of edges) {
@@ -255,7 +258,7 @@ function markImplied(edges) {
   }
   for (const edge of edges) {
     const others = heads.get(edge.from);
-    // The cost is bounded: what feeds very many calls is not looked at.
+    // Boxes with very many successors are skipped, to bound the cost.
     if (others.size > 64) continue;
     for (const other of others) {
       if (other !== edge.to && heads.get(other)?.has(edge.to)) edge.isImplied = true;
@@ -264,7 +267,7 @@ function markImplied(edges) {
   return edges;
 }
 
-/** How many different values a field has, without null. */
+/** Number of different values of a field, null excluded. */
 function countOf(nodes, field) {
   const values = new Set();
   for (const node of nodes) if (node[field] !== null) values.add(node[field]);
@@ -274,9 +277,9 @@ function countOf(nodes, field) {
 const linkKey = (link) => `${link.from} ${link.to} ${link.kind}`;
 
 /**
- * A call's state at a moment, from its times; "absent" before it was submitted.
+ * State of a call at a moment, from its times; "absent" before it was submitted.
  *
- * @param {number | null} at seconds; null is now
+ * @param {number | null} at seconds; null means now
  */
 export function stateAt(node, at) {
   if (at === null || node.kind === "variable") return node.state;

@@ -1,13 +1,13 @@
 /**
- * A canvas that may be slower to paint than frames come: between two paintings what was painted is
- * moved and scaled with the camera.
+ * A canvas that may be painted less often than every frame: in between, the last painting is moved
+ * and scaled with the camera.
  */
 
 import { onNextFrame } from "../data/frame.js";
 
-/** A painting that takes no longer is done in every frame, in milliseconds. */
+/** Paintings faster than this many milliseconds are done in every frame. */
 const CHEAP_MS = 6;
-/** Of the time at most every so-manieth part goes into painting. */
+/** After a slow painting, pause for this many times its duration. */
 const SHARE = 4;
 const LONGEST_PAUSE_MS = 400;
 
@@ -18,13 +18,13 @@ export class Bitmap {
   #timer = 0;
 
   /**
-   * Paint, or show what there is until it is time to.
+   * Paint, or show the last painting until the next one is due.
    *
    * @param {HTMLCanvasElement} canvas
    * @param {{x: number, y: number, scale: number}} view of the camera
    * @param {() => void} paint
-   * @param {() => void} again called in a later frame where it was not painted
-   * @param {number} leastPause between two paintings, in milliseconds: what a canvas takes after
+   * @param {() => void} again called in a later frame if nothing was painted
+   * @param {number} leastPause milliseconds between two paintings, because the work of a canvas after
    *   `paint`, on the compositor's thread or in software, cannot be measured here
    */
   show(canvas, view, paint, again, leastPause) {

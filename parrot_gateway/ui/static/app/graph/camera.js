@@ -1,24 +1,24 @@
-/** Which part of the picture is shown: an offset in pixels and a scale. */
+/** The visible part of the picture: an offset in pixels and a scale. */
 
 import { signal } from "../../vendor/preact.js";
 
 const MIN_SCALE = 0.03;
 const MAX_SCALE = 2;
-/** A small graph is not blown up to fill the pane. */
+/** A small graph is not enlarged to fill the pane. */
 const MAX_FIT = 1.05;
 const MARGIN = 28;
 const READABLE = 0.55;
-/** Above the picture for the names of frames, below it for legend and buttons. */
+/** Margins above the picture for frame names, and below for legend and buttons. */
 const TOP = 34;
 const BOTTOM = 64;
 
 export class Camera {
-  /** `{x, y, scale}`: where the picture's origin stands, and the pixels of one unit. */
+  /** `{x, y, scale}`: screen position of the picture's origin, and pixels per unit. */
   view = signal({ x: 0, y: 0, scale: 1 });
-  /** The pane, in pixels. */
+  /** Size of the pane in pixels. */
   width = 0;
   height = 0;
-  /** Nobody has moved it: it follows the picture as that grows. */
+  /** True until the user moves it: the view follows the growing picture. */
   isFree = true;
 
   resize(width, height) {
@@ -26,9 +26,7 @@ export class Camera {
     this.height = height;
   }
 
-  /**
-   * Show all of a picture; of one with few boxes its beginning, where all would be too small to read.
-   */
+  /** Show a whole picture; if a small graph would be unreadable, show its beginning. */
   fit(width, height, isSmall = false) {
     if (!this.width || !width) return;
     const across = (this.width - 2 * MARGIN) / width;
@@ -53,7 +51,7 @@ export class Camera {
     this.view.value = { x: x + dx, y: y + dy, scale };
   }
 
-  /** Scale by a factor, so that what is at (px, py) stays there. */
+  /** Scale by a factor and keep the point (px, py) in place. */
   zoom(factor, px = this.width / 2, py = this.height / 2) {
     const { x, y, scale } = this.view.value;
     const next = clamp(scale * factor);
@@ -62,7 +60,7 @@ export class Camera {
     this.view.value = { x: px - (px - x) * moved, y: py - (py - y) * moved, scale: next };
   }
 
-  /** Move as little as needed to have a box in view, at a scale at which it can be read. */
+  /** Move as little as needed to show a box at a readable scale. */
   reveal(box, minScale = 0.6) {
     if (this.view.value.scale < minScale) {
       this.zoom(minScale / this.view.value.scale, ...this.#onScreen(box));

@@ -1,7 +1,7 @@
-/** The chain of calls that the end of a session waited for. */
+/** The chain of calls that the session's end waited for. */
 
 /**
- * From the call that ended last back along whichever input came last.
+ * Walk from the last-ending call back along the input that came last.
  *
  * @param {import("../data/session_graph.js").SessionGraph} graph
  * @returns {{nodes: Set<string>, edges: Set<string>}} ids of boxes, keys of edges
@@ -15,7 +15,7 @@ export function criticalPath(graph) {
   return path;
 }
 
-/** Several views ask for the same. */
+/** Cache, because several views ask for the same path. */
 const found = new WeakMap();
 
 function walkBack(graph) {

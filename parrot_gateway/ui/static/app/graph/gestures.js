@@ -1,8 +1,8 @@
-/** Drag to move, wheel or pinch to scale, click to choose. */
+/** Drag to move, wheel or pinch to scale, click to select. */
 
 import { useLayoutEffect } from "../../vendor/preact.js";
 
-/** Pixels that a pointer may move within a click. */
+/** Pixels that a pointer may move during a click. */
 const CLICK_SLACK = 4;
 
 /**

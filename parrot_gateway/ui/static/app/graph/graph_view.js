@@ -1,4 +1,4 @@
-/** The living graph of a session: nodes as elements, edges and frames on a canvas behind them. */
+/** The live graph of a session: nodes as elements, edges and frames on a canvas behind them. */
 
 import { effect, html, useLayoutEffect, useMemo, useRef, useSignal } from "../../vendor/preact.js";
 import { forget, onNextFrame } from "../data/frame.js";
@@ -15,25 +15,28 @@ import { NodeBox } from "./node_box.js";
 import { paint, TEXT_SCALE } from "./painter.js";
 import { sizeOf } from "./sizes.js";
 
-/** Nodes that are elements at once; more are marks on the canvas. */
+/** Maximum nodes shown as elements; others are marks on the canvas. */
 const MAX_ELEMENTS = 260;
-/** Elements that are made in one frame: more in the next ones, and marks stand for them until then. */
+/** Elements created per frame; marks stand for the rest until later frames. */
 const MAX_NEW_ELEMENTS = 64;
-/** While it moves, a picture of so many edges is painted so seldom, and moved as it is in between. */
+/**
+ * While a picture with this many edges moves, it is repainted at this interval and shifted in
+ * between.
+ */
 const MANY_EDGES = 150;
 const MOVING_PAUSE_MS = 120;
-/** So long after the last movement the picture is drawn sharp again. */
+/** Milliseconds after the last movement until the picture is drawn sharp. */
 const STILL_MS = 150;
-/** Of graphs with so few boxes rather a readable part is shown than all. */
+/** Graphs with this few boxes show a readable part rather than everything. */
 const FEW_BOXES = 40;
-/** Pixels beyond the pane in which nodes are kept as elements. */
+/** Pixels around the pane within which nodes stay elements. */
 const AROUND = 120;
 const NOTHING = { nodes: new Set(), edges: new Set() };
 
 /**
  * @param {object} props
  * @param {import("../data/session_graph.js").SessionGraph} props.graph
- * @param at signal: the moment that is replayed, null for now
+ * @param at signal: the replayed moment, null for now
  * @param selected signal: id of a box, or null
  * @param showsPath signal: the critical path is marked
  */
@@ -47,7 +50,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
   const cursor = useSignal(null);
   const critical = useSignal(NOTHING);
 
-  /** As a whole; while nobody has moved it, a small one in its readable size. */
+  /** Fit the whole picture; until the user moves it, a small one is shown at readable size. */
   const fit = () => {
     const { width, height, at: places } = placed.peek() ?? {};
     if (places) camera.fit(width, height, places.size <= FEW_BOXES);
@@ -57,7 +60,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
     camera.fit(placed.value?.width ?? 0, placed.value?.height ?? 0);
   };
 
-  // Ends before the canvas is gone; other effects end after the next frame.
+  // A layout effect ends before the canvas is gone; other effects end after the next frame.
   useLayoutEffect(() => {
     const layout = new Layout((result) => {
       placed.value = result;
@@ -74,7 +77,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
     const draw = () => {
       const { x, y, scale } = camera.view.value;
       if (world.current && drawn !== camera.view.value) {
-        // While it moves, elements are moved as one picture, which is not painted anew.
+        // While moving, elements are shifted as one picture without repainting.
         if (drawn) pane.current.classList.add("is-moving");
         clearTimeout(still);
         still = setTimeout(rest, STILL_MS);
@@ -146,7 +149,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
   const hit = (px, py) => boxUnder(graph, placed.value, camera, px, py);
   useGestures(pane, camera, { onPick: (id) => (selected.value = id), hit });
 
-  /** Arrow keys go from node to node; the element is there in the next frame. */
+  /** Arrow keys go from node to node; the element exists in the next frame. */
   const onKeyDown = (event) => {
     const zooms = { "+": 1.25, "=": 1.25, "-": 0.8 };
     if (zooms[event.key]) camera.zoom(zooms[event.key]);
@@ -177,7 +180,7 @@ export function GraphView({ graph, at, selected, showsPath }) {
       aria-label=${`Graph of ${summary}. Arrow keys go from call to call, Enter shows details.`}
       onKeyDown=${onKeyDown}
       onClick=${({ target, detail }) => {
-        // A press by assistive technology; those of pointers are gestures.
+        // A press by assistive technology; pointers go through gestures.
         const id = target.closest("[data-id]")?.dataset.id;
         if (detail === 0 && id) selected.value = id;
       }}
@@ -232,7 +235,7 @@ function Legend({ graph }) {
   </ul>`;
 }
 
-/** The boxes that are elements: those in view, and the ones that must be (`always`). */
+/** Boxes to show as elements: those in view, and those in `always`. */
 function inView(graph, placed, camera, always) {
   if (!placed) return [];
   const { x, y, scale } = camera.view.value;
@@ -251,12 +254,12 @@ function inView(graph, placed, camera, always) {
       top + height * scale > -AROUND;
     if (isAsked || (isSeen && found.length < MAX_ELEMENTS)) found.push(box);
   }
-  // Something has to take the focus, also where all nodes are marks.
+  // Something must be able to take the focus, even if all nodes are marks.
   if (!found.length && graph.boxes.length) found.push(graph.boxes[0]);
   return found;
 }
 
-/** Set the list of elements to what is wanted; false where some are left for the next frame. */
+/** Update a list of elements to the wanted ones; false if some are left for the next frame. */
 function keep(list, wanted) {
   const now = list.value;
   const known = new Set(now.map((box) => box.id));

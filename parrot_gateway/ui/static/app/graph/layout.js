@@ -1,32 +1,32 @@
 /**
- * Places the boxes of a graph in layers, beside the page's own thread, in time linear in boxes and
- * edges.
+ * Places the boxes of a graph in layers, in a worker, in time linear in boxes and edges.
  *
- * Layers follow from longest paths, the order within a layer from the neighbours. An edge that
- * passes layers gets a bend in each of them, so that it runs between boxes. A layer with many boxes
- * is folded into several columns, so that a thousand parallel calls are a block and not a line.
+ * Longest paths determine the layers, and neighbours determine the order within a layer. An edge
+ * that crosses layers gets a bend in each, so that it runs between boxes. A layer with many boxes
+ * is folded into several columns, so that a thousand parallel calls form a block rather than a
+ * line.
  *
- * "Along" is the direction in which edges run, "across" the other one.
+ * "Along" is the direction of edges, "across" the other one.
  */
 
 import { sizeOf } from "./sizes.js";
 
 const ORDER_SWEEPS = 8;
 const ALIGN_SWEEPS = 6;
-/** Bends in a picture, and those of an edge; further edges are straight. */
+/** Maximum bends in a picture and of one edge; further edges are straight. */
 const MAX_BENDS = 4_000;
 const MAX_PASSED = 24;
 const BEND_ROOM = 6;
 const BOX_GAP = 16;
 const COLUMN_GAP = 26;
 const LAYER_GAP = 64;
-/** A layer of so many boxes is one column; further ones may fold it. */
+/** Up to this many boxes a layer is one column; a larger one may be folded. */
 const MIN_ROWS = 9;
-/** Labels get room between layers in graphs of so many edges. */
+/** Graphs with up to this many edges have room for labels between layers. */
 const MAX_LABELLED = 60;
 const CHARACTER = 5.6;
 const LONGEST_LABEL = 150;
-/** Room between the members of a group and others, for its frame and its name. */
+/** Gap between a group's members and other boxes, for the group's frame and name. */
 const FRAME_GAP = 24;
 
 addEventListener("message", ({ data: { boxes, edges, pane } }) => {
@@ -44,7 +44,7 @@ addEventListener("message", ({ data: { boxes, edges, pane } }) => {
  */
 
 /**
- * Place boxes for a pane: to the right, or down in a high pane if more can be read so.
+ * Place boxes for a pane: to the right, or downwards in a high pane if that is more readable.
  *
  * @param {object[]} boxes with `id`, `kind` and `group`, in order of submission
  * @param {{key: string, from: string, to: string, label: string, isImplied: boolean}[]} edges
@@ -93,7 +93,7 @@ function join(tail, head) {
   head.tails.push(tail);
 }
 
-/** Longest paths, by Kahn's order; a cycle, which there should not be, is cut where it is met. */
+/** Assign layers by longest paths in Kahn's order; an unexpected cycle is cut where it is met. */
 function inLayers(items) {
   const missing = new Map(items.map((item) => [item, item.tails.length]));
   const ready = items.filter((item) => !item.tails.length);
@@ -110,7 +110,7 @@ function inLayers(items) {
       if (missing.get(head) === 0) ready.push(head);
     }
   }
-  // A box that nothing leads to stands right before its first reader.
+  // A box without predecessors goes right before its first reader.
   for (const item of items) {
     if (item.tails.length || !item.heads.length) continue;
     const first = item.heads.reduce((least, { layer }) => Math.min(least, layer), Infinity);
@@ -121,7 +121,7 @@ function inLayers(items) {
   return Array.from(layers, (layer) => layer ?? []);
 }
 
-/** Give edges that pass layers their bends, which take part in the layout as small boxes do. */
+/** Add bends to edges that cross layers; bends are laid out like small boxes. */
 function addBends(items, layers, joins) {
   for (const item of items) [item.heads, item.tails] = [[], []];
   let count = 0;
@@ -139,7 +139,7 @@ function addBends(items, layers, joins) {
   }
 }
 
-/** Sort each layer by the mean place of its neighbours, forth and back. */
+/** Sort each layer by the mean position of its neighbours, forwards and backwards. */
 function order(layers) {
   const note = (layer) => layer.forEach((item, index) => (item.place = index - layer.length / 2));
   layers.forEach(note);
@@ -162,7 +162,7 @@ function mean(items, valueOf) {
   return items.reduce((sum, item) => sum + valueOf(item), 0) / items.length;
 }
 
-/** Boxes with the same neighbours stand in the order in which they were submitted. */
+/** Keep boxes with equal neighbours in order of submission. */
 function orderAlikes(layer) {
   const ids = new Map();
   const idOf = (item) => ids.get(item) ?? (ids.set(item, ids.size), ids.size - 1);
@@ -179,7 +179,7 @@ function orderAlikes(layer) {
   }
 }
 
-/** Members of a task group stand beside each other, where the first of them stood. */
+/** Place members of a task group next to each other, at the first one's place. */
 function keepGroupsTogether(layer) {
   const first = new Map();
   layer.forEach(({ group }, index) => {
@@ -190,7 +190,10 @@ function keepGroupsTogether(layer) {
   layer.sort((a, b) => rank.get(a) - rank.get(b));
 }
 
-/** The rows that show the whole picture at the largest scale; of nearly equal ones the most. */
+/**
+ * Choose the number of rows that shows the whole picture at the largest scale; among nearly equal
+ * ones the highest.
+ */
 function bestRows(layers, aspect) {
   const counts = layers.map((layer) => layer.filter(isBox).length);
   const widest = Math.max(1, ...counts);
@@ -207,7 +210,7 @@ function bestRows(layers, aspect) {
   return best.rows;
 }
 
-/** Places across: columns are in the middle, and then drawn to their neighbours. */
+/** Set positions across: columns are centred, then pulled towards their neighbours. */
 function align(layers, folded, rows) {
   for (const item of layers.flat()) item.neighbours = [...item.tails, ...item.heads];
   layers.forEach((layer, number) => {
@@ -225,7 +228,7 @@ function align(layers, folded, rows) {
 
 const centre = (item) => item.start + item.across / 2;
 
-/** The least distance of the starts of two items that follow each other. */
+/** Minimum distance between the starts of two consecutive items. */
 function distance(one, other) {
   if (!isBox(one) && !isBox(other)) return 2 * BEND_ROOM;
   return one.across + BOX_GAP + (one.group === other.group ? 0 : FRAME_GAP);
@@ -240,7 +243,7 @@ function stack(column) {
   for (const item of column) item.start -= next / 2;
 }
 
-/** Several columns; edges that pass the layer run above and below them. */
+/** Fold a layer into several columns; edges that cross it run above and below them. */
 function fold(layer, rows) {
   const boxes = layer.filter(isBox);
   const perColumn = Math.ceil(boxes.length / Math.ceil(boxes.length / rows));
@@ -251,7 +254,8 @@ function fold(layer, rows) {
     const number = first / perColumn;
     for (const item of column) {
       item.column = number;
-      // Every other column is half a row lower: edges to it run between the boxes before it.
+      // Every other column is shifted by half a row, so that edges to it run between boxes of the
+      // one before.
       if (number % 2) item.start += (item.across + BOX_GAP) / 2;
     }
     top = Math.min(top, column[0].start);
@@ -266,8 +270,8 @@ function fold(layer, rows) {
 }
 
 /**
- * Move the items of a column towards the means of their neighbours, in their order and with their
- * distances: the least sum of squares, by pooling those that would come too close.
+ * Move a column's items towards the means of their neighbours, keeping order and distances: least
+ * squares, by pooling items that would come too close.
  */
 function draw(column, most) {
   const pools = [];
@@ -292,7 +296,7 @@ function draw(column, most) {
     }
     pools.push(pool);
   });
-  // No column reaches further than the highest one, whose boxes have no room between them.
+  // No column may extend further than the highest one, whose boxes have no free room.
   const last = most - offset - (column.at(-1)?.across ?? 0);
   for (const { items, weight, sum } of pools) {
     const start = Math.max(-most, Math.min(last, sum / weight));
@@ -300,7 +304,7 @@ function draw(column, most) {
   }
 }
 
-/** The room after each layer: that of the longest label of an edge that begins or ends there. */
+/** Gap after each layer: the longest label of an edge that begins or ends there. */
 function gapsAfter(layers, joins, runsDown) {
   const gaps = layers.map(() => LAYER_GAP);
   if (runsDown || joins.length > MAX_LABELLED) return gaps;
@@ -312,7 +316,9 @@ function gapsAfter(layers, joins, runsDown) {
   return gaps;
 }
 
-/** Places along: `near` and `far` are the sides of an item's layer. Returns the length of all. */
+/**
+ * Set positions along: `near` and `far` are the sides of an item's layer. Returns the total length.
+ */
 function placeAlong(layers, folded, gaps) {
   let near = 0;
   let far = 0;
@@ -332,7 +338,7 @@ function placeAlong(layers, folded, gaps) {
   return far;
 }
 
-/** Back to x and y, beginning at 0. */
+/** Convert positions to x and y, starting at 0. */
 function picture(items, joins, length, runsDown) {
   const all = [...items, ...joins.flatMap(({ bends }) => bends)];
   const first = all.reduce((least, { start }) => Math.min(least, start), Infinity);
@@ -343,7 +349,7 @@ function picture(items, joins, length, runsDown) {
   const bends = new Map();
   for (const { edge, tail, head, bends: passed } of joins) {
     const points = [];
-    // Sides of layers are left and reached straight: up and down is between the layers.
+    // Edges leave and enter layers straight; they bend only between layers.
     if (tail.far > tail.begin + tail.along) points.push(point(tail.far, centre(tail)));
     for (const bend of passed) {
       points.push(point(bend.near, centre(bend)), point(bend.far, centre(bend)));
@@ -356,7 +362,9 @@ function picture(items, joins, length, runsDown) {
   return { at, bends, frames: framesOf(items, at), runsDown, width, height };
 }
 
-/** A frame around each group of several; one a layer where it would enclose others' boxes. */
+/**
+ * Frame each group with several members; use one frame per layer if it would enclose other boxes.
+ */
 function framesOf(items, at) {
   const groups = groupBy(items, ({ group }) => group);
   groups.delete(null);

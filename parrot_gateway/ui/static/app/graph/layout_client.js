@@ -1,4 +1,4 @@
-/** Asks the layout worker, one request at a time; of those that wait only the newest is sent. */
+/** Asks the layout worker, one request at a time; of waiting requests only the newest is sent. */
 
 export class Layout {
   #worker = new Worker(new URL("./layout.js", import.meta.url), { type: "module" });
@@ -14,7 +14,7 @@ export class Layout {
     });
   }
 
-  /** Place boxes for a pane of a width and height; the answer comes by `onPlaced`. */
+  /** Place boxes for a pane's width and height; `onPlaced` gets the result. */
   place(boxes, edges, pane) {
     const message = {
       boxes: boxes.map(({ id, kind, group }) => ({ id, kind, group })),

@@ -1,4 +1,4 @@
-/** Where arrow keys lead in a graph. */
+/** Targets of the arrow keys in a graph. */
 
 import { sizeOf } from "./sizes.js";
 
@@ -8,12 +8,12 @@ const DIRECTIONS = {
   ArrowDown: [0, 1],
   ArrowUp: [0, -1],
 };
-/** What is off the line counts this much more than what is far along it. */
+/** Distance aside counts this much more than distance ahead. */
 const ASIDE = 2.5;
 
 /**
- * The box that a key leads to from a box: of those that are joined to it the nearest in that
- * direction, else the nearest of all; null for another key, or where there is none.
+ * Return the box that a key leads to: the nearest connected box in that direction, or else the
+ * nearest of all; null for another key, or if there is none.
  */
 export function nextBox(key, from, graph, placed) {
   if (!placed) return null;

@@ -7,7 +7,7 @@ import { memo } from "../parts/memo.js";
 import { StateMark } from "../parts/state_mark.js";
 import { sizeOf } from "./sizes.js";
 
-/** How long a call has been at what it does, at a moment (null: now). */
+/** How long a call has been in its state at a moment (null: now). */
 export function timeInState(node, state, at, now) {
   const end = at ?? now;
   if (state === "waiting") return end - node.submitted_s;
@@ -37,7 +37,7 @@ function Facts({ node, state, at, graph }) {
   </span>`;
 }
 
-/** What a screen reader says of a node between its name and what is seen. */
+/** Text for screen readers between a node's name and its visible content. */
 function describeNode(node, state) {
   const parts = [node.kind, state];
   if (node.cached_tokens) {

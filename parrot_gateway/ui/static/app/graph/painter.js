@@ -1,21 +1,21 @@
 /**
- * Draws edges and group frames on a canvas behind the nodes; and the nodes that are no elements, as
- * where the scale is too small for text.
+ * Draws edges and group frames on a canvas behind the nodes, and marks for nodes without elements,
+ * such as at scales too small for text.
  */
 
 import { stateAt } from "../data/session_graph.js";
 import { palette, sharpContext } from "../parts/palette.js";
 import { sizeOf } from "./sizes.js";
 
-/** Below this scale nodes are marks without text, drawn here. */
+/** Below this scale nodes are drawn here as marks without text. */
 export const TEXT_SCALE = 0.42;
-/** From this scale on edges have heads, and names. */
+/** Scales from which edges have arrowheads, and labels. */
 const HEAD_SCALE = 0.25;
 const LABEL_SCALE = 0.72;
 const MAX_LABELLED_EDGES = 60;
-/** What LangChain puts before a group's own name. */
+/** Prefix that LangChain puts before a group's own name. */
 const RUN_ID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[\/:]/;
-/** So many edges are a texture, and stand back behind the nodes. */
+/** From this many edges on, they are drawn faintly behind the nodes. */
 const MANY_EDGES = 250;
 
 /**
@@ -41,7 +41,7 @@ export function paint(canvas, picture) {
   paintMarks(drawing);
 }
 
-/** Frames of the declared task groups that have several members. */
+/** Frame the declared task groups that have several members. */
 function paintGroups({ context, placed, scale, colours }) {
   const pad = 9;
   for (const { group, left, top, right, bottom } of placed.frames) {
@@ -61,7 +61,7 @@ function paintGroups({ context, placed, scale, colours }) {
   }
 }
 
-/** Ordinary edges of one look are one path; those that stand out are drawn above them. */
+/** Draw ordinary edges of one look as one path; highlighted ones are drawn above them. */
 function paintEdges(drawing) {
   const { context, graph, placed, scale, shown, colours, at, critical, near } = drawing;
   const labelled = [];
@@ -110,15 +110,15 @@ function paintEdges(drawing) {
   labels(drawing, labelled);
 }
 
-/** Edges that a path over another call implies stand back, and so do those that are less sure. */
+/** Edges implied by another path are faint, and so are less certain ones. */
 function faintness(edge, graph) {
   if (edge.isImplied) return 0.28;
   if (graph.edges.length > MANY_EDGES) return 0.4;
-  // In few steps, so that edges share their looks.
+  // Few steps, so that many edges share a look.
   return edge.inferred ? 0.4 + Math.round(edge.confidence * 4) / 8 : 0.9;
 }
 
-/** The points of an edge, from the side of one box to the side of the other. */
+/** Points of an edge, from the side of one box to the side of the other. */
 function lineOf(edge, graph, placed) {
   const [from, to] = [placed.at.get(edge.from), placed.at.get(edge.to)];
   if (!from || !to) return null;
@@ -145,7 +145,7 @@ function isShown({ points }, shown) {
   return right >= shown.left && left <= shown.right && bottom >= shown.top && top <= shown.bottom;
 }
 
-/** Curves that leave and reach every point along the direction of the picture. */
+/** Trace curves that leave and reach every point along the picture's direction. */
 function trace(path, { points, runsDown }) {
   path.moveTo(points[0].x, points[0].y);
   for (let i = 1; i < points.length; i += 1) {
@@ -161,14 +161,14 @@ function arrowHead(path, { points, runsDown }) {
   const { x, y } = points.at(-1);
   path.moveTo(x, y);
   path.lineTo(...(runsDown ? [x - 3.6, y - 7] : [x - 7, y - 3.6]));
-  // Filling closes it.
+  // Filling closes the path.
   path.lineTo(...(runsDown ? [x + 3.6, y - 7] : [x - 7, y + 3.6]));
 }
 
 /**
- * Edges to one box, or from one, that say the same are named once.
+ * Label edges from or to one box with equal text only once.
  *
- * @returns {[object, object, boolean, number][]} edge, line, whether it is near, and how many
+ * @returns {[object, object, boolean, number][]} edge, line, true if near, and number of edges
  */
 function bundled(labelled) {
   const into = countOf(labelled, ([edge]) => `${edge.to} ${edge.label}`);
@@ -190,7 +190,7 @@ function countOf(items, keyOf) {
   return counts;
 }
 
-/** Names of edges, in the middle of their longest pieces, where they cover no other name. */
+/** Draw edge labels at the middle of the longest piece, unless they cover another label. */
 function labels({ context, colours }, labelled) {
   context.font = "10.5px system-ui, sans-serif";
   context.textAlign = "center";
@@ -226,7 +226,7 @@ function longestPiece(points, runsDown) {
   return longest;
 }
 
-/** Nodes as marks: a block in the colour of the state, with a notch for those that failed. */
+/** Draw nodes as marks: a block in the state's colour, with a notch if failed. */
 function paintMarks({ context, graph, placed, elements, scale, shown, colours, at, selected, critical }) {
   const isText = new Set(scale < TEXT_SCALE ? [] : elements.map((box) => box.id));
   for (const box of graph.boxes) {

@@ -11,10 +11,10 @@ const HEIGHT = 92;
 /**
  * @param {object} props
  * @param {string} props.title with the unit
- * @param {{name: string, colour: string, scale?: number}[]} props.series of `history`, and what
- *   their values are multiplied by
- * @param {object} props.history as of overview.js
- * @param {number} [props.most] the top of the scale, where it is known
+ * @param {{name: string, colour: string, scale?: number}[]} props.series fields of `history`, and
+ *   their factors
+ * @param {object} props.history as in overview.js
+ * @param {number} [props.most] the top of the scale, if known
  * @param {string} props.label for screen readers
  */
 export function Chart({ title, series, history, most, label }) {
@@ -81,7 +81,7 @@ function options(width, series, most) {
         splits: (_, __, low, high) => {
           const step = high - low > 130 ? 60 : high - low > 70 ? 30 : 15;
           const ticks = [];
-          // At first the scale has no ends.
+          // The scale has no ends at first.
           for (let n = 1; n <= 8 && high - n * step > low; n += 1) ticks.unshift(high - n * step);
           return ticks;
         },
@@ -108,7 +108,7 @@ function options(width, series, most) {
   };
 }
 
-/** A minute at least, up to the newest point. uPlot's own ends are none where that is the only one. */
+/** At least a minute, up to the newest point. With a single point uPlot's own range is empty. */
 function lastMinutes({ data: [at] }) {
   const end = at.at(-1) ?? 0;
   return [Math.min(at[0] ?? end, end - 60), end];

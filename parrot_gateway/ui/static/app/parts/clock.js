@@ -1,10 +1,10 @@
-/** A signal that moves while the page is seen, for times that go on. */
+/** A signal that advances while the page is visible, for growing times. */
 
 import { signal } from "../../vendor/preact.js";
 
-/** Raised four times a second; read it in what shows how long something has taken. */
+/** Incremented four times a second; read it where elapsed times are shown. */
 export const tick = signal(0);
-/** Raised every five seconds, for "5 min ago". */
+/** Incremented every five seconds, for "5 min ago". */
 export const slowTick = signal(0);
 
 setInterval(() => {

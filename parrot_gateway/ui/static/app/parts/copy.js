@@ -1,4 +1,4 @@
-/** Text that can be copied: a block with a button. */
+/** Copyable text: a block with a button. */
 
 import { html, useSignal } from "../../vendor/preact.js";
 
@@ -21,7 +21,7 @@ export function CopyButton({ text, label }) {
   </button>`;
 }
 
-/** The clipboard is there on https and loopback only; elsewhere a selection is copied. */
+/** The clipboard exists only on https and loopback; elsewhere copy a selection. */
 async function copyText(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text).catch(() => {});

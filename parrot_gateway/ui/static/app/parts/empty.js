@@ -1,4 +1,4 @@
-/** What stands where there is nothing to show, and what to do about it. */
+/** Placeholder for an empty view, with advice. */
 
 import { html } from "../../vendor/preact.js";
 

@@ -1,4 +1,4 @@
-/** Asks for the key that the gateway wants. It stays in this tab. */
+/** Asks for the gateway's key, which stays in this tab. */
 
 import { html, useEffect, useRef } from "../../vendor/preact.js";
 import { keyRequest } from "../data/api.js";

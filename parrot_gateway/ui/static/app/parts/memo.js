@@ -1,4 +1,4 @@
-/** A component that renders anew only when one of its properties is another. */
+/** A component that re-renders only when one of its properties has changed. */
 
 import { Component } from "../../vendor/preact.js";
 

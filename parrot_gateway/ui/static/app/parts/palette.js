@@ -1,4 +1,4 @@
-/** The colours of the style sheet, for what is drawn on a canvas. */
+/** The style sheet's colours, for drawing on a canvas. */
 
 const NAMES = [
   "surface", "raised", "line", "line-strong", "text", "muted", "accent", "focus",
@@ -10,13 +10,13 @@ const NAMES = [
 let colours = null;
 const listeners = new Set();
 
-/** By name, as of `--NAME` in base.css. */
+/** Colours by name, from `--NAME` in base.css. */
 export function palette() {
   colours ??= resolved();
   return colours;
 }
 
-/** A canvas knows no `light-dark()`: an element tells what that comes to. */
+/** A canvas cannot read `light-dark()`, so an element resolves the colours. */
 function resolved() {
   const probe = document.documentElement.appendChild(document.createElement("i"));
   const colourOf = (name) => {
@@ -28,7 +28,7 @@ function resolved() {
   return found;
 }
 
-/** Be called after the theme has changed; returns what ends that. */
+/** Call `listener` after theme changes; returns a function that ends this. */
 export function onThemeChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -41,7 +41,7 @@ function changed() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 
-/** "light", "dark", or "" for that of the system. */
+/** "light", "dark", or "" for the system's theme. */
 export function chosenTheme() {
   return document.documentElement.dataset.theme ?? "";
 }
@@ -57,7 +57,7 @@ export function chooseTheme(theme) {
   changed();
 }
 
-/** A canvas of a size in CSS pixels, sharp on dense screens, cleared; its 2D context. */
+/** Size a canvas in CSS pixels, sharp on dense screens; returns its cleared 2D context. */
 export function sharpContext(canvas, width, height) {
   const dense = Math.min(devicePixelRatio || 1, 2);
   const [w, h] = [Math.max(1, Math.round(width * dense)), Math.max(1, Math.round(height * dense))];

@@ -1,4 +1,4 @@
-/** A state as a shape, so that colour is not all that tells it. */
+/** A state as a shape, so that it is not told by colour alone. */
 
 import { html } from "../../vendor/preact.js";
 
@@ -19,7 +19,7 @@ const SHAPES = {
   cancelled: html`<circle cx="8" cy="8" r="5" class="ring" /><path d="M4.6 11.4l6.8-6.8" class="line" />`,
 };
 
-/** Decoration: the word is written beside it, or in the label of what it stands in. */
+/** Decoration: the state's name is written beside it, or in the surrounding label. */
 export function StateMark({ state }) {
   return html`<svg class="mark is-${state}" viewBox="0 0 16 16" aria-hidden="true">
     ${SHAPES[state] ?? SHAPES.waiting}

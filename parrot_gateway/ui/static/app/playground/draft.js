@@ -1,19 +1,19 @@
-/** A small graph of calls as somebody writes it. */
+/** A small graph of calls while the user writes it. */
 
 import { signal } from "../../vendor/preact.js";
 
 /**
  * @typedef {object} Step
  * @property {number} id
- * @property {"call" | "text"} kind a text is given, a call is written by the model
+ * @property {"call" | "text"} kind a text is given; the model writes a call's text
  * @property {string} name of the variable
- * @property {string} text the prompt, with `{{name}}` of others; or the text itself
+ * @property {string} text the prompt, with `{{name}}` of other variables; or the text itself
  * @property {number} maxTokens
  */
 
 const PLACEHOLDER = /\{\{\s*([A-Za-z_]\w*)\s*\}\}/g;
 const NAME = /^[A-Za-z_]\w*$/;
-/** As many calls as a page can be read with. */
+/** As many calls as fit on a readable page. */
 export const MAX_STEPS = 40;
 
 let lastId = 0;
@@ -37,7 +37,7 @@ export const SAMPLES = {
   ],
 };
 
-/** What is written now; it stays while other views are looked at, and goes with the page. */
+/** The current draft; it survives changes of view, but not of the page. */
 export const draft = signal({ steps: SAMPLES["A tale of two parts"](), model: "", isChat: false });
 
 export const update = (change) => (draft.value = { ...draft.value, ...change });
@@ -56,19 +56,19 @@ export function addStep(kind) {
 export const removeStep = (id) =>
   update({ steps: draft.value.steps.filter((each) => each.id !== id) });
 
-/** Names of the variables that a step reads, each once. */
+/** Distinct names of the variables that a step reads. */
 export const readsOf = (each) =>
   each.kind === "text" ? [] : [...new Set([...each.text.matchAll(PLACEHOLDER)].map((m) => m[1]))];
 
 export const callsOf = (steps) => steps.filter((each) => each.kind === "call");
 
-/** Calls that no other reads: what the application is for. */
+/** Calls that no other call reads: the application's results. */
 export function resultsOf(steps) {
   const read = new Set(steps.flatMap(readsOf));
   return callsOf(steps).filter((each) => !read.has(each.name));
 }
 
-/** What is wrong, by the id of the step; empty where it can be run. */
+/** Faults by step id; empty if the draft can run. */
 export function faultsOf(steps) {
   const faults = new Map();
   const names = new Map();
@@ -99,7 +99,7 @@ function waitsForItself(first, names) {
   return false;
 }
 
-/** Calls in an order in which each comes after what it reads. */
+/** Calls ordered so that each comes after its inputs. */
 export function inOrder(steps) {
   const done = new Set(steps.filter((each) => each.kind === "text").map((each) => each.name));
   const left = callsOf(steps);
@@ -114,7 +114,7 @@ export function inOrder(steps) {
   return ordered;
 }
 
-/** The draft as an event `graph`: nothing has been submitted. */
+/** The draft as the data of an event `graph`; nothing is submitted. */
 export function asGraph(steps) {
   const depth = new Map();
   for (const each of inOrder(steps)) {

@@ -1,4 +1,4 @@
-/** The requests of a draft: what is sent, and the same as programs. */
+/** The requests of a draft, as sent and as programs. */
 
 import { GATEWAY } from "../data/api.js";
 import { callsOf, inOrder, readsOf, resultsOf } from "./draft.js";
@@ -11,7 +11,7 @@ export function plainRequest(step, { model, isChat }, prompt = step.text) {
     : { path: "/v1/completions", body: { ...max, prompt } };
 }
 
-/** The fields by which the gateway knows the graph. */
+/** The fields that declare the graph to the gateway. */
 export function parrotFields(step, steps) {
   const given = new Map(steps.filter((each) => each.kind === "text").map((each) => [each.name, each.text]));
   const reads = readsOf(step);
@@ -26,7 +26,7 @@ export function parrotFields(step, steps) {
 
 const BASE = `${GATEWAY}/v1`;
 
-/** JSON's strings, numbers, lists and objects are Python's too. */
+/** JSON's strings, numbers, lists and objects are valid Python too. */
 const python = (value) => JSON.stringify(value, null, 1).replace(/\n\s*/g, " ").replace(/([{[]) | ([}\]])/g, "$1$2");
 
 const keywords = (fields) =>

@@ -1,4 +1,4 @@
-/** Runs a draft: with its graph declared to the gateway, or call by call as a plain client would. */
+/** Runs a draft: with its graph declared to the gateway, or call by call like a plain client. */
 
 import { signal } from "../../vendor/preact.js";
 import { request, requestJson } from "../data/api.js";
@@ -9,9 +9,9 @@ import { parrotFields, plainRequest } from "./requests.js";
 /**
  * @typedef {object} Run
  * @property {"graph" | "calls"} kind
- * @property {string} name of its session
- * @property {import("../../vendor/preact.js").Signal<string | null>} session its id, once known
- * @property {Map<string, Signal<string>>} texts of calls, as they are written
+ * @property {string} name its session's name
+ * @property {import("../../vendor/preact.js").Signal<string | null>} session its session's id, once known
+ * @property {Map<string, Signal<string>>} texts of calls as they grow
  * @property {Signal<string>} error
  * @property {Signal<boolean>} isOver
  */
@@ -21,13 +21,15 @@ export const runs = signal({});
 
 const WAYS = { graph: "graph", calls: "no graph" };
 
-/** @returns {string} such as "no graph, playground 5cc7": plain letters, as it may be a header */
+/**
+ * @returns {string} such as "no graph, playground 5cc7"; plain letters, because it may be a header
+ */
 function nameOf(kind) {
   const digits = [...crypto.getRandomValues(new Uint8Array(2))].map((byte) => byte.toString(16).padStart(2, "0"));
   return `${WAYS[kind]}, playground ${digits.join("")}`;
 }
 
-/** @returns {Run} at once; it goes on */
+/** @returns {Run} returned at once; it continues in the background */
 export function start(kind, draft) {
   const calls = inOrder(draft.steps);
   const run = {
@@ -46,7 +48,7 @@ export function start(kind, draft) {
   return run;
 }
 
-/** All calls are submitted together; their texts are read as they are written. */
+/** Submit all calls together, and read their texts as they grow. */
 async function withGraph(run, draft, calls) {
   const readers = [];
   for (const step of calls) {
@@ -59,7 +61,7 @@ async function withGraph(run, draft, calls) {
   await Promise.all(readers);
 }
 
-/** Each call carries the texts of those before; the session's name is all that is told. */
+/** Send each call with the earlier texts in its prompt; only the session's name is declared. */
 async function callByCall(run, draft, calls) {
   const texts = new Map(draft.steps.filter((each) => each.kind === "text").map((each) => [each.name, each.text]));
   const pending = new Map();
@@ -91,7 +93,7 @@ const post = (path, body, headers = {}) =>
     body: JSON.stringify(body),
   });
 
-/** The text of a variable, piece by piece. */
+/** Read a variable's text piece by piece. */
 async function follow(variable, text) {
   const headers = { accept: "text/event-stream" };
   const { body } = await request(`/v1/variables/${encodeURIComponent(variable)}`, { kind: "calls", headers });
@@ -109,7 +111,7 @@ async function follow(variable, text) {
   }
 }
 
-/** Models that can be chosen. */
+/** List the models that the user can choose. */
 export async function listModels() {
   const { data } = await requestJson("/v1/models", { kind: "calls" });
   return data.map((model) => model.id);

@@ -1,4 +1,4 @@
-/** All that is known of one call: tokens, times, place, links, and requests for it. */
+/** Everything about one call: tokens, times, place, links, and requests for it. */
 
 import { html, useEffect, useSignal } from "../../vendor/preact.js";
 import { requestJson } from "../data/api.js";
@@ -33,7 +33,7 @@ function useRecord(node) {
     const abort = new AbortController();
     requestJson(`/ui/api/calls/${encodeURIComponent(node.id)}`, { signal: abort.signal })
       .then((found) => (record.value = found))
-      // What the graph has of it is shown all the same.
+      // The graph's own facts are shown all the same.
       .catch(() => {});
     return () => abort.abort();
   }, [node.id, isOver]);
@@ -110,7 +110,7 @@ function Tokens({ of }) {
   </section>`;
 }
 
-/** Waiting for inputs, queued, filling, generating: widths by their share. */
+/** Waiting for inputs, queued, filling, generating: widths by share of time. */
 function Times({ graph, node }) {
   graph.revision.value;
   if (node.finished_s === null) tick.value;
@@ -156,7 +156,7 @@ function Alternatives({ of }) {
   </table>`;
 }
 
-/** What it reads and writes, each leading to the call on the other side. */
+/** The variables it reads and writes, each with a link to the call on the other side. */
 function Flow({ graph, node, selected }) {
   graph.revision.value;
   const reads = node.inputs.map((id) => graph.variables.get(id)).filter(Boolean);
@@ -201,7 +201,7 @@ const LINK_WORDS = {
   spawned: "was spawned by",
 };
 
-/** Where the passage stands; the gateway tells places, no text. */
+/** Position of the passage; the gateway gives positions without text. */
 function evidence(found) {
   if (!found || typeof found !== "object") return "";
   const { message, start, end } = found;
@@ -221,7 +221,7 @@ function Variable({ graph, variable, selected }) {
     <dl class="pairs ids"><${Id} name="Variable" value=${variable.id} /></dl>`;
 }
 
-/** The value, fetched when the variable's state has changed. */
+/** The value, fetched whenever the variable's state has changed. */
 function ValueOf({ graph, variable }) {
   const found = useSignal(null);
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** What a call said, as far as it is kept: its prompt, its answer and its variables, folded up. */
+/** Kept text of a call: its prompt, answer and variables, collapsed. */
 
 import { html, useEffect, useSignal } from "../../vendor/preact.js";
 import { requestJson } from "../data/api.js";
@@ -8,7 +8,7 @@ import { CopyBlock } from "../parts/copy.js";
 /**
  * The text of a call, fetched again once it has ended; null before there is any.
  *
- * What is kept is read a moment after the end, so that it is asked for once more.
+ * Kept content is read a moment after the end, so it is requested once more then.
  */
 export function useCallText(graph, node) {
   const text = useSignal(null);
@@ -59,7 +59,7 @@ export function CallText({ text }) {
   </section>`;
 }
 
-/** Whole messages, each with its role, and all of them to be copied. */
+/** Whole messages with their roles, and a button to copy them all. */
 function Messages({ title, messages }) {
   const shown = messages.map((message) => ({ role: message.role, text: message.parts.map(partText).join("\n") }));
   const length = shown.reduce((sum, { text }) => sum + text.length, 0);
@@ -84,7 +84,7 @@ const Folded = ({ title, size, text }) => html`<details class="folded">
   <${CopyBlock} text=${text} label=${title.toLowerCase()} />
 </details>`;
 
-/** A part of a message in plain text. */
+/** A message part in plain text. */
 function partText(part) {
   switch (part.type) {
     case "text":

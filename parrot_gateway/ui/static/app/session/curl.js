@@ -1,15 +1,15 @@
-/** Requests as commands. No key is ever written into them: they read it from the environment. */
+/** Requests as commands. They never contain a key; they read it from the environment. */
 
 import { GATEWAY } from "../data/api.js";
 
 const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
 const AUTHORIZATION = '-H "Authorization: Bearer $OPENAI_API_KEY"';
 
-/** What the gateway knows of a call. */
+/** A command that looks up the gateway's facts about a call. */
 export const curlToLookUp = (node) =>
   `curl ${GATEWAY}/v1/calls/${encodeURIComponent(node.id)} \\\n  ${AUTHORIZATION}`;
 
-/** A request as it was sent, with the values of its variables. */
+/** A request as sent, with the values of its variables. */
 export function curlOfRequest({ path, request }, graph) {
   const headers = ["Content-Type: application/json"];
   if (!graph.isInferred) headers.push(`X-Parrot-Session: ${graph.session.name || graph.session.id}`);
@@ -17,8 +17,8 @@ export function curlOfRequest({ path, request }, graph) {
 }
 
 /**
- * A request of the same shape: its route, model, session and variables; the prompt is not kept, and
- * stands as the names of what it reads.
+ * A request of the same shape: route, model, session and variables. The prompt is not kept, so the
+ * names of its inputs replace it.
  */
 export function curlOfCall(node, graph, record) {
   const path = record?.path?.startsWith("/v1/") ? record.path : "/v1/chat/completions";

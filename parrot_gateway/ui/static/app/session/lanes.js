@@ -1,6 +1,6 @@
-/** Which row of which lane a call has in the timeline. Pure. */
+/** The lane and row of each call in the timeline. Pure. */
 
-/** A pause of the client that is shorter than this share of the whole is not shown. */
+/** Client pauses shorter than this share of the whole are not shown. */
 const MIN_GAP_SHARE = 0.004;
 const WAITING = "waiting";
 const NOT_RUN = "not run";
@@ -10,19 +10,19 @@ const NOT_RUN = "not run";
  * @property {string} name
  * @property {number} rows
  * @property {{node: object, row: number, ready: number, from: number, until: number}[]} spans
- *   `ready`: from when on the queue is drawn
- * @typedef {{from: number, until: number, label: string}} Gap when no call was under way
+ *   `ready`: where the queue's drawing starts
+ * @typedef {{from: number, until: number, label: string}} Gap a time without any call
  */
 
 /**
  * @param {import("../data/session_graph.js").SessionGraph} graph
- * @param {number} now seconds, where unfinished calls end for the time being
- * @returns {{lanes: Lane[], gaps: Gap[]}} lanes by name; what has no engine last
+ * @param {number} now seconds, the provisional end of unfinished calls
+ * @returns {{lanes: Lane[], gaps: Gap[]}} lanes by name; calls without an engine last
  */
 export function lanesOf(graph, now) {
   const byName = new Map();
   for (const node of graph.nodes.values()) {
-    // What still waits for its inputs has no place in time yet.
+    // A call that still waits for inputs has no place in time yet.
     const span = spanOf(node, graph, now);
     if (node.kind === "transform" || span === null) continue;
     const name = laneOf(node);
@@ -41,7 +41,7 @@ export function lanesOf(graph, now) {
   return { lanes, gaps: gapsOf(graph, now) };
 }
 
-/** An engine; the model where only an upstream knows; else what has become of the call. */
+/** The engine; otherwise the model if only an upstream knows; otherwise the call's fate. */
 function laneOf(node) {
   if (node.engine) return node.engine;
   const isOver = node.finished_s !== null;
@@ -50,7 +50,7 @@ function laneOf(node) {
   return node.model ?? WAITING;
 }
 
-/** When a call could have begun (its inputs were there), began and ended; null: not yet. */
+/** Times at which a call could begin (inputs ready), began and ended; null if not yet. */
 function spanOf(node, graph, now) {
   let ready = node.submitted_s;
   for (const id of node.inputs) {
@@ -64,14 +64,14 @@ function spanOf(node, graph, now) {
   return { node, row: 0, ready: Math.min(ready, start), from: start, until };
 }
 
-/** Rows without overlaps, each span in the first that is free. */
+/** Pack spans into rows without overlap, each into the first free row. */
 function pack(spans) {
   spans.sort((a, b) => a.from - b.from || a.until - b.until);
   const ends = [];
   for (const span of spans) {
     let row = ends.findIndex((end) => end <= span.from);
     if (row < 0) row = ends.length;
-    // Where others ran in its row while it queued, that part is not drawn.
+    // The queueing part is not drawn where other calls ran in the row.
     span.ready = Math.min(span.from, Math.max(span.ready, ends[row] ?? 0));
     ends[row] = span.until;
     span.row = row;
@@ -79,7 +79,7 @@ function pack(spans) {
   return { spans, rows: Math.max(1, ends.length) };
 }
 
-/** Times at which nothing was submitted or ran: the client thinks, or runs its tools. */
+/** Times without submitted or running calls: the client thinks, or runs its tools. */
 function gapsOf(graph, now) {
   const busy = [...graph.nodes.values()]
     .map((node) => ({ node, from: node.submitted_s, until: node.finished_s ?? now }))

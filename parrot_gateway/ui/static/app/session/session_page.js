@@ -22,7 +22,7 @@ export function SessionPage({ id }) {
 
   useEffect(() => () => graph.close(), [graph]);
   useEffect(() => {
-    // What was selected in another session is not in this one.
+    // A selection in another session is not valid in this one.
     let isFirst = true;
     return effect(() => {
       const call = selected.value;
@@ -106,7 +106,7 @@ function Clock({ graph }) {
   return html`${duration(graph.now)}`;
 }
 
-/** Tells a screen reader how far the session is, seldom. */
+/** Tells a screen reader occasionally how far the session is. */
 function Announcer({ graph }) {
   graph.revision.value;
   const nodes = [...graph.nodes.values()];

@@ -1,4 +1,4 @@
-/** A session's calls over time, a lane for each engine, and the scrubber that replays them. */
+/** A session's calls over time, one lane per engine, and the scrubber that replays them. */
 
 import { effect, html, useEffect, useLayoutEffect, useRef, useSignal } from "../../vendor/preact.js";
 import { forget, onNextFrame } from "../data/frame.js";
@@ -12,9 +12,9 @@ import { barUnder, LABEL_WIDTH, measure, paintTimeline, RIGHT_PAD } from "./time
 const NO_PATH = { nodes: new Set() };
 
 /**
- * As of GraphView, and:
+ * Properties as in GraphView, and:
  *
- * @param [props.span] signal: seconds that the width stands for, at least
+ * @param [props.span] signal: minimum seconds shown across the width
  * @param {boolean} [props.hasScrubber]
  */
 export function Timeline({ graph, at, selected, showsPath, span, hasScrubber = true }) {
@@ -23,14 +23,14 @@ export function Timeline({ graph, at, selected, showsPath, span, hasScrubber = t
   const hovered = useSignal(null);
   const bars = useRef([]);
 
-  // Ends before the canvas is gone; other effects end after the next frame.
+  // A layout effect ends before the canvas is gone; other effects end after the next frame.
   useLayoutEffect(() => {
     let most = 0;
     const draw = () => {
       const { clientWidth: width, clientHeight: height } = pane.current;
       const now = graph.now;
       const plan = lanesOf(graph, now);
-      // The pane is as high as its lanes need, where there is room; it does not shrink meanwhile.
+      // The pane is as high as its lanes need, if there is room, and does not shrink meanwhile.
       const natural = Math.max(measure(plan, Infinity).total, most);
       if (natural !== most) pane.current.style.setProperty("--lanes-height", `${(most = natural)}px`);
       const drawing = { graph, plan, width, height, span: Math.max(now, span?.value ?? 0, 1e-3), now };
@@ -116,7 +116,7 @@ function Hover({ hovered, pane }) {
 }
 
 const SPEEDS = [0.25, 1, 4, 16];
-/** A replay at the first speed offered takes no longer than this. */
+/** The default speed replays a session within this time, if one of the speeds does. */
 const LONGEST_REPLAY_S = 20;
 
 function Scrubber({ graph, at }) {

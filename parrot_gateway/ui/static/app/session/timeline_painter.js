@@ -1,4 +1,4 @@
-/** Draws the timeline on a canvas and tells what lies under a point of it. */
+/** Draws the timeline on a canvas, and finds the call at a point. */
 
 import { stateAt } from "../data/session_graph.js";
 import { duration, engineName } from "../format.js";
@@ -13,7 +13,7 @@ const MIN_ROW = 4;
 const FONT = "11px system-ui, sans-serif";
 const SMALL = "10.5px system-ui, sans-serif";
 
-/** Heights of rows such that all lanes fit, if that can be. */
+/** Choose row heights so that all lanes fit, if possible. */
 export function measure({ lanes, gaps }, height) {
   const minLane = 16;
   const gapHeight = gaps.length ? minLane + 2 * LANE_PAD : 0;
@@ -28,7 +28,7 @@ export function measure({ lanes, gaps }, height) {
 /**
  * @param {HTMLCanvasElement} canvas
  * @param {object} drawing `graph, plan, width, height, span, at, now, selected, hovered, critical`;
- *   `span` is the last second that is shown
+ *   `span` is the last second shown
  * @returns {{x: number, y: number, width: number, height: number, node: object}[]} bars, for hits
  */
 export function paintTimeline(canvas, drawing) {
@@ -74,7 +74,7 @@ function paintAxis(context, colours, width, height, span, xOf) {
   }
 }
 
-/** All ticks in one unit, with as many digits as the step has. */
+/** Label all ticks in one unit, with the digits that the step needs. */
 function tickLabel(tick, step, span) {
   if (tick === 0) return "0";
   if (span < 1) return `${Math.round(tick * 1000)} ms`;
@@ -108,7 +108,7 @@ function clip(context, text, width) {
   return `${text.slice(0, end)}…`;
 }
 
-/** Queue hatched, fill light, generation strong; what is after the replayed moment faint. */
+/** Queue hatched, fill light, generation strong; times after the replayed moment faint. */
 function paintSpan(context, colours, each, top, row, xOf, drawing) {
   const { node, ready, from, until } = each;
   const { graph, at, selected, hovered, critical } = drawing;
@@ -179,7 +179,7 @@ function queueBar(context, colours, x, y, width, height) {
   context.strokeStyle = colours.queue;
   context.lineWidth = 1.4;
   context.beginPath();
-  // Hatched; of a long bar on a dense timeline the lines stay few.
+  // Hatched; a long bar on a dense timeline gets few lines.
   const step = Math.max(5, width / 300);
   for (let at = x - height; at < x + width; at += step) {
     context.moveTo(at, y + height);
@@ -227,7 +227,7 @@ function paintPlayhead(context, colours, at, height, xOf) {
   context.stroke();
 }
 
-/** The call whose bar is under a point; where bars are thin the nearest one counts. */
+/** The call whose bar is under a point; the nearest one if bars are thin. */
 export function barUnder(bars, x, y) {
   const slack = 2;
   for (let i = bars.length - 1; i >= 0; i -= 1) {

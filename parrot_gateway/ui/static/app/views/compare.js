@@ -1,4 +1,4 @@
-/** Two runs side by side, on one scale of time. */
+/** Two runs side by side on one time scale. */
 
 import { computed, html, signal, useEffect, useMemo } from "../../vendor/preact.js";
 import { keyOf, sessions, sessionsChanged } from "../data/overview.js";
@@ -11,7 +11,7 @@ import { hrefOf, replaceQuery, route } from "../route.js";
 import { lanesOf } from "../session/lanes.js";
 import { Timeline } from "../session/timeline.js";
 
-/** Sessions that are offered; another one can be compared from its own page. */
+/** Maximum sessions offered; others can be compared from their own pages. */
 const MAX_OFFERED = 200;
 
 export function Compare() {
@@ -81,14 +81,14 @@ function Side({ graph, name, shared, selected }) {
   </section>`;
 }
 
-/** What the gateway knew of this run while it ran. */
+/** Describes what the gateway knew about this run while it ran. */
 function knowledgeOf({ edges }) {
   if (edges.some((edge) => !edge.inferred)) return "Its graph was declared: the gateway knew what reads what before it ran.";
   if (edges.length) return "Call by call: the gateway saw what feeds what only in the texts.";
   return "No call is known to read another one's text.";
 }
 
-/** `[name, value, how it is written, whether less is better]`; values of one run. */
+/** `[name, value, formatter, true if less is better]`; values of one run. */
 function figuresOf(graph) {
   const nodes = [...graph.nodes.values()].filter((node) => node.kind !== "transform");
   const sum = (field) => nodes.reduce((total, node) => total + (node[field] ?? 0), 0);

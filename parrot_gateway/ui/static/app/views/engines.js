@@ -1,4 +1,4 @@
-/** Engines and upstreams: what they compute now, and how full they are. */
+/** Engines and upstreams: their current work and memory use. */
 
 import { html, useSignal } from "../../vendor/preact.js";
 import { request } from "../data/api.js";
@@ -8,7 +8,7 @@ import { Chart } from "../parts/chart.js";
 import { Empty } from "../parts/empty.js";
 import { StateMark } from "../parts/state_mark.js";
 
-/** Shared prefixes that are shown of an engine. */
+/** Shared prefixes shown per engine. */
 const MAX_PREFIXES = 4;
 
 export function Engines() {
@@ -90,7 +90,7 @@ function SharedPrefixes({ of, readOnce }) {
   </section>`;
 }
 
-/** Needs the admin key, which is asked for. */
+/** Needs the admin key, and asks for it. */
 function Drain({ engine }) {
   const error = useSignal("");
   const isBusy = useSignal(false);

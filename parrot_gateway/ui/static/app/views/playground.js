@@ -1,4 +1,4 @@
-/** Write a small graph of calls, run it, see it flow, take it along as a program. */
+/** Write a small graph of calls, run it, watch it, and export it as a program. */
 
 import { effect, html, signal, useEffect, useMemo, useSignal } from "../../vendor/preact.js";
 import { models } from "../data/overview.js";
@@ -15,7 +15,7 @@ import { Timeline } from "../session/timeline.js";
 
 const TABS = { texts: "Texts", timeline: "Timeline", python: "Python", langchain: "LangChain", curl: "curl" };
 const tab = signal("texts");
-/** The kind of the run that is shown; null: the draft. */
+/** The kind of run that is shown; null shows the draft. */
 const shown = signal(null);
 
 const nameOf = (model) => (typeof model === "string" ? model : model.id);
@@ -47,7 +47,7 @@ function Editor({ names, faults }) {
     shown.value = kind;
     tab.value = "texts";
   };
-  // A change shows the draft again.
+  // An edit shows the draft again.
   const edited = (work) => (event) => {
     shown.value = null;
     work(event);
@@ -109,7 +109,7 @@ function Step({ step, fault, edited }) {
   </li>`;
 }
 
-/** The session that runs; before that, the graph as it is written. */
+/** The running session, or before that the draft's graph. */
 function Picture({ run, faults }) {
   const graph = useMemo(() => new SessionGraph(run?.session.value ?? null), [run, run?.session.value]);
   const at = useMemo(() => signal(null), [graph]);

@@ -1,4 +1,4 @@
-/** What waits, what is held and why, and by what calls were placed. */
+/** Waiting calls, held applications with reasons, and the rules that placed calls. */
 
 import { html } from "../../vendor/preact.js";
 import { scheduler } from "../data/overview.js";
@@ -53,7 +53,7 @@ const Held = ({ of }) => html`<section class="panel">
       </table></div>`}
 </section>`;
 
-/** Words for what decided; the gateway's own word follows. */
+/** Explanations of deciding rules; the gateway's own word follows. */
 const REASONS = {
   only: "the only engine that could take it",
   load: "least work there",

@@ -1,4 +1,4 @@
-/** The live list of sessions, beside the one that is looked at. */
+/** The live list of sessions, beside the selected one. */
 
 import { computed, html, signal, useEffect, useRef, useSignal } from "../../vendor/preact.js";
 import { GATEWAY } from "../data/api.js";
@@ -12,7 +12,7 @@ import { hrefOf } from "../route.js";
 import { SessionPage } from "../session/session_page.js";
 
 const ROW = 58;
-/** Rows above and below those that are seen. */
+/** Rows kept above and below the visible ones. */
 const AROUND = 6;
 
 const filter = signal("");
@@ -23,7 +23,7 @@ const CHOICES = {
   failed: (session) => session.failed > 0,
 };
 
-/** Newest first: an order in which rows do not jump about while sessions live. */
+/** Newest first, an order in which rows do not jump while sessions run. */
 const listed = computed(() => {
   sessionsChanged.value;
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -42,9 +42,9 @@ const listed = computed(() => {
   return found.sort((a, b) => b.started - a.started || (keyOf(a) < keyOf(b) ? -1 : 1));
 });
 
-/** Where the list and a session stand side by side. */
+/** True if the list and a session fit side by side. */
 const isWide = matchMedia("(min-width: 821px)");
-/** Key of the session that is shown until one is chosen: the newest there was, while it is there. */
+/** Key of the session shown until the user chooses one: the newest, as long as it exists. */
 let followed = null;
 
 function followedKey() {
@@ -90,7 +90,7 @@ function Filter() {
   </div>`;
 }
 
-/** Only the rows in view are elements. */
+/** Only the visible rows are elements. */
 function List({ current }) {
   const pane = useRef(null);
   const top = useSignal(0);
@@ -106,7 +106,7 @@ function List({ current }) {
   const shown = all.slice(first, first + Math.ceil(height.value / ROW) + 2 * AROUND);
   const reachable = shown.some((session) => keyOf(session) === current) ? current : keyOf(shown[0] ?? {});
 
-  // Not `all`: a handler outlives the list that it was made with.
+  // Not `all`: a handler outlives the list it was made with.
   const onKeyDown = (event) => {
     const all = listed.peek();
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -all.length, End: all.length }[event.key];

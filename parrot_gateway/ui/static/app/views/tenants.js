@@ -1,4 +1,4 @@
-/** What each tenant has used since the gateway's start. */
+/** Usage of each tenant since the gateway's start. */
 
 import { html, signal } from "../../vendor/preact.js";
 import { tenants } from "../data/overview.js";
