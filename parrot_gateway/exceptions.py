@@ -11,6 +11,7 @@
     │   ├── ModelNotFoundError         404 model_not_found
     │   ├── ContextNotFoundError       404 context_not_found
     │   ├── SessionNotFoundError       404 session_not_found
+    │   ├── StreamNotFoundError        404 stream_not_found
     │   └── VariableNotFoundError      404 variable_not_found
     ├── MethodNotAllowedError          405
     ├── ConflictError                  409 conflict
@@ -19,6 +20,7 @@
     │   ├── DoubleProducerError        409 output_taken
     │   ├── SessionFullError           409 session_full
     │   └── VariableStateError         409 variable_already_written
+    ├── EventsGoneError                410 events_gone
     ├── PreconditionFailedError        412 settings_changed
     ├── RequestTooLargeError           413 request_too_large
     ├── ValueTooLargeError             413 value_too_large
@@ -177,6 +179,18 @@ class SessionNotFoundError(NotFoundError, code="session_not_found"):
         super().__init__(f"Session '{session}' is unknown or has expired.", param=param)
 
 
+class StreamNotFoundError(NotFoundError, code="stream_not_found"):
+    """A stream that was not made to be resumed, is no longer kept, or is another tenant's, without
+    distinction."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            f"Stream '{stream[:80]}' is unknown or no longer kept: it is for 'streams.resume_s' "
+            "after its last reader left, and not over a restart. Send the call again.",
+            param="stream_id",
+        )
+
+
 class VariableNotFoundError(NotFoundError, code="variable_not_found"):
     """A variable that does not exist, has expired, or is another tenant's, without distinction."""
 
@@ -259,6 +273,21 @@ class VariableStateError(ConflictError, code="variable_already_written"):
             param="variable",
         )
         self.story = tuple(story)
+
+
+class EventsGoneError(GatewayError, status=410, code="events_gone", should_retry=False):
+    """A stream is still there, but no longer the events from which it was to be resumed.
+
+    Args:
+        first: number of events before the oldest one that is kept.
+    """
+
+    def __init__(self, first: int) -> None:
+        super().__init__(
+            f"The events up to number {first} of this stream are no longer kept (setting "
+            "streams.max_stream_bytes). Resume it from there on, or send the call again.",
+            param="starting_after",
+        )
 
 
 class PreconditionFailedError(

@@ -25,6 +25,7 @@ from parrot_gateway.settings.model import (
     SchedulerSettings,
     ServerSettings,
     SessionSettings,
+    StreamSettings,
     TelemetrySettings,
     UpstreamSettings,
 )
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "linking": LinkingSettings,
     "parrot_v3": ParrotV3Settings,
     "responses": ResponseSettings,
+    "streams": StreamSettings,
     "batches": BatchSettings,
     "telemetry": TelemetrySettings,
 }

@@ -17,6 +17,7 @@ from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import MARKER, PREFIX, may_be_semantic
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange, RecordedExchanges
+from parrot_gateway.api.streams.stream import Streams
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import UpstreamClient
@@ -56,6 +57,7 @@ class CallRoutes:
         server: bounds and deadlines.
         linking: infers edges and sessions.
         inferred: what the scheduler gets to know of calls by that.
+        streams: those that can be resumed.
         identity: what names the sessions of calls.
     """
 
@@ -66,12 +68,14 @@ class CallRoutes:
         server: ServerSettings,
         linking: LinkingService,
         inferred: InferredMetadata,
+        streams: Streams,
         identity: Sequence[str],
     ) -> None:
         self.models = models
         self.server = server
         self.linking = linking
         self.inferred = inferred
+        self.streams = streams
         #: Names of headers seen so far that neither are ours nor may name a session.
         self._ordinary_headers: set[bytes] = set()
         self._turns = PreparationTurns()
@@ -116,8 +120,10 @@ class CallRoutes:
             is_semantic = may_be_semantic(headers, request.body)
         else:
             is_semantic = await asyncio.to_thread(_read_large, headers, request)
-        if is_semantic and await self.semantic.answer(exchange, request):
-            return
+        if is_semantic:
+            self.streams.adopt(exchange, request)
+            if await self.semantic.answer(exchange, request):
+                return
         recorded = self.recorded.begin(exchange, kind, request.model, request.head)
         with recorded or nullcontext():
             answer = partial(self.answer, exchange, request, context_of(recorded))

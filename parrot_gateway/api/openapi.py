@@ -92,6 +92,7 @@ _FIELD_SCHEMAS: dict[str, dict[str, Any]] = {
     "defer": _FLAG,
     "priority": _PRIORITY,
     "dedupe": _FLAG,
+    "resume": _FLAG,
     "run": _ID,
     "parent": _ID,
     "group": _ID,
@@ -142,10 +143,11 @@ _OWN_ANSWERS: dict[str, dict[str, Any]] = {
 _OWN_ANSWERS |= {
     path: {"text/event-stream": {}} for path in ("/ui/api/events", "/ui/api/sessions/{id}/events")
 }
+_OWN_ANSWERS["/v1/streams/{stream_id}"] = {**_JSON_OBJECT, "text/event-stream": {}}
 _OWN_ANSWERS |= {path: {**_JSON_OBJECT, "text/event-stream": {}} for path in STREAMED_PATHS}
 
-#: Headers of our own routes, by method and path.
-_OWN_HEADERS: dict[tuple[str, str], list[dict[str, Any]]] = {
+#: Parameters of our own routes besides those of their paths, by method and path.
+_OWN_PARAMETERS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("PUT", "/admin/v1/config"): [
         {
             "name": "If-Match",
@@ -154,7 +156,20 @@ _OWN_HEADERS: dict[tuple[str, str], list[dict[str, Any]]] = {
             "description": "The ETag of the settings that these replace; * for any.",
             "schema": {"type": "string"},
         }
-    ]
+    ],
+    ("GET", "/v1/streams/{stream_id}"): [
+        {
+            "name": name,
+            "in": place,
+            "required": False,
+            "description": description,
+            "schema": {"type": "integer", "minimum": 0},
+        }
+        for name, place, description in (
+            ("Last-Event-ID", "header", "Number of the last event that the client has."),
+            ("starting_after", "query", "The same; the header wins."),
+        )
+    ],
 }
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
@@ -336,7 +351,7 @@ def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, A
             "5XX": _error("The gateway or an engine failed"),
         },
     }
-    route["parameters"] += _OWN_HEADERS.get((method, pattern), [])
+    route["parameters"] += _OWN_PARAMETERS.get((method, pattern), [])
     if method in ("POST", "PUT"):
         content = _OWN_BODIES.get(pattern, _JSON_OBJECT)
         route["requestBody"] = {"required": True, "content": content}

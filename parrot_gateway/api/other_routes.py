@@ -17,6 +17,7 @@ from parrot_gateway.api.openai.rerank import handle_rerank, handle_score
 from parrot_gateway.api.openai.tokenize import handle_detokenize, handle_tokenize
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext
+from parrot_gateway.api.semantic.fields import may_be_semantic
 from parrot_gateway.api.semantic.recorded_exchange import RECORDED_ROUTES, RecordedExchange
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
 from parrot_gateway.backends.own.placement import Placer
@@ -98,6 +99,8 @@ class OtherRoutes:
             raise _unknown_route(exchange)
         if body is None:
             body = await exchange.body(self.calls.server.max_body_bytes)
+        if exchange.path == "/v1/responses" and may_be_semantic(exchange.scope["headers"], body):
+            self.calls.streams.adopt(exchange, CallRequest("chat", body))
         if exchange.method == "GET" and (found := _RESPONSE.fullmatch(exchange.path)):
             self.calls.linking.observe_response(exchange, found[1])
         if is_stateful and await self.responses.answer(exchange, body):

@@ -112,6 +112,10 @@ ROUTES: dict[tuple[str, str], RouteText] = {
         "Adds items behind those that are there.",
         {"items": [{"type": "message", "role": "user", "content": "Hello"}]},
     ),
+    ("GET", "/v1/streams/{stream_id}"): RouteText(
+        "Of a call with `X-Parrot-Resume`: the events behind `Last-Event-ID`, live if the call "
+        "still runs; 204 behind the last one. 404 `stream_not_found`, 410 `events_gone`: too late."
+    ),
     ("GET", "/v1/models"): RouteText(
         "Models of own engines and of upstreams, adapters and aliases. `UPSTREAM/model` names one "
         "that an upstream does not list."

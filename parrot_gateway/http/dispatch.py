@@ -264,6 +264,8 @@ ANY_CALLS = Access(json_only=False)
 #: body: a caller without a key can do nothing with one.
 SELF_CHECKED_CALLS = Access(check_key=False)
 OPERATOR_ROUTES = Access(check_key=False, json_only=False, is_counted=False)
+#: Readers of calls that are counted already; they may come while the gateway drains.
+READERS = Access(is_counted=False)
 
 
 class Dispatcher:

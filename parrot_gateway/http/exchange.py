@@ -76,10 +76,27 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_copies", "_end_with", "_error_body", "_notifier", "_receive",
-                 "_send", "_watched", "completed", "disconnected", "headers",
-                 "metadata", "method", "path", "record", "request_id", "responded", "scope",
-                 "started")  # fmt: skip
+    __slots__ = (
+        "_add_headers",
+        "_copies",
+        "_end_with",
+        "_notifier",
+        "_receive",
+        "_send",
+        "_watched",
+        "completed",
+        "disconnected",
+        "error_body",
+        "headers",
+        "metadata",
+        "method",
+        "path",
+        "record",
+        "request_id",
+        "responded",
+        "scope",
+        "started",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -98,7 +115,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
-        self._error_body: Callable[[GatewayError], bytes] = GatewayError.body
+        #: Makes the body of an error, in the form of the route.
+        self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._add_headers: Callable[[Headers], None] | None = None
         self._copies: tuple[Copy, ...] = ()
         extensions = scope.get("extensions")
@@ -176,6 +194,20 @@ class Exchange:
             if not message.get("more_body", False):
                 return
 
+    def redirect(
+        self, send: Send, notifier: DisconnectNotifier
+    ) -> tuple[Send, DisconnectNotifier | None]:
+        """Let the answer go elsewhere, and `notifier` say when nobody wants it any more. Call it
+        after the body has been read, and before anything is sent.
+
+        Returns:
+            the client's connection: where the answer would have gone, and what notifies of the
+            client's disconnect.
+        """
+        connection = self._send, self._notifier
+        self._send, self._notifier = send, notifier
+        return connection
+
     def cancel_on_disconnect(self) -> None:
         """Cancel the current task the moment the client goes away. Call after the body has been
         read.
@@ -226,7 +258,7 @@ class Exchange:
 
     def on_error(self, write: Callable[[GatewayError], bytes]) -> None:
         """Let `write` make the body of an error, for a route with a form of its own."""
-        self._error_body = write
+        self.error_body = write
 
     def on_failure(self, end: Callable[[GatewayError], Awaitable[None]]) -> None:
         """Let `end` finish an answer that has begun with an error in band."""
@@ -268,7 +300,7 @@ class Exchange:
     async def respond_error(self, error: GatewayError) -> None:
         """Send `error` in OpenAI's shape, or the route's own."""
         self.record.fail(error)
-        await self.respond(error.status, self._error_body(error), error.headers())
+        await self.respond(error.status, self.error_body(error), error.headers())
 
     async def fail_in_band(self, error: GatewayError) -> bool:
         """End an answer that has begun with an error in it; False where its format has no way."""
@@ -314,7 +346,7 @@ class Exchange:
         wait for the garbage collector.
         """
         self._end_with, self._add_headers, self._copies = None, None, ()
-        self._error_body = GatewayError.body
+        self.error_body = GatewayError.body
 
     def finish(self) -> None:
         """End the watch for a disconnect. Safe to call twice."""

@@ -26,11 +26,13 @@ from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
+from parrot_gateway.api.streams.routes import StreamRoutes
 from parrot_gateway.http.admin import AdminRoutes
 from parrot_gateway.http.dispatch import (
     ANY_CALLS,
     JSON_CALLS,
     OPERATOR_ROUTES,
+    READERS,
     SELF_CHECKED_CALLS,
     ASGIApp,
     Dispatcher,
@@ -120,7 +122,9 @@ def _routes(
     models, semantic, page = gateway.models, gateway.semantic, PageFiles()
     keys, admin_keys = reloader.keys, reloader.admin_keys
     linking, inferred = gateway.linking, gateway.inferred
-    calls = CallRoutes(models, semantic, server, linking, inferred, settings.sessions.identity)
+    calls = CallRoutes(
+        models, semantic, server, linking, inferred, gateway.streams, settings.sessions.identity
+    )
     messages = MessageRoutes(calls)
     responses = ResponseRoutes(
         models, gateway.responses, gateway.background, server, calls.recorded, linking, inferred
@@ -130,6 +134,7 @@ def _routes(
         VariableRoutes(semantic, server),
         SessionRoutes(semantic, gateway.linking, gateway.scheduling.explanations),
     )
+    streams = RouteTable(StreamRoutes(gateway.streams))
     local = (gateway.batches, models, routes.passthrough, server.max_body_bytes)
     batches, files = RouteTable(BatchRoutes(*local)), RouteTable(FileRoutes(*local))
     parrot = ParrotRoutes(
@@ -158,6 +163,7 @@ def _routes(
         keep_alive_s=server.keep_alive_s,
     )
     by_tag: dict[str, list[tuple[str, str, str]]] = {
+        "calls": streams.described,
         "sessions": own.described,
         "batches": [*files.described, *batches.described],
         "Parrot's own API": parrot.described,
@@ -182,6 +188,7 @@ def _routes(
             (live.find, OPERATOR_ROUTES),
             (page.find, OPERATOR_ROUTES),
             (own.find, JSON_CALLS),
+            (streams.find, READERS),
             (batches.find, JSON_CALLS),
             (files.find, ANY_CALLS),
         ],

@@ -18,6 +18,7 @@ from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
 from parrot_gateway import __version__
+from parrot_gateway.api.streams.stream import Streams
 from parrot_gateway.backends.own.adapters import AdapterService
 from parrot_gateway.backends.own.downloads import Downloads
 from parrot_gateway.backends.own.model_manager import ModelManager
@@ -103,6 +104,7 @@ class Gateway:
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
+        self.streams = Streams(settings.streams, settings.server.keep_alive_s)
         self.scheduling = _scheduling(settings.scheduler, self.registry, self._is_drained)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling.notify, self._metadata_now)
@@ -320,6 +322,7 @@ class Gateway:
         """End background and deferred calls, stop engine processes and close connections."""
         self.feed.close()
         await self.adapters.close()
+        self.streams.close()
         await self.background.close()
         await self.batches.close()
         await self.semantic.close()
@@ -345,6 +348,7 @@ class Gateway:
             "scheduler": self.scheduling.describe(),
             "linking": await self.linking.describe(),
             "responses": self.responses.statistics()._asdict(),
+            "streams": self.streams.statistics()._asdict(),
             "batches": self.batches.describe(),
             "models": self.models.engine_models(),
             "engines": [engine.describe() for engine in self.registry.joined.values()],

@@ -477,6 +477,21 @@ class ResponseSettings(_Section):
     max_background: int = Field(default=256, gt=0)
 
 
+class StreamSettings(_Section):
+    """Streams of calls whose clients want to resume them (`X-Parrot-Resume`)."""
+
+    #: A call runs on for so long without a reader of its stream, and is then cancelled; a stream
+    #: that has ended is kept for so long after its last reader has left.
+    resume_s: Seconds = 60.0
+    #: Kept at once, and what their events may come to; those that have ended make room first, the
+    #: oldest of the tenant with most.
+    max_kept: int = Field(default=1024, gt=0)
+    max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    #: Events of one stream: beyond it those that were read make room, oldest first, and a call
+    #: waits while half of it is unread.
+    max_stream_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
+
+
 class BatchSettings(_Section):
     """Files and batches of clients, kept on disk."""
 
@@ -590,6 +605,7 @@ class Settings(BaseSettings):
     linking: LinkingSettings = LinkingSettings()
     parrot_v3: ParrotV3Settings = ParrotV3Settings()
     responses: ResponseSettings = ResponseSettings()
+    streams: StreamSettings = StreamSettings()
     batches: BatchSettings = BatchSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     ui: UISettings = UISettings()

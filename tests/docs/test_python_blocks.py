@@ -41,6 +41,12 @@ CHECKS = {
     ),
     ("README.md", "LangChain"): DEFERS,
     ("README.md", "LlamaIndex"): SYNTHESIZES,
+    ("docs/api.md", "Resumed streams"): (
+        "import json\n"
+        "chunks = [json.loads(event) for event in events[:-1]]\n"
+        "assert len({chunk['id'] for chunk in chunks}) == 1 and len(chunks) > 12\n"
+        "assert chunks[-1]['choices'][0]['finish_reason'] == 'length'"
+    ),
     ("docs/batches.md", "Files and batches"): (
         "assert (batch.status, batch.request_counts.completed) == ('completed', 20)"
     ),
@@ -74,7 +80,7 @@ def test_a_block_runs_by_itself(demo: GatewayProcess, block: Block, tmp_path: Pa
 
 
 def test_all_of_them_were_found() -> None:
-    assert len(BLOCKS) == 20
+    assert len(BLOCKS) == 21
     known = {(block.page, block.heading) for block in BLOCKS}
     assert CHECKS.keys() | SILENT <= known
     assert ELSEWHERE.keys() <= {block.page for block in BLOCKS}

@@ -43,6 +43,7 @@ class MessageRoutes:
         calls, request = self.calls, await self._request(exchange)
         exchange.record.model = model = request.model
         if may_be_semantic(exchange.scope["headers"], request.body):
+            calls.streams.adopt(exchange, request)
             target = calls.models.resolve(model)
             if not self.is_passed(target.upstream):
                 chat, shape = await self.chat_of(exchange, request, target)

@@ -1,4 +1,4 @@
-"""Responses made in the background: the making, and the streams of those who follow it."""
+"""The making of responses in the background."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from parrot_gateway.api.event_stream import EventStream
 from parrot_gateway.api.responses.answer import ResponseAnswer
 from parrot_gateway.calls.observer import GenerationObserver
-from parrot_gateway.calls.responses.background import EventLog
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecord
 
 logger = logging.getLogger(__name__)
@@ -65,21 +62,3 @@ async def make(
         record.status = unknown.status
         whole, _ = answer.fail(unknown)
     end(whole)
-
-
-async def follow(exchange: Exchange, log: EventLog, after: int, keep_alive_s: float) -> None:
-    """Answer with the events behind number `after`, up to the last one."""
-    stream = EventStream(exchange, keep_alive_s)
-    position = after + 1
-    while not log.is_closed:
-        try:
-            async with asyncio.timeout(keep_alive_s):
-                await log.wait(position)
-        except TimeoutError:
-            await stream.keep_alive()
-            continue
-        events = log.events[position:]
-        if events and not log.is_closed:
-            position += len(events)
-            await stream.send(b"".join(events))
-    await stream.finish(b"".join(log.events[position:]))

@@ -18,7 +18,7 @@ from parrot_gateway.api.event_stream import stream_call
 from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.answer import Keep, ResponseAnswer
-from parrot_gateway.api.responses.background import StartObserver, follow, make
+from parrot_gateway.api.responses.background import StartObserver, make
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     PACKED_REASONING,
@@ -32,8 +32,10 @@ from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
 from parrot_gateway.api.responses.input_items import check_outputs
 from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange
+from parrot_gateway.api.streams.follow import answer_with_events
 from parrot_gateway.backends.own.generate import Generation
 from parrot_gateway.backends.own.placement import Placer
+from parrot_gateway.calls.event_log import EventLog
 from parrot_gateway.calls.fifo_lock import wait_granted
 from parrot_gateway.calls.generation_request import GenerationRequest
 from parrot_gateway.calls.metadata import salt_of
@@ -43,14 +45,14 @@ from parrot_gateway.calls.requests.chat import chat_generation
 from parrot_gateway.calls.requests.grammars import ignored_formats
 from parrot_gateway.calls.requests.prepared import check_sampling
 from parrot_gateway.calls.requests.response_tools import client_names, response_tools, shown_tools
-from parrot_gateway.calls.responses.background import BackgroundTasks, EventLog
+from parrot_gateway.calls.responses.background import BackgroundTasks
 from parrot_gateway.calls.responses.items import Item, Turn, history_of, mint_response_id
 from parrot_gateway.calls.responses.store import Cut, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
 from parrot_gateway.telemetry.call_record import CallObserver, CallRecord
 
-_RESPONSE = BodyDecoder(ResponseBody)
+_RESPONSE = BodyDecoder(ResponseBody, ("parrot",))
 _INPUT = BodyDecoder(InputFields)
 
 
@@ -104,7 +106,7 @@ async def handle_responses(
         background.check_room()
         log, answer = await call.begin(background, deadline)
         if request.stream:
-            await follow(exchange, log, -1, server.keep_alive_s)
+            await answer_with_events(exchange, log, 0, server.keep_alive_s)
         else:
             await exchange.respond(200, answer)
         return

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.calls.responses.background import EventLog
+from parrot_gateway.calls.event_log import EventLog
 from parrot_gateway.calls.responses.store import Cut
 from parrot_gateway.exceptions import GatewayError
 

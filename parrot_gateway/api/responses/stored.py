@@ -16,10 +16,10 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from parrot_gateway.api.pages import list_of, page_of
-from parrot_gateway.api.responses.background import follow
 from parrot_gateway.api.responses.bodies import ConversationBody
 from parrot_gateway.api.responses.events import replay
 from parrot_gateway.api.responses.input_items import items_of
+from parrot_gateway.api.streams.follow import answer_with_events
 from parrot_gateway.calls.requests.call import decode
 from parrot_gateway.calls.responses.items import Item, Turn, mint_conversation_id
 from parrot_gateway.calls.responses.store import Conversation, ResponseStore, StoredResponse
@@ -130,8 +130,7 @@ class StoredResponseRoutes:
             return
         after = max(_integer(query, "starting_after", -1), -1)
         if response.log is not None:
-            exchange.cancel_on_disconnect()
-            await follow(exchange, response.log, after, self.keep_alive_s)
+            await answer_with_events(exchange, response.log, after + 1, self.keep_alive_s)
             return
         events = replay(response.answer, response.cuts, after)
         await exchange.respond(200, events, EVENT_STREAM)

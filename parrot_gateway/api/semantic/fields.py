@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,6 +23,8 @@ from parrot_gateway.semantic.templates.text_template import is_placeholder_name
 from parrot_gateway.semantic.transforms.transform import parse_transform
 
 PREFIX = b"x-parrot-"
+#: Asks for a stream that can be resumed; see `api.streams`.
+RESUME_HEADER = b"x-parrot-resume"
 MAX_PRIORITY = 1_000_000
 #: Placeholders of one call.
 MAX_INPUTS = 1024
@@ -49,11 +51,12 @@ class SemanticFields(CallOptions):
     inputs: Mapping[str, Source] = field(default_factory=dict)
     defer: bool = False
     context: str | None = None
+    resume: bool = False
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all have their defaults."""
-        return self == _NOTHING
+        """Return whether all have their defaults, but for `resume`, which is of the stream."""
+        return replace(self, resume=False) == _NOTHING
 
 
 _NOTHING = SemanticFields()
@@ -249,6 +252,7 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "run": _read_id,
     "parent": _read_id,
     "group": _read_id,
+    "resume": _read_bool,
 }
 
 #: Body field of each header.

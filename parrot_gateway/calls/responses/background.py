@@ -1,4 +1,4 @@
-"""Responses that are made while no client waits: their tasks, and their events for readers."""
+"""Tasks of responses that are made while no client waits."""
 
 from __future__ import annotations
 
@@ -7,44 +7,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from parrot_gateway.exceptions import OverloadedError
-
-
-class EventLog:
-    """The events of one response, in order; any number of readers follow it."""
-
-    __slots__ = ("_changed", "events", "is_closed", "size_bytes")
-
-    def __init__(self) -> None:
-        #: Their numbers are their places.
-        self.events: list[bytes] = []
-        self.size_bytes = 0
-        #: There will be no more.
-        self.is_closed = False
-        self._changed = asyncio.Event()
-
-    def append(self, event: bytes) -> None:
-        self.events.append(event)
-        self.size_bytes += len(event)
-        self._notify()
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._notify()
-
-    async def wait(self, position: int) -> None:
-        """Until there are more than `position` events, or will be no more."""
-        while len(self.events) <= position and not self.is_closed:
-            await self._changed.wait()
-
-    async def wait_closed(self) -> None:
-        """Until there will be no more events."""
-        while not self.is_closed:
-            await self._changed.wait()
-
-    def _notify(self) -> None:
-        # NOTE: who waits is woken although the next wait begins anew.
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 class BackgroundTasks:

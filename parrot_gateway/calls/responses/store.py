@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from parrot_gateway.calls.event_log import EventLog
 from parrot_gateway.calls.fifo_lock import FifoLock
-from parrot_gateway.calls.responses.background import EventLog
 from parrot_gateway.calls.responses.items import Item, Turn, history_of
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.settings.model import ResponseSettings

@@ -34,6 +34,7 @@ from parrot_gateway.settings.model import (
     ServerSettings,
     SessionSettings,
     Settings,
+    StreamSettings,
     TelemetrySettings,
     UISettings,
     UpstreamSettings,
@@ -157,6 +158,7 @@ async def serving(
     models: Sequence[ModelSettings] = (),
     ui: UISettings | None = None,
     telemetry: TelemetrySettings | None = None,
+    streams: StreamSettings | None = None,
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does.
 
@@ -176,6 +178,7 @@ async def serving(
         models=list(models),
         ui=ui or UISettings(),
         telemetry=telemetry or TelemetrySettings(),
+        streams=streams or StreamSettings(),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from parrot_gateway.calls.event_log import EventLog
 from parrot_gateway.calls.fifo_lock import FifoLock, wait_granted
-from parrot_gateway.calls.responses.background import EventLog
 from parrot_gateway.calls.responses.items import MessageItem, Part, Turn, chain_of, history_of
 from parrot_gateway.calls.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import DeadlineError, InvalidRequestError, OverloadedError

@@ -1,0 +1,1 @@
+"""Streams that are resumed: answers kept for clients that lose their connection."""
