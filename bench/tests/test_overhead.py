@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness.fake_upstream import FakeUpstream
+from harness.scripted_upstream import ScriptedUpstream
 from parrot_bench import overhead
 from parrot_bench.load import LoadPlan, LoadResult, Spread, drive, run_load
 from parrot_bench.report import Row, machine, write_json
@@ -19,13 +19,9 @@ from parrot_gateway.settings.sources import load_settings
 
 
 async def measure(model: str, *, stream: bool = False, **plan: float) -> LoadResult:
-    fake = FakeUpstream()
-    await fake.start()
     body = msgspec.json.encode({"model": model, "stream": stream}).decode()
-    try:
-        return await drive(LoadPlan(url=fake.url, body=body, **plan))  # type: ignore[arg-type]
-    finally:
-        await fake.close()
+    with ScriptedUpstream() as fake:
+        return await drive(LoadPlan(url=fake.base_url, body=body, **plan))  # type: ignore[arg-type]
 
 
 async def test_requests_and_chunks_are_counted() -> None:
@@ -70,14 +66,10 @@ async def test_what_is_not_answered_in_time_has_failed() -> None:
 
 
 async def test_the_generator_runs_as_a_process() -> None:
-    fake = FakeUpstream()
-    await fake.start()
-    try:
-        result = await run_load(LoadPlan(url=fake.url, body='{"model":"fake"}', requests=5))
+    with ScriptedUpstream() as fake:
+        result = await run_load(LoadPlan(url=fake.base_url, body='{"model":"fake"}', requests=5))
         assert result.requests == 5
-        assert len(fake.log) == 5
-    finally:
-        await fake.close()
+        assert len(fake.received) == 5
 
 
 def test_percentiles() -> None:
@@ -148,20 +140,17 @@ async def test_a_missing_peer_is_named(tmp_path: Path) -> None:
 
 
 async def test_the_bare_proxy_passes_on_what_the_upstream_says() -> None:
-    fake = FakeUpstream()
-    await fake.start()
-    proxy = await start_bare_proxy(fake.url)
-    try:
-        body = '{"model":"fake:chunks=7;size=3","stream":true}'
-        for url in (fake.url, proxy.url):
-            result = await run_load(LoadPlan(url=url, body=body, requests=3))
-            assert (result.requests, result.chunks) == (3, 3 * 10)
-        assert (
-            await run_load(LoadPlan(url=proxy.url, body='{"model":"fake:status=503"}', requests=1))
-        ).errors == 1
-    finally:
-        await proxy.stop()
-        await fake.close()
+    with ScriptedUpstream() as fake:
+        proxy = await start_bare_proxy(fake.base_url)
+        try:
+            body = '{"model":"fake:chunks=7;size=3","stream":true}'
+            for url in (fake.base_url, proxy.url):
+                result = await run_load(LoadPlan(url=url, body=body, requests=3))
+                assert (result.requests, result.chunks) == (3, 3 * 10)
+            refused = LoadPlan(url=proxy.url, body='{"model":"fake:status=503"}', requests=1)
+            assert (await run_load(refused)).errors == 1
+        finally:
+            await proxy.stop()
 
 
 def test_a_table_in_a_pipe_is_not_cut() -> None:

@@ -6,28 +6,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness.fake_upstream import FakeUpstream
 from harness.processes import GatewayProcess, run_cli
+from harness.scripted_upstream import ScriptedUpstream
 from parrot_bench.load import LoadPlan, LoadResult, drive
 
 
 async def load(*models: str, first_text: str = "", usage: bool = True) -> LoadResult:
-    fake = FakeUpstream()
-    await fake.start()
     more = {"stream_options": {"include_usage": True}} if usage else {}
     bodies = [
         msgspec.json.encode({"model": model, "stream": True, "messages": [], **more}).decode()
         for model in models
     ]
-    try:
-        plan = LoadPlan(url=fake.url, body="", bodies=bodies, first_text=first_text, concurrency=2)
+    with ScriptedUpstream() as fake:
+        plan = LoadPlan(
+            url=fake.base_url, body="", bodies=bodies, first_text=first_text, concurrency=2
+        )
         result = await drive(plan)
-        assert sorted(msgspec.json.decode(each.body)["model"] for each in fake.log) == sorted(
+        assert sorted(msgspec.json.decode(each.body)["model"] for each in fake.received) == sorted(
             models
         )
         return result
-    finally:
-        await fake.close()
 
 
 async def test_each_body_is_sent_once_and_its_tokens_counted() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from harness.processes import GatewayProcess, closed_port
-from harness.scripted_upstream import ScriptedUpstream, chat_document, document
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document, error
 from harness.scripted_upstream import error as scripted_error
 from langchain_core.prompts import PromptTemplate
 from langchain_parrot import ChatParrot, asubmit, submit
@@ -104,12 +104,14 @@ async def test_nobody_there(how: str) -> None:
         await _look(text, how)
 
 
-async def test_another_server(upstream: ScriptedUpstream) -> None:
-    resolver = _resolver(upstream.base_url)
-    with pytest.raises(errors.DeferredError, match="not one of Parrot Gateway"):
-        await _look(DeferredText("[[parrot:x]]", resolver), "get")
-    with pytest.raises(errors.DeferredError):
-        resolver.get_all(["[[parrot:x]]", "[[parrot:y]]"], 1.0)
+async def test_another_server() -> None:
+    with ScriptedUpstream() as other:
+        other.answer_all(document({"object": "list", "data": []}), error(404))
+        resolver = _resolver(other.base_url)
+        with pytest.raises(errors.DeferredError, match="not one of Parrot Gateway"):
+            await _look(DeferredText("[[parrot:x]]", resolver), "get")
+        with pytest.raises(errors.DeferredError):
+            resolver.get_all(["[[parrot:x]]", "[[parrot:y]]"], 1.0)
 
 
 async def test_a_wrong_key(demo: GatewayProcess) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
-from harness.fake_upstream import FakeUpstream
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
+from harness.scripted_upstream import ScriptedUpstream
 from parrot_bench.applications.description import Application, Call, Output
 from parrot_bench.apps import book
 from parrot_bench.apps.measure import characters_per_token
@@ -44,17 +41,6 @@ def test_behind_its_end_the_book_begins_again() -> None:
     whole = book.text()
     assert book.passage(100, len(whole) + 5000) == book.passage(100, 5000)
     assert len(book.passage(3 * len(whole))) > 2.99 * len(whole)
-
-
-@asynccontextmanager
-async def fake_upstream() -> AsyncIterator[str]:
-    """The base URL of a server that answers anything with the same few bytes."""
-    fake = FakeUpstream()
-    await fake.start()
-    try:
-        yield fake.url
-    finally:
-        await fake.close()
 
 
 # -- running them -------------------------------------------------------------------------
@@ -101,13 +87,14 @@ async def test_a_failed_call_is_named(demo: GatewayProcess) -> None:
                 await run_workload(client, workload, way, "bench-broken")
 
 
-async def test_a_server_that_ignores_forced_lengths_is_found_out() -> None:
-    async with fake_upstream() as url, GatewayClient(url, "fake:size=8") as client:
-        with pytest.raises(BenchmarkError, match="ignore_eos"):
-            await run_workload(client, build("chain", 1), "one by one", "")
-
-
-async def test_a_server_without_semantic_variables_is_found_out() -> None:
-    async with fake_upstream() as url, GatewayClient(url, "fake:size=8") as client:
-        with pytest.raises(BenchmarkError, match="does not know semantic variables"):
-            await run_workload(client, build("chain", 1), SEMANTIC, "bench-none")
+@pytest.mark.parametrize(
+    ("way", "complaint"),
+    [("one by one", "ignore_eos"), (SEMANTIC, "does not know semantic variables")],
+)
+async def test_a_server_that_ignores_what_it_is_asked_is_found_out(
+    way: str, complaint: str
+) -> None:
+    with ScriptedUpstream() as fake:
+        async with GatewayClient(fake.base_url, "fake:size=8") as client:
+            with pytest.raises(BenchmarkError, match=complaint):
+                await run_workload(client, build("chain", 1), way, "bench")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from subprocess import CompletedProcess
+from typing import Any
 
 import openai
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
+from harness.scripted_upstream import ScriptedUpstream, document
 from parrot_bench.apps.recipes import summary as map_reduce
 from parrot_bench.apps.runner import GatewayClient, run_workload
 from parrot_bench.apps.workload import SEMANTIC, Size
@@ -102,27 +103,15 @@ async def test_where_the_gateway_is_and_its_key_from_the_environment(
     check_refused(run, "--api-key env:NAME")
 
 
-@asynccontextmanager
-async def answering(*answers: tuple[int, bytes]) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """The base URL of a server that gives these answers, the last one ever after; what it got."""
-    requests: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(await reader.readuntil(b"\r\n\r\n"))
-        status, body = answers[min(len(requests), len(answers)) - 1]
-        head = f"HTTP/1.1 {status} Scripted\r\nconnection: close\r\ncontent-length: {len(body)}"
-        writer.write(head.encode() + b"\r\n\r\n" + body)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", requests
-    finally:
-        server.close()
-        await server.wait_closed()
+@contextmanager
+def answering(*answers: Any) -> Iterator[ScriptedUpstream]:
+    """A server that gives these documents, the last one ever after."""
+    with ScriptedUpstream() as server:
+        server.answer_all(*(document(each) for each in answers))
+        yield server
 
 
-async def test_watching_goes_on_while_a_call_runs() -> None:
+def test_watching_goes_on_while_a_call_runs() -> None:
     def snapshot(second: str, finished: float | None) -> bytes:
         nodes = (
             NodeView("a", "first", "call", "done", started=0.0, finished=1.0),
@@ -130,14 +119,11 @@ async def test_watching_goes_on_while_a_call_runs() -> None:
         )
         return json.dumps(to_json(GraphSnapshot("s", "tea", 2.0, nodes, ()))).encode()
 
-    async with answering((200, snapshot("running", None)), (200, snapshot("done", 2.0))) as (
-        url,
-        requests,
-    ):
-        run = await asyncio.to_thread(run_cli, "graph", "tea", "--watch", "--base-url", url)
+    with answering(snapshot("running", None), snapshot("done", 2.0)) as server:
+        run = run_cli("graph", "tea", "--watch", "--base-url", server.base_url)
     assert run.returncode == 0, run.stderr
     assert "2 done" in run.stdout
-    assert len(requests) == 2
+    assert len(server.received) == 2
 
 
 async def test_without_a_name_the_session_used_last(demo: GatewayProcess, session: str) -> None:
@@ -198,25 +184,25 @@ def test_a_line_for_each_template() -> None:
     assert second.split() == [reader, "80", "8", "2", "2", "-", "0%", "-", "-"]
 
 
-async def test_profiles_of_a_gateway_without_any() -> None:
-    async with answering((200, b'{"object": "list", "data": []}'), (200, b"{}")) as (url, _):
-        listed = await asyncio.to_thread(run_cli, "graph", "--profiles", "--base-url", url)
+def test_profiles_of_a_gateway_without_any() -> None:
+    with answering({"object": "list", "data": []}, {}) as server:
+        listed = run_cli("graph", "--profiles", "--base-url", server.base_url)
         assert (listed.returncode, listed.stdout) == (0, "no profiles\n")
-        run = await asyncio.to_thread(run_cli, "graph", "--profiles", "--base-url", url)
+        run = run_cli("graph", "--profiles", "--base-url", server.base_url)
         check_refused(run, "no list of profiles")
 
 
 # -- refusals -----------------------------------------------------------------------------
 
 
-async def test_a_gateway_without_sessions() -> None:
-    empty = (200, b'{"object": "list", "data": [], "has_more": false}')
-    async with answering(empty, empty, (200, b"{}")) as (url, _):
-        run = await asyncio.to_thread(run_cli, "graph", "--base-url", url)
+def test_a_gateway_without_sessions() -> None:
+    empty = {"object": "list", "data": [], "has_more": False}
+    with answering(empty, empty, {}) as server:
+        run = run_cli("graph", "--base-url", server.base_url)
         check_refused(run, "no sessions yet", "x-session-id")
-        listed = await asyncio.to_thread(run_cli, "graph", "--list", "--base-url", url)
+        listed = run_cli("graph", "--list", "--base-url", server.base_url)
         assert (listed.returncode, listed.stdout) == (0, "no sessions\n")
-        run = await asyncio.to_thread(run_cli, "graph", "--list", "--base-url", url)
+        run = run_cli("graph", "--list", "--base-url", server.base_url)
         check_refused(run, "no list of sessions")
 
 
@@ -240,10 +226,11 @@ def test_no_key(demo: GatewayProcess) -> None:
 
 
 async def test_a_key_without_the_right_to_see_it() -> None:
-    async with answering((403, b"{}")) as (url, requests):
+    with ScriptedUpstream() as server:
+        server.answer_all(document({}, 403))
         with pytest.raises(GraphUnavailableError, match="wants a key, or another one"):
-            await fetch_graph(url, "tea", "sk-other")
-    assert b"Authorization: Bearer sk-other" in requests[0]
+            await fetch_graph(server.base_url, "tea", "sk-other")
+    assert server.received[0].headers["authorization"] == "Bearer sk-other"
 
 
 def test_keys_are_named_not_given(demo: GatewayProcess) -> None:

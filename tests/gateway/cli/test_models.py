@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import ClassVar
 
 import pytest
 from click.testing import Result
+from harness.scripted_upstream import ScriptedUpstream, document
 from typer.testing import CliRunner
 
 from parrot_gateway.cli.main import app
@@ -21,54 +17,17 @@ KEY = "key-of-the-operator"
 ELSEWHERE = "https://api.openai.com/v1"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    #: `Authorization` of the requests that came.
-    seen: ClassVar[list[str | None]]
-    #: Where they are sent on to, if anywhere.
-    location: ClassVar[str | None]
-
-    def do_GET(self) -> None:
-        self.seen.append(self.headers["Authorization"])
-        if self.location is None:
-            body = json.dumps({"object": "list", "data": [], "downloads": []}).encode()
-            self.send_response(200)
-        else:
-            body = b""
-            self.send_response(307)
-            self.send_header("Location", self.location)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
-class Recorded:
-    """An address of this machine, and what came there."""
-
-    def __init__(self, port: int, seen: list[str | None]) -> None:
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self.seen = seen
-
-
-@contextmanager
-def recording(location: str | None = None) -> Iterator[Recorded]:
-    seen: list[str | None] = []
-    handler = type("Handler", (_Handler,), {"seen": seen, "location": location})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        try:
-            yield Recorded(server.server_port, seen)
-        finally:
-            server.shutdown()
-
-
 @pytest.fixture
-def gateway() -> Iterator[Recorded]:
-    with recording() as gateway:
-        yield gateway
+def gateway() -> Iterator[ScriptedUpstream]:
+    """An address of this machine that has no models."""
+    with ScriptedUpstream() as server:
+        server.answer_all(document({"object": "list", "data": [], "downloads": []}))
+        yield server
+
+
+def keys(server: ScriptedUpstream) -> list[str | None]:
+    """Return what `Authorization` said in the requests that came."""
+    return [call.headers.get("authorization") for call in server.received]
 
 
 def models(*arguments: str, **environment: str) -> Result:
@@ -76,10 +35,10 @@ def models(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, ["models", *arguments], env={**usual, **environment})
 
 
-def test_the_key_goes_to_this_machine(gateway: Recorded) -> None:
-    done = models("list", OPENAI_BASE_URL=gateway.url)
+def test_the_key_goes_to_this_machine(gateway: ScriptedUpstream) -> None:
+    done = models("list", OPENAI_BASE_URL=gateway.base_url)
     assert (done.exit_code, done.stdout) == (0, "no models\n")
-    assert gateway.seen == [f"Bearer {KEY}"]
+    assert keys(gateway) == [f"Bearer {KEY}"]
 
 
 @pytest.mark.parametrize(
@@ -95,12 +54,12 @@ def test_the_key_does_not_follow_clients_to_another_host(elsewhere: str) -> None
         assert KEY not in done.output
 
 
-def test_the_key_goes_where_the_operator_says(gateway: Recorded, tmp_path: Path) -> None:
+def test_the_key_goes_where_the_operator_says(gateway: ScriptedUpstream, tmp_path: Path) -> None:
     config = tmp_path / "parrot.yaml"
     config.write_text(f"server: {{port: {gateway.port}, admin_key: env:FROM_FILE}}")
     for arguments, variable in (
-        (["--base-url", gateway.url], "http://127.0.0.1:1/v1"),
-        ([], gateway.url),
+        (["--base-url", gateway.base_url], "http://127.0.0.1:1/v1"),
+        ([], gateway.base_url),
         (["--config", str(config)], "http://127.0.0.1:1/v1"),
     ):
         done = models(
@@ -108,15 +67,16 @@ def test_the_key_goes_where_the_operator_says(gateway: Recorded, tmp_path: Path)
             PARROT_ADMIN_URL=variable, OPENAI_BASE_URL=ELSEWHERE, FROM_FILE="of-the-file",
         )  # fmt: skip
         assert done.exit_code == 0, done.output
-    assert gateway.seen == [f"Bearer {KEY}", f"Bearer {KEY}", "Bearer of-the-file"]
+    assert keys(gateway) == [f"Bearer {KEY}", f"Bearer {KEY}", "Bearer of-the-file"]
 
 
-def test_the_key_follows_no_redirect(gateway: Recorded) -> None:
-    with recording(location=gateway.url) as first:
-        done = models("list", "--base-url", first.url)
+def test_the_key_follows_no_redirect(gateway: ScriptedUpstream) -> None:
+    with ScriptedUpstream() as first:
+        first.answer_all(document(b"", 307, {"location": gateway.base_url}))
+        done = models("list", "--base-url", first.base_url)
     assert done.exit_code == 1
-    assert f"redirects to {gateway.url}" in done.stderr
-    assert (len(first.seen), gateway.seen) == (1, [])
+    assert f"redirects to {gateway.base_url}" in done.stderr
+    assert (len(first.received), gateway.received) == (1, [])
 
 
 def test_a_key_on_its_way_unencrypted_is_told() -> None:

@@ -85,6 +85,6 @@ async def test_an_upstream_gets_the_plain_body() -> None:
         for path in ("/chat/completions", "/embeddings"):
             answer = await relay.post(path, packed, content_encoding="gzip")
             assert answer.status == 200, answer.body
-            call = relay.fake.log[-1]
+            call = relay.fake.received[-1]
             assert json.loads(call.body) == body
-            assert call.header("content-encoding") is None
+            assert call.headers.get("content-encoding") is None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from harness.processes import free_port
+from harness.scripted_upstream import ScriptedUpstream, document
 from typer.testing import CliRunner
 
 from parrot_gateway import extras
@@ -201,28 +200,12 @@ batches: {{folder: {tmp_path}/file/below}}
 def test_upstreams_are_asked_for_their_models(
     tmp_path: Path, status: int, models: Any, warning: str | None
 ) -> None:
-    asked = []
-
-    class Upstream(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b'{"data": [{"id": "listed"}]}')
-
-        def log_message(self, *arguments: object) -> None:
-            """No log."""
-
-    with HTTPServer(("127.0.0.1", 0), Upstream) as server:
-        answering = threading.Thread(target=server.handle_request)
-        answering.start()
+    with ScriptedUpstream() as server:
+        server.answer_all(document({"data": [{"id": "listed"}]}, status))
         said = "" if models is None else f", models: {models}"
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = check(
-            "--config", written(tmp_path, f"upstreams: [{{name: own, url: '{url}'{said}}}]")
-        )
-        answering.join()
-    assert (done.exit_code, asked) == (0, ["/v1/models"])
+        entry = f"{{name: own, url: '{server.base_url}'{said}}}"
+        done = check("--config", written(tmp_path, f"upstreams: [{entry}]"))
+    assert (done.exit_code, [call.target for call in server.received]) == (0, ["/v1/models"])
     assert (done.stderr == "") if warning is None else (warning in done.stderr)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from harness.fake_upstream import FakeUpstream
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
+from harness.scripted_upstream import Answer, ScriptedUpstream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,7 @@ class Configured:
     """A served gateway before scripted upstreams, and its operator."""
 
     def __init__(
-        self, service: Service, http: httpx.AsyncClient, fakes: list[FakeUpstream]
+        self, service: Service, http: httpx.AsyncClient, fakes: list[ScriptedUpstream]
     ) -> None:
         self.service = service
         self.http = http
@@ -73,7 +73,7 @@ class Configured:
 
     def upstream(self, name: str, number: int, **more: Any) -> dict[str, Any]:
         """An entry for one of the scripted servers."""
-        return {"name": name, "url": self.fakes[number].url, "models": "*", **more}
+        return {"name": name, "url": self.fakes[number].base_url, "models": "*", **more}
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +86,15 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def configured(count: int = 2, *, api_key: str | None = None) -> AsyncIterator[Configured]:
-    fakes = [FakeUpstream() for _ in range(count)]
+    fakes = [ScriptedUpstream() for _ in range(count)]
     async with AsyncExitStack() as stack:
         for fake in fakes:
-            await fake.start()
-            stack.push_async_callback(fake.close)
+            stack.enter_context(fake)
         upstream = UpstreamSettings(
-            name="up", url=fakes[0].url, models=["a"],
+            name="up", url=fakes[0].base_url, models=["a"],
             api_key="env:UP_KEY",
         )  # fmt: skip
-        url = fakes[0].url.replace("//", "//bob:hunter2@")
+        url = fakes[0].base_url.replace("//", "//bob:hunter2@")
         hidden = UpstreamSettings(name="hidden", url=url, models=[])
         service = await stack.enter_async_context(
             serving(
@@ -139,11 +138,11 @@ async def test_running_calls_end_where_they_began_and_new_ones_go_by_the_new() -
         assert changed.json()["changed"] == ["upstreams", "aliases"]
         assert changed.json()["origins"]["aliases"].startswith("request body, line ")
         assert await gateway.ask("gpt") == ("up", "a")
-        (record,) = [each for each in gateway.fakes[1].log if each.method == "POST"]
-        assert record.header("authorization") == "Bearer another-key"
+        (record,) = [each for each in gateway.fakes[1].received if each.method == "POST"]
+        assert record.headers.get("authorization") == "Bearer another-key"
         chunks = [first, *[chunk async for chunk in stream]]
         assert chunks[-1].choices[0].finish_reason == "stop"
-        assert (await gateway.fakes[0].wait_for(key="slow", ended="complete")).path
+        assert (await gateway.fakes[0].wait_for("slow", ended="complete")).target
 
 
 async def test_calls_at_any_moment_see_one_set_of_settings_whole() -> None:
@@ -229,7 +228,7 @@ async def test_upstreams_of_several_servers_are_exchanged() -> None:
     async with configured(3) as gateway:
 
         def fleet(*numbers: int) -> list[dict[str, Any]]:
-            urls = [gateway.fakes[number].url for number in numbers]
+            urls = [gateway.fakes[number].base_url for number in numbers]
             return [{"name": "fleet", "urls": urls, "models": ["b"], "max_concurrency": 1}]
 
         await gateway.change(upstreams=fleet(0, 1))
@@ -249,7 +248,7 @@ async def test_upstreams_of_several_servers_are_exchanged() -> None:
         assert (await waiting)[0] == "fleet-1"
         assert await gateway.ask("b") == ("fleet-1", "b")
         assert [chunk async for chunk in stream][-1].choices[0].finish_reason == "stop"
-        assert (await gateway.fakes[0].wait_for(key="slow", ended="complete")).path
+        assert (await gateway.fakes[0].wait_for("slow", ended="complete")).target
         await gateway.change(upstreams=[gateway.upstream("fleet", 2, models=["b"])])
         assert await gateway.ask("b") == ("fleet", "b")
         await gateway.change(upstreams=fleet(0, 1))
@@ -315,31 +314,22 @@ async def test_a_first_key_and_no_key_any_more_take_a_restart(
 
 async def test_a_refused_reload_leaves_no_upstream_behind() -> None:
     """A new upstream's key is wrong, or the request ends while another lists its models."""
-    connected, gone = asyncio.Event(), asyncio.Event()
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connected.set()
-        while await reader.read(1024):
-            pass
-        gone.set()
-        writer.close()
-
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    async with silent, configured() as gateway:
+    async with configured(3) as gateway:
+        silent = gateway.fakes[2]
+        silent.answer_all(Answer(bare=True, stall=True))
         settings, tag = await gateway.get()
-        new = {"name": "new", "url": f"http://127.0.0.1:{port}/v1"}
+        new = {"name": "new", "url": silent.base_url}
         bad = gateway.upstream("bad", 1, api_key="env:NOT_SET_ANYWHERE")
         answer = await gateway.put({**settings, "upstreams": [new, bad]}, tag)
         assert answer.status_code == 400
-        assert not connected.is_set()
+        assert not silent.received
 
         reloader = SettingsReloader(gateway.service.gateway, SettingsSources(ConfigFile.empty()))
         body = json.dumps({**settings, "upstreams": [new]}).encode()
         request = asyncio.create_task(reloader.put(body, tag))
-        await asyncio.wait_for(connected.wait(), 60)
+        await silent.wait_for("", ended="running")
         request.cancel()
-        await asyncio.wait_for(gone.wait(), 60)
+        await silent.wait_for("", ended="aborted")
         with pytest.raises(asyncio.CancelledError):
             await request
         assert await gateway.get() == (settings, tag)
@@ -392,7 +382,11 @@ async def _exchange(steps: list[Any]) -> None:
 
         def sections(upstreams: dict[str, list[int]]) -> dict[str, Any]:
             entries = [
-                {"name": name, "urls": [gateway.fakes[each].url for each in numbers], "models": "*"}
+                {
+                    "name": name,
+                    "urls": [gateway.fakes[each].base_url for each in numbers],
+                    "models": "*",
+                }
                 for name, numbers in upstreams.items()
             ]
             return {"upstreams": entries, "aliases": {"x": f"{min(upstreams)}/fake"}}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from harness.fake_upstream import FakeUpstream
+from harness.scripted_upstream import ScriptedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -323,19 +323,18 @@ def test_strange_files_are_reported_not_refused(text: str) -> None:
     assert converted(text).lost
 
 
-async def test_calls_reach_the_servers_and_their_fallbacks() -> None:
-    fake = FakeUpstream()
-    await fake.start()
+async def test_calls_reach_the_servers_and_their_fallbacks(upstream: ScriptedUpstream) -> None:
+    url = upstream.base_url
     found = converted(
         f"""
         model_list:
           - model_name: big
             litellm_params: {{model: hosted_vllm/gone, api_base: "http://127.0.0.1:1/v1"}}
           - model_name: big
-            litellm_params: {{model: hosted_vllm/fake, api_base: "{fake.url}", api_key: none}}
+            litellm_params: {{model: hosted_vllm/fake, api_base: "{url}", api_key: none}}
           - model_name: small
             litellm_params: {{model: xinference/gone, api_base: "http://127.0.0.1:1/v1"}}
-          - {{model_name: "mine/*", litellm_params: {{model: lm_studio/*, api_base: "{fake.url}"}}}}
+          - {{model_name: "mine/*", litellm_params: {{model: lm_studio/*, api_base: "{url}"}}}}
         router_settings: {{num_retries: 0, fallbacks: [{{small: [big]}}]}}
         """
     )
@@ -348,10 +347,9 @@ async def test_calls_reach_the_servers_and_their_fallbacks() -> None:
             body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
-            assert json.loads(fake.log[-1].body)["model"] == reached
+            assert json.loads(upstream.received[-1].body)["model"] == reached
     for each in gateway.upstreams.values():
         await each.close()
-    await fake.close()
 
 
 #: A file with a bit of everything. What is worth nothing by itself is left out: a default repeated,

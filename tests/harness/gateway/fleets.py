@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from harness.fake_upstream import FakeUpstream
+from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
-from parrot_gateway.backends.upstreams.client import Upstream
+from harness.scripted_upstream import Received, ScriptedUpstream
 from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.settings.model import SchedulerSettings, UpstreamSettings
 
@@ -19,7 +19,7 @@ MODEL = "fake"
 class Fleet:
     """A gateway before several scripted servers."""
 
-    def __init__(self, service: Service, fakes: Sequence[FakeUpstream]) -> None:
+    def __init__(self, service: Service, fakes: Sequence[ScriptedUpstream]) -> None:
         self.service = service
         self.fakes = fakes
         upstream = service.gateway.upstreams["vllm"]
@@ -35,7 +35,11 @@ class Fleet:
 
     def counts(self) -> list[int]:
         """Calls that each server got."""
-        return [sum(each.method == "POST" for each in fake.log) for fake in self.fakes]
+        return [len(fake.received) for fake in self.fakes]
+
+    def received(self) -> list[Received]:
+        """Return the requests that the servers got."""
+        return [each for fake in self.fakes for each in fake.received]
 
     def servers(self) -> list[dict[str, Any]]:
         """Return the servers as `/health` describes them."""
@@ -56,27 +60,15 @@ class Fleet:
 
 
 @asynccontextmanager
-async def started(upstream: Upstream | UpstreamFleet) -> AsyncIterator[None]:
-    await upstream.start()
-    try:
-        yield
-    finally:
-        await upstream.close()
-
-
-@asynccontextmanager
 async def fleet(
     engine: ScriptedRemoteEngine,
     count: int = 2,
     scheduler: SchedulerSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Fleet]:
-    fakes = [FakeUpstream() for _ in range(count)]
     async with AsyncExitStack() as stack:
-        for fake in fakes:
-            await fake.start()
-            stack.push_async_callback(fake.close)
-        urls = [fake.url for fake in fakes]
+        fakes = [stack.enter_context(ScriptedUpstream(MODEL, "fake-2")) for _ in range(count)]
+        urls = [fake.base_url for fake in fakes]
         given = {"models": [MODEL], "backoff_s": 0.001, **settings}
         entry = UpstreamSettings(name="vllm", urls=urls, **given)
         service = await stack.enter_async_context(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 import uvicorn
 from yarl import URL
 
-from harness.fake_upstream import FakeUpstream
+from harness.scripted_upstream import ScriptedUpstream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
 from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import Upstream
@@ -24,10 +24,13 @@ from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.web_pages import WebPageGuard
+from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry.call_record import CallRecords
 
 DEADLINE_S = 60.0
+
+Started = TypeVar("Started", Upstream, UpstreamFleet)
 
 
 class _Server(uvicorn.Server):
@@ -39,7 +42,7 @@ class _Server(uvicorn.Server):
 class Relay:
     """Handles of a test: the fake, the upstream client, the gateway's URL and an HTTP client."""
 
-    def __init__(self, fake: FakeUpstream, upstream: Upstream, port: int) -> None:
+    def __init__(self, fake: ScriptedUpstream, upstream: Upstream, port: int) -> None:
         self.fake = fake
         self.upstream = upstream
         self.port = port
@@ -61,7 +64,7 @@ class Relay:
         self, path: str, body: bytes | dict[str, Any], script: str = "", **headers: str
     ) -> Answer:
         """The same request, straight to the fake."""
-        return await self._send(self.fake.url, path, body, script, headers)
+        return await self._send(self.fake.base_url, path, body, script, headers)
 
     async def _send(
         self,
@@ -127,37 +130,30 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def answered_by(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    path: str = "/v1",
-    **settings: Any,
-) -> AsyncIterator[Upstream]:
-    """An upstream whose server answers connections by `serve`; `path` is that of its URL."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    given = {"name": "fake", "url": f"http://127.0.0.1:{port}{path}", "models": "*", **settings}
-    upstream = Upstream(UpstreamSettings(**given))
+async def started(upstream: Started) -> AsyncIterator[Started]:
     await upstream.start()
     try:
         yield upstream
     finally:
         await upstream.close()
-        server.close()
-        await server.wait_closed()
 
 
 @asynccontextmanager
 async def relaying(**settings: Any) -> AsyncIterator[Relay]:
     """Everything, started; `settings` are those of the upstream."""
-    fake = FakeUpstream()
-    await fake.start()
     chosen = {"models": "*", "backoff_s": 0.001, "max_backoff_s": 0.5, **settings}
     gateway_has_key = chosen.pop("gateway_has_key", True)
-    upstream = Upstream(
-        UpstreamSettings(**{"name": "fake", "url": fake.url, **chosen}),
-        gateway_has_key=gateway_has_key,
-    )
-    await upstream.start()
+    with ScriptedUpstream() as fake:
+        given = UpstreamSettings(**{"name": "fake", "url": fake.base_url, **chosen})
+        async with (
+            started(Upstream(given, gateway_has_key=gateway_has_key)) as upstream,
+            _served(fake, upstream) as relay,
+        ):
+            yield relay
+
+
+@asynccontextmanager
+async def _served(fake: ScriptedUpstream, upstream: Upstream) -> AsyncIterator[Relay]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     relay = Relay(fake, upstream, listener.getsockname()[1])
@@ -221,5 +217,3 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         server.should_exit = True
         server.force_exit = True
         await asyncio.wait_for(serving, DEADLINE_S)
-        await upstream.close()
-        await fake.close()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from harness.fake_upstream import FakeUpstream
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving, until
+from harness.scripted_upstream import ScriptedUpstream
 
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -149,10 +149,8 @@ async def test_names_that_nobody_has_are_refused() -> None:
 
 
 async def test_servers_of_upstreams() -> None:
-    fakes = [FakeUpstream() for _ in range(3)]
-    for fake in fakes:
-        await fake.start()
-    urls = [fake.url for fake in fakes]
+    servers = ExitStack()
+    urls = [servers.enter_context(ScriptedUpstream()).base_url for _ in range(3)]
     upstreams = [
         UpstreamSettings(name="two", urls=urls[:2], models=["a"]),
         UpstreamSettings(name="one", url=urls[2], models=["b"], fallback="a"),
@@ -192,8 +190,7 @@ async def test_servers_of_upstreams() -> None:
             assert (await answered_by("b"))[:4] == "two-"
             assert await answered_by("c") == "alone"
     finally:
-        for fake in fakes:
-            await fake.close()
+        servers.close()
 
 
 async def test_a_drained_gateway_is_not_ready_first_and_refuses_later() -> None:

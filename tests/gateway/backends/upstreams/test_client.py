@@ -6,10 +6,17 @@ import asyncio
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
-from harness.fake_upstream import FakeUpstream
-from harness.gateway.relaying import answered_by, eventually, relaying
-from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
+from harness.gateway.relaying import eventually, relaying, started
+from harness.scripted_upstream import (
+    Answer,
+    ScriptedUpstream,
+    chat_document,
+    document,
+    error,
+    event_stream,
+)
 
 from parrot_gateway.backends.upstreams.client import Upstream, UpstreamRequest
 from parrot_gateway.backends.upstreams.response import WHOLE_BODY_LIMIT
@@ -27,7 +34,7 @@ async def test_passing_failures_are_retried(status: int) -> None:
         answer = await relay.post(CHAT, BODY, f"status={status}, times=2, key=a")
         assert answer.status == 200
         assert "x-should-retry" not in answer.headers
-        assert len(relay.fake.requests("a")) == 3
+        assert len(relay.fake.calls("a")) == 3
         assert relay.upstream.retries == 2
 
 
@@ -38,7 +45,7 @@ async def test_other_statuses_pass_at_once(status: int) -> None:
         answer = await relay.post(CHAT, BODY, f"status={status}, key=a")
         assert (answer.status, answer.body) == (status, direct.body)
         assert "x-should-retry" not in answer.headers
-        assert len(relay.fake.requests("a")) == 1
+        assert len(relay.fake.calls("a")) == 1
 
 
 async def test_exhausted_retries_pass_the_last_answer_and_tell_the_client() -> None:
@@ -47,7 +54,7 @@ async def test_exhausted_retries_pass_the_last_answer_and_tell_the_client() -> N
         answer = await relay.post(CHAT, BODY, "status=503, key=a")
         assert (answer.status, answer.body) == (503, direct.body)
         assert answer.headers["x-should-retry"] == "false"
-        assert len(relay.fake.requests("a")) == 2
+        assert len(relay.fake.calls("a")) == 2
 
 
 async def test_whose_retries_are_used_up_is_told_once() -> None:
@@ -61,14 +68,14 @@ async def test_without_retries_of_ours_the_client_keeps_its_own_rule() -> None:
         answer = await relay.post(CHAT, BODY, "status=503, key=a")
         assert answer.status == 503
         assert "x-should-retry" not in answer.headers
-        assert len(relay.fake.requests("a")) == 1
+        assert len(relay.fake.calls("a")) == 1
 
 
 async def test_retry_after_is_honoured() -> None:
     async with relaying() as relay:
         answer = await relay.post(CHAT, BODY, "status=429, retry_after_ms=80, times=1, key=a")
         assert answer.status == 200
-        first, second = relay.fake.requests("a")
+        first, second = relay.fake.calls("a")
         assert second.started_at - first.started_at >= 0.08
 
 
@@ -78,14 +85,14 @@ async def test_a_retry_after_beyond_our_patience_goes_to_the_client() -> None:
         assert answer.status == 429
         assert answer.headers["retry-after"] == "2"
         assert "x-should-retry" not in answer.headers
-        assert len(relay.fake.requests("a")) == 1
+        assert len(relay.fake.calls("a")) == 1
 
 
 async def test_no_retry_goes_beyond_the_clients_own_time_limit() -> None:
     async with relaying(backoff_s=5.0, max_backoff_s=60.0) as relay:
         answer = await relay.post(CHAT, BODY, "status=503, key=a", x_stainless_read_timeout="1.0")
         assert answer.status == 503
-        assert len(relay.fake.requests("a")) == 1
+        assert len(relay.fake.calls("a")) == 1
 
 
 @pytest.mark.parametrize("patience", ["0", "-1", "nan", "inf", "soon"])
@@ -99,9 +106,9 @@ async def test_a_time_limit_that_is_none_does_not_count(patience: str) -> None:
 async def test_the_upstreams_word_on_retrying_counts() -> None:
     async with relaying() as relay:
         await relay.post(CHAT, BODY, "status=503, should_retry=false, key=no")
-        assert len(relay.fake.requests("no")) == 1
+        assert len(relay.fake.calls("no")) == 1
         await relay.post(CHAT, BODY, "status=400, should_retry=true, key=yes")
-        assert len(relay.fake.requests("yes")) == 3
+        assert len(relay.fake.calls("yes")) == 3
 
 
 @pytest.mark.parametrize("fault", ["reset", "drop", "half", "truncate"])
@@ -109,20 +116,20 @@ async def test_broken_answers_are_retried_before_anything_is_passed_on(fault: st
     async with relaying() as relay:
         answer = await relay.post(CHAT, BODY, f"fault={fault}, times=1, key=a, size=4000")
         assert answer.status == 200
-        assert len(relay.fake.requests("a")) == 2
+        assert len(relay.fake.calls("a")) == 2
 
 
 async def test_a_lost_connection_is_tried_again() -> None:
     async with relaying(backoff_s=0.001) as relay:
         assert (await relay.post(CHAT, BODY, "fault=reset, key=a")).status == 502
-        assert len(relay.fake.requests("a")) == 3
+        assert len(relay.fake.calls("a")) == 3
 
 
 async def test_a_second_loss_is_not_tried_again_where_the_pause_is_too_long() -> None:
     async with relaying(backoff_s=60.0, max_backoff_s=60.0, read_timeout_s=5.0) as relay:
         assert (await relay.post(CHAT, BODY, "fault=reset, key=a")).status == 502
         # The first time it may have been an idle connection, which takes no pause.
-        assert len(relay.fake.requests("a")) == 2
+        assert len(relay.fake.calls("a")) == 2
 
 
 async def test_an_answer_that_is_not_waited_for_is_aborted() -> None:
@@ -143,7 +150,7 @@ async def test_a_stream_that_breaks_before_its_first_event_is_retried() -> None:
             assert answer.status == 200
             assert answer.body.endswith(b"data: [DONE]\n\n")
             assert b"error" not in answer.body
-            assert len(relay.fake.requests(fault)) == 2
+            assert len(relay.fake.calls(fault)) == 2
 
 
 async def test_no_connection_is_a_502_in_openais_shape() -> None:
@@ -170,8 +177,8 @@ async def test_silence_is_a_504_and_not_retried() -> None:
         answer = await relay.post(CHAT, BODY, "fault=stall, key=a")
         assert answer.status == 504
         assert answer.json["error"]["code"] == "upstream_timeout"
-        assert len(relay.fake.requests("a")) == 1
-        await relay.fake.wait_for(key="a", ended="aborted")
+        assert len(relay.fake.calls("a")) == 1
+        await relay.fake.wait_for("a", ended="aborted")
 
 
 async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
@@ -183,7 +190,7 @@ async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
         assert refused.status == 503
         assert refused.json["error"]["code"] == "upstream_unavailable"
         assert float(refused.headers["retry-after"]) > 0
-        assert not relay.fake.requests("b")
+        assert not relay.fake.calls("b")
         assert relay.upstream.describe()["breaker"] == "open"
         await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
         assert (await relay.post(CHAT, BODY, "key=c")).status == 200
@@ -208,7 +215,7 @@ async def test_the_first_bytes_of_a_stream_close_a_half_open_breaker() -> None:
             await reader.readuntil(b"data: ")
         assert relay.upstream.describe()["breaker"] == "closed"
         writer.close()
-        await relay.fake.wait_for(key="a", ended="aborted")
+        await relay.fake.wait_for("a", ended="aborted")
 
 
 async def test_a_caller_that_leaves_a_half_open_breaker_makes_room_for_the_next() -> None:
@@ -217,11 +224,11 @@ async def test_a_caller_that_leaves_a_half_open_breaker_makes_room_for_the_next(
         assert (await relay.post(CHAT, BODY, "status=503")).status == 503
         await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
         writer = await relay.open(CHAT, BODY, "fault=stall, key=a")
-        await relay.fake.wait_for(key="a", ended="running")
+        await relay.fake.wait_for("a", ended="running")
         refused = await relay.post(CHAT, BODY, "key=b")
         assert refused.json["error"]["code"] == "upstream_unavailable"
         writer.close()
-        await relay.fake.wait_for(key="a", ended="aborted")
+        await relay.fake.wait_for("a", ended="aborted")
         await eventually(lambda: relay.upstream.slots.held == 0)
         assert relay.upstream.describe()["breaker"] == "half_open"
         assert (await relay.post(CHAT, BODY, "key=c")).status == 200
@@ -238,7 +245,7 @@ async def test_what_opens_the_breaker_is_told_and_not_tried_again(
     async with relaying(breaker_failures=2, max_retries=5) as relay:
         answer = await relay.post(CHAT, BODY, f"{script}, key=a")
         assert (answer.status, answer.json["error"]["code"]) == (status, code)
-        assert len(relay.fake.requests("a")) == 2
+        assert len(relay.fake.calls("a")) == 2
         assert relay.upstream.retries == 1
         assert relay.upstream.describe()["breaker"] == "open"
 
@@ -271,7 +278,7 @@ async def test_concurrency_is_bounded_and_the_line_too() -> None:
         assert refused.status == 503
         assert refused.json["error"]["code"] == "engine_overloaded"
         assert refused.headers["retry-after"]
-        assert not relay.fake.requests("w")
+        assert not relay.fake.calls("w")
         answers = await asyncio.gather(*running, waiting)
         assert [answer.status for answer in answers] == [200, 200, 200]
 
@@ -279,13 +286,13 @@ async def test_concurrency_is_bounded_and_the_line_too() -> None:
 async def test_who_waits_in_line_is_refused_once_the_upstream_is_drained() -> None:
     async with relaying(max_concurrency=1) as relay:
         held = asyncio.create_task(relay.post(CHAT, BODY, "fault=stall, key=held"))
-        await eventually(lambda: len(relay.fake.requests("held")) == 1)
+        await eventually(lambda: len(relay.fake.calls("held")) == 1)
         waiting = asyncio.create_task(relay.post(CHAT, BODY, "key=late"))
         await eventually(lambda: relay.upstream.slots.waiting == 1)
         assert relay.upstream.set_drained(relay.upstream.name, drained=True)
         held.cancel()
         answer = await waiting
-        assert (answer.status, relay.fake.requests("late")) == (503, [])
+        assert (answer.status, relay.fake.calls("late")) == (503, [])
 
 
 async def test_waiting_in_line_ends_with_the_clients_patience() -> None:
@@ -295,7 +302,7 @@ async def test_waiting_in_line_ends_with_the_clients_patience() -> None:
         answer = await relay.post(CHAT, BODY, "key=w", x_stainless_read_timeout="0.05")
         assert answer.status == 503
         assert (await running).status == 200
-        assert not relay.fake.requests("w")
+        assert not relay.fake.calls("w")
 
 
 async def test_headers_that_pass_and_headers_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +315,7 @@ async def test_headers_that_pass_and_headers_that_do_not(monkeypatch: pytest.Mon
             x_early="dropped", x_parrot_session="s",
             connection="keep-alive, x-hop, x-early", x_hop="dropped",
         )  # fmt: skip
-        headers = relay.fake.requests("a")[0].headers
-        sent = {name.decode().lower(): value.decode("latin-1") for name, value in headers}
+        sent = relay.fake.calls("a")[0].headers
         assert sent["authorization"] == "Bearer the-operators-key"
         assert sent["x-custom"] == "kept"
         assert sent["host"] == f"127.0.0.1:{relay.fake.port}"
@@ -340,13 +346,13 @@ async def test_the_callers_key_is_forwarded_only_where_that_is_meant() -> None:
     given = {"authorization": "Bearer the-callers-key"}
     async with relaying() as relay:  # the gateway has a key of its own: it must not leave
         await relay.post(CHAT, BODY, "key=a", **given)
-        assert relay.fake.requests("a")[0].header("authorization") is None
+        assert relay.fake.calls("a")[0].headers.get("authorization") is None
     async with relaying(gateway_has_key=False) as relay:
         await relay.post(CHAT, BODY, "key=a", **given)
-        assert relay.fake.requests("a")[0].header("authorization") == "Bearer the-callers-key"
+        assert relay.fake.calls("a")[0].headers.get("authorization") == "Bearer the-callers-key"
     async with relaying(forward_authorization=True) as relay:
         await relay.post(CHAT, BODY, "key=a", **given)
-        assert relay.fake.requests("a")[0].header("authorization") == "Bearer the-callers-key"
+        assert relay.fake.calls("a")[0].headers.get("authorization") == "Bearer the-callers-key"
 
 
 async def test_keys_are_in_no_description(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,40 +379,27 @@ async def test_fallback_is_asked_when_the_upstream_cannot_answer() -> None:
 
 
 async def test_models_are_asked_for() -> None:
-    fake = FakeUpstream(models=("m-1", "m-2"))
-    await fake.start()
-    upstream = Upstream(UpstreamSettings(name="fake", url=fake.url))
-    assert not upstream.ready
-    assert not upstream.serves("m-1")
-    await upstream.start()
-    try:
-        await asyncio.wait_for(upstream.wait_ready(), 60)
-        assert upstream.models() == ("m-1", "m-2")
-        assert upstream.serves("m-2")
-        assert not upstream.serves("m-3")
-        assert not upstream.serves_any()
-    finally:
-        await upstream.close()
-        await fake.close()
+    with ScriptedUpstream("m-1", "m-2") as fake:
+        upstream = Upstream(UpstreamSettings(name="fake", url=fake.base_url))
+        assert not upstream.ready
+        assert not upstream.serves("m-1")
+        async with started(upstream):
+            await asyncio.wait_for(upstream.wait_ready(), 60)
+            assert upstream.models() == ("m-1", "m-2")
+            assert upstream.serves("m-2")
+            assert not upstream.serves("m-3")
+            assert not upstream.serves_any()
 
 
 async def test_an_upstream_that_is_down_at_start_is_asked_again() -> None:
-    fake = FakeUpstream(models=("late",))
-    await fake.start()
-    port = fake.port
-    await fake.close()
-    upstream = Upstream(UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1"))
-    await upstream.start()
-    try:
-        await eventually(lambda: upstream.failures == 0 and not upstream.ready)
-        assert upstream.models() == ()
-        fake = FakeUpstream(models=("late",))
-        await fake.start(port)
-        await asyncio.wait_for(upstream.wait_ready(), 60)
-        assert upstream.serves("late")
-    finally:
-        await upstream.close()
-        await fake.close()
+    with ScriptedUpstream("late") as fake:
+        fake.go_down()
+        async with started(Upstream(UpstreamSettings(name="fake", url=fake.base_url))) as upstream:
+            await eventually(lambda: upstream.failures == 0 and not upstream.ready)
+            assert upstream.models() == ()
+            fake.go_up()
+            await asyncio.wait_for(upstream.wait_ready(), 60)
+            assert upstream.serves("late")
 
 
 @pytest.mark.parametrize(
@@ -420,88 +413,65 @@ async def test_an_upstream_that_is_down_at_start_is_asked_again() -> None:
 async def test_why_models_are_not_known(
     status: int, path: str, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status)
-        writer.close()
-
-    async with answered_by(refuse, path, name="my-vllm", models=None) as upstream:
-        await eventually(lambda: f"answered {status}" in caplog.text)
-        assert advice in caplog.text
-        assert not upstream.ready
+    with ScriptedUpstream() as server:
+        server.answer_all(error(status))
+        url = server.base_url.removesuffix("/v1") + path
+        async with started(Upstream(UpstreamSettings(name="my-vllm", url=url))) as upstream:
+            await eventually(lambda: f"answered {status}" in caplog.text)
+            assert advice in caplog.text
+            assert not upstream.ready
 
 
 async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
-    fake = FakeUpstream()
-    await fake.start()
-    upstream = Upstream(UpstreamSettings(name="fake", url=fake.url, models="*"))
-    await upstream.start()
-    try:
+    async with relaying() as relay:
         headers = [(b"x-fake", b"fault=stall, key=a")]
         task = asyncio.create_task(
-            upstream.request(UpstreamRequest("POST", "/v1/chat/completions", headers, b"{}"))
+            relay.upstream.request(UpstreamRequest("POST", "/v1/chat/completions", headers, b"{}"))
         )
-        await fake.wait_for(key="a", ended="running")
+        await relay.fake.wait_for("a", ended="running")
         task.cancel()
-        await fake.wait_for(key="a", ended="aborted")
+        await relay.fake.wait_for("a", ended="aborted")
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert upstream.slots.held == 0
-    finally:
-        await upstream.close()
-        await fake.close()
+        assert relay.upstream.slots.held == 0
 
 
 async def test_a_connection_with_an_impossible_head_is_closed() -> None:
-    left = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 999 Odd\r\ncontent-length: 10\r\n\r\n")
-        assert await reader.read() == b""
-        left.set()
-        writer.close()
-
-    async with answered_by(serve) as upstream:
+    async with relaying() as relay:
+        model = relay.fake.script(Answer(999, length=10, stall=True))
+        body = msgspec.json.encode({"model": model})
         # NOTE: the error is kept: its traceback would keep the answer, too.
         with pytest.raises(UpstreamError, match="understood") as raised:
-            await upstream.request(UpstreamRequest("POST", "/v1/chat/completions", [], b""))
-        async with asyncio.timeout(60):
-            await left.wait()
+            await relay.upstream.request(UpstreamRequest("POST", "/v1/chat/completions", [], body))
+        await relay.fake.wait_for(model, ended="aborted")
         assert raised.value.status == 502
 
 
 async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
     first, rest = b"data: 1\n\n", b"data: [DONE]\n\n"
-    received = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: "
-        writer.write(f"{head}{len(first + rest)}\r\n\r\n".encode() + first)
-        await received.wait()
-        writer.write(rest)
-        writer.close()
-
-    async with answered_by(serve) as upstream:
+    async with relaying() as relay:
+        received = relay.fake.gate()
+        parts = (first, received, rest)
+        model = relay.fake.script(Answer(parts=parts, content_type="text/event-stream"))
+        body = msgspec.json.encode({"model": model})
         async with asyncio.timeout(60):
-            response = await upstream.request(
-                UpstreamRequest("POST", "/v1/chat/completions", [], b"")
+            response = await relay.upstream.request(
+                UpstreamRequest("POST", "/v1/chat/completions", [], body)
             )
             assert (response.first, response.at_eof) == (first, False)
-            received.set()
+            received.open()
             assert await response.read() == rest
         # The slot is released once.
         response.close()
         response.close()
-        assert upstream.slots.held == 0
+        assert relay.upstream.slots.held == 0
 
 
 async def test_answers_that_are_looked_into_are_asked_for_uncompressed() -> None:
     async with relaying() as relay:
         await relay.post(CHAT, BODY, "key=a", accept_encoding="gzip")
         await relay.post("/images", BODY, "key=b", accept_encoding="gzip")
-        encodings = [relay.fake.requests(key)[0].header("accept-encoding") for key in "ab"]
+        encodings = [relay.fake.calls(key)[0].headers.get("accept-encoding") for key in "ab"]
         assert encodings == ["identity", "gzip"]
 
 
@@ -519,10 +489,7 @@ async def test_errors_of_a_bare_request() -> None:
     upstream = Upstream(settings)
     with pytest.raises(UpstreamError, match="closed"):
         await upstream.request(UpstreamRequest("GET", "/v1/files", [], b""))
-    await upstream.start()
-    try:
+    async with started(upstream):
         with pytest.raises(OverloadedError):
             await upstream.request(UpstreamRequest("GET", "/v1/files", [], b""))
         assert issubclass(UpstreamTimeoutError, UpstreamError)
-    finally:
-        await upstream.close()

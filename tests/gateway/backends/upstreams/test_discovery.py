@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from harness.gateway.relaying import answered_by
+from harness.gateway.relaying import started
+from harness.scripted_upstream import ScriptedUpstream, document
+
+from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.settings.model import UpstreamSettings
 
 GOOD = b'{"data":[{"id":"m"}]}'
 
@@ -22,17 +26,10 @@ GOOD = b'{"data":[{"id":"m"}]}'
     ids=["deep", "half a character", "long number", "no utf-8", "nothing"],
 )
 async def test_garbage_is_not_the_end_of_it(garbage: bytes) -> None:
-    answers = [garbage]
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = answers.pop() if answers else GOOD
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
-
-    async with answered_by(serve, models=None) as upstream:
-        async with asyncio.timeout(60):
+    with ScriptedUpstream() as server:
+        server.answer_all(document(garbage), document(GOOD))
+        settings = UpstreamSettings(name="up", url=server.base_url)
+        async with started(Upstream(settings)) as upstream, asyncio.timeout(60):
             await upstream.wait_ready()
-        assert not answers
-        assert upstream.models() == ("m",)
+            assert len(server.received) == 2
+            assert upstream.models() == ("m",)

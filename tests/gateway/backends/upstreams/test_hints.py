@@ -73,7 +73,7 @@ async def test_the_upstream_gets_it_where_it_shall() -> None:
         async with relaying(hints=style) as relay:
             await relay.post("/chat/completions", raw, "key=chat")
             await relay.post("/embeddings", raw, "key=other")
-            (chat,) = relay.fake.requests("chat")
-            (other,) = relay.fake.requests("other")
+            (chat,) = relay.fake.calls("chat")
+            (other,) = relay.fake.calls("other")
             assert chat.body == expected
             assert other.body == raw

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import openai
 import pytest
-from harness.gateway.fleets import MODEL, fleet, started, user
+from harness.gateway.fleets import MODEL, fleet, user
+from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, read_head, serving, until
-from parrot_bench.upstream import HttpConnection, http_answer
+from harness.scripted_upstream import Answer, Received, ScriptedUpstream, document
 
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import UpstreamSettings
@@ -48,7 +49,7 @@ async def test_bytes_pass_unchanged(engine: ScriptedRemoteEngine) -> None:
     async with fleet(engine) as served:
         body = b'{ "model":"fake",  "messages":[{"role":"user","content":"x"}], "odd": 1.0e0}'
         status, headers, answer = await served.service.post("/v1/chat/completions", body)
-        (record,) = [each for fake in served.fakes for each in fake.log]
+        (record,) = served.received()
         assert (status, record.body) == (200, body)
         assert b'"temperature": 1.0e0' in answer
         assert headers[b"x-parrot-engine"] in (b"vllm-1", b"vllm-2")
@@ -102,9 +103,7 @@ async def test_a_limit_holds_calls_in_the_order_of_priority(engine: ScriptedRemo
         await asyncio.gather(*both, *late)
         order = [
             msgspec.json.decode(each.body)["messages"][0]["content"]
-            for each in sorted(
-                (each for fake in served.fakes for each in fake.log), key=lambda r: r.started_at
-            )
+            for each in sorted(served.received(), key=lambda call: call.started_at)
         ]
         assert order.index("urgent") < order.index("later")
         assert served.placed() == [0, 0]
@@ -139,14 +138,14 @@ async def test_a_client_that_leaves_frees_its_place(
         model = f"vllm/fake:{script},key=a"
         body = {"model": model, "messages": [user("x")], "stream": stream}
         _, writer = await served.service.send("/v1/chat/completions", msgspec.json.encode(body))
-        await until(lambda: any(fake.requests("a") for fake in served.fakes))
+        await until(lambda: any(fake.calls("a") for fake in served.fakes))
         assert sum(served.placed()) == 1
         if script.startswith("first_ms"):
             assert sum(served.pending_tokens()) > 0
         writer.close()
         await until(lambda: sum(served.placed()) == 0)
         assert served.pending_tokens() == [0, 0]
-        tasks = [asyncio.create_task(f.wait_for(key="a", ended="aborted")) for f in served.fakes]
+        tasks = [asyncio.create_task(f.wait_for("a", ended="aborted")) for f in served.fakes]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
         for task in pending:
@@ -166,39 +165,19 @@ async def test_a_call_that_fails_leaves_no_tokens_to_compute(
         assert (served.placed(), served.pending_tokens()) == ([0, 0], [0, 0])
 
 
-class _Keeping(HttpConnection):
+class KeepingServer(ScriptedUpstream):
     """Keeps responses and files, and knows no others."""
 
-    def __init__(self, server: KeepingServer) -> None:
-        super().__init__()
-        self._server = server
-
-    def handle(
-        self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes
-    ) -> None:
-        status, answer = self._server.answer(method, path, body)
-        data = http_answer(msgspec.json.encode(answer))
-        self.transport.write(data.replace(b" 200 OK", b" %d Scripted" % status, 1))
-
-
-class KeepingServer:
-    """A server with a memory."""
-
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.kept: dict[str, dict[str, Any]] = {}
-        self.url = ""
-        self.requests: list[str] = []
 
-    async def start(self) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Keeping(self), "127.0.0.1")
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        return server
+    def unscripted(self, call: Received) -> Answer:
+        status, answer = self.answer(call.method, call.target.partition("?")[0], call.body)
+        return document(answer, status)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        self.requests.append(f"{method} {path}")
-        path = path.partition("?")[0]
         if method == "POST" and path in (
             "/v1/responses",
             "/v1/vector_stores",
@@ -238,17 +217,14 @@ class KeepingFleet:
 
 @asynccontextmanager
 async def keeping(engine: ScriptedRemoteEngine) -> AsyncIterator[KeepingFleet]:
-    servers = [KeepingServer("one"), KeepingServer("two")]
-    async with AsyncExitStack() as stack:
-        for server in servers:
-            listening = await server.start()
-            stack.callback(listening.close)
-        entry = UpstreamSettings(
-            name="keep", urls=[server.url for server in servers], models=["kept"]
-        )
-        service = await stack.enter_async_context(serving(engine, upstreams=[entry]))
-        await stack.enter_async_context(started(service.gateway.upstreams["keep"]))
-        yield KeepingFleet(service, servers)
+    with KeepingServer("one") as one, KeepingServer("two") as two:
+        urls = [one.base_url, two.base_url]
+        entry = UpstreamSettings(name="keep", urls=urls, models=["kept"])
+        async with (
+            serving(engine, upstreams=[entry]) as service,
+            started(service.gateway.upstreams["keep"]),
+        ):
+            yield KeepingFleet(service, [one, two])
 
 
 async def test_what_a_server_keeps_is_found_there(engine: ScriptedRemoteEngine) -> None:
@@ -278,10 +254,10 @@ async def test_what_no_server_is_known_to_keep_is_looked_for(engine: ScriptedRem
         body["previous_response_id"] = "resp_never"
         status, _, answer = await fleet_.post("/v1/responses", body)
         assert (status, answer["error"]["code"]) == (404, "not_found")
-        asked = [len(each.requests) for each in (first, second)]
+        asked = [len(each.received) for each in (first, second)]
         status, _, _ = await fleet_.post("/v1/batches/batch_never/cancel", {})
         assert status == 404
-        assert [len(each.requests) for each in (first, second)] == [each + 1 for each in asked]
+        assert [len(each.received) for each in (first, second)] == [each + 1 for each in asked]
 
 
 async def test_files_and_what_names_them_stay_on_one_server(engine: ScriptedRemoteEngine) -> None:

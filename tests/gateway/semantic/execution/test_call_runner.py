@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import pytest
-from harness.fake_upstream import FakeUpstream
 from harness.gateway.fleets import user
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import serving
+from harness.scripted_upstream import ScriptedUpstream
 
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -18,11 +19,10 @@ async def deferred(
     engine: ScriptedRemoteEngine, script: str, count: int, **settings: Any
 ) -> tuple[dict[str, Any], list[int]]:
     """The variable of a deferred call once it is final, and the calls that each server got."""
-    fakes = [FakeUpstream() for _ in range(count)]
-    for fake in fakes:
-        await fake.start()
+    servers = ExitStack()
+    fakes = [servers.enter_context(ScriptedUpstream()) for _ in range(count)]
     entry = UpstreamSettings(
-        name="vllm", urls=[fake.url for fake in fakes], models="*", backoff_s=0.001, **settings
+        name="vllm", urls=[fake.base_url for fake in fakes], models="*", backoff_s=0.001, **settings
     )
     try:
         async with serving(engine, upstreams=[entry]) as service:
@@ -45,10 +45,9 @@ async def deferred(
             raise
         found = msgspec.json.decode(body.content)["variable"]
     finally:
-        for fake in fakes:
-            await fake.close()
+        servers.close()
     assert isinstance(found, dict)
-    return found, [sum(each.method == "POST" for each in fake.log) for fake in fakes]
+    return found, [sum(each.method == "POST" for each in fake.received) for fake in fakes]
 
 
 @pytest.mark.parametrize("count", [1, 2])

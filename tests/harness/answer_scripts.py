@@ -1,22 +1,23 @@
-"""Scripts of the fake upstream, and the bytes of its answers and streams.
+"""Scripts of the scripted upstream in one line of text, and the bytes of their answers.
 
-Pure; the server is in `fake_upstream.py`. The JSON has spacing and number forms on purpose that any
-re-serialisation would change.
+Pure, standard library only; the server is in `scripted_upstream.py`. The JSON has spacing and
+number forms on purpose that any re-serialisation would change.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Literal
-
-import msgspec
 
 Fault = Literal["", "reset", "drop", "half", "truncate", "eof", "stall", "error200", "garbage"]
 
 
-class Script(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Script:
     #: Status of the answer; from 400 on an error body in OpenAI's shape.
     status: int = 200
     #: Requests with one key share a counter, for `times`.
@@ -64,46 +65,40 @@ def parse_script(text: str) -> Script:
     """
     pairs = (item.partition("=") for item in re.split("[,;]", text) if item.strip())
     values = {key.strip(): value.strip() for key, _, value in pairs}
-    unknown = values.keys() - set(Script.__struct_fields__)
-    if unknown:
+    kinds = {field.name: type(field.default) for field in fields(Script)}
+    if unknown := values.keys() - kinds.keys():
         raise ValueError(f"unknown in script: {', '.join(sorted(unknown))}")
-    try:
-        return msgspec.convert(values, Script, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"bad value in script: {error}") from None
+    return Script(**{key: kinds[key](value) for key, value in values.items()})
 
 
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-    b"cache-control: no-cache\r\nx-request-id: fake-req\r\nopenai-organization: fake-org\r\n"
-    b"x-ratelimit-remaining-requests: 42\r\nserver: fake\r\nset-cookie: a=b\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
 ERROR_BODY = (
     b'{"error": {"message":"scripted failure","type":"server_error","param":null,"code":null}}'
 )
+#: Headers of every answer to a script.
+ANSWER_HEADERS = (
+    ("x-request-id", "fake-req"),
+    ("openai-processing-ms", "7"),
+    ("openai-organization", "fake-org"),
+    ("x-ratelimit-remaining-requests", "42"),
+    ("server", "fake"),
+    ("set-cookie", "a=b"),
+)
 
 
-def http_answer(
-    status: int, body: bytes, extra: bytes = b"", content_type: bytes = b"application/json"
-) -> bytes:
-    return (
-        b"HTTP/1.1 %d Scripted\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-        b"x-request-id: fake-req\r\nopenai-processing-ms: 7\r\nopenai-organization: fake-org\r\n"
-        b"x-ratelimit-remaining-requests: 42\r\nserver: fake\r\n%b\r\n%b"
-        % (status, content_type, len(body), extra, body)
-    )
+def error_body(message: str) -> bytes:
+    """An error whose odd spacing only bytes that pass unchanged keep."""
+    error = {"message": message, "type": "fake_error", "param": None, "code": "fake"}
+    return json.dumps({"error": error}, indent=3).encode()
 
 
-def error_answer(status: int, message: str, script: Script | None = None) -> bytes:
-    extra = b""
-    if script is not None:
-        named = {"retry-after": script.retry_after, "retry-after-ms": script.retry_after_ms,
-                 "x-should-retry": script.should_retry}  # fmt: skip
-        extra = b"".join(f"{k}: {v}\r\n".encode() for k, v in named.items() if v)
-    body = {"error": {"message": message, "type": "fake_error", "param": None, "code": "fake"}}
-    # Odd spacing on purpose: what passes it unchanged has not re-serialised it.
-    return http_answer(status, msgspec.json.format(msgspec.json.encode(body), indent=3), extra)
+def error_headers(script: Script) -> tuple[tuple[str, str], ...]:
+    named = {"retry-after": script.retry_after, "retry-after-ms": script.retry_after_ms,
+             "x-should-retry": script.should_retry}  # fmt: skip
+    return tuple((name, value) for name, value in named.items() if value)
+
+
+def _json(value: str) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _text(size: int, unicode: int) -> str:
@@ -116,8 +111,8 @@ def whole_body(path: str, model: str, size: int, unicode: int = 0) -> bytes:
     """The JSON of a whole answer, with spacing and floats that a re-serialisation would change."""
     usage = b'{"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, '
     usage += b'"prompt_tokens_details": {"cached_tokens": 3}}'
-    text = msgspec.json.encode(_text(size, unicode))
-    name = msgspec.json.encode(model)
+    text = _json(_text(size, unicode))
+    name = _json(model)
     if path.endswith("/chat/completions"):
         return (
             b'{"id":"chatcmpl-fake", "object":"chat.completion","created":1, "model": %b, '
@@ -146,15 +141,10 @@ def whole_body(path: str, model: str, size: int, unicode: int = 0) -> bytes:
     )
 
 
-@lru_cache(maxsize=64)
-def whole_answer(path: str, model: str, size: int, unicode: int = 0) -> bytes:
-    return http_answer(200, whole_body(path, model, size, unicode))
-
-
-def stream_events(path: str, model: str, script: Script, usage: bool) -> Iterator[bytes]:
+def stream_events(path: str, model: str, script: Script, usage: bool) -> tuple[bytes, ...]:
     """The events of a stream, blank lines included."""
     end = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}[script.framing]
-    yield from _stream_events(path, model, script, usage or bool(script.usage), end)
+    return _stream_events(path, model, script, usage or bool(script.usage), end)
 
 
 @lru_cache(maxsize=64)
@@ -166,8 +156,8 @@ def _stream_events(
     chat = path.endswith("/chat/completions")
     kind = b"chat.completion.chunk" if chat else b"text_completion"
     head = b'data: {"id":"chatcmpl-fake","object":"%b","created":1, "model":%b,' % (
-        kind, msgspec.json.encode(model))  # fmt: skip
-    text = msgspec.json.encode(_text(script.size, script.unicode))
+        kind, _json(model))  # fmt: skip
+    text = _json(_text(script.size, script.unicode))
     comment = b": keep-alive" + end + end if script.comments else b""
     # Without usage to come the key is absent, as in the wild; with it, it is null.
     tail = b',"usage":null}' if usage else b"}"
