@@ -1,6 +1,6 @@
 """LangChain on Parrot Gateway.
 
-`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's fields, `ParrotEmbeddings` serves
+`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's fields; `ParrotEmbeddings` serves
 retrievers. Importing this loads neither `openai` nor the gateway.
 """
 
@@ -89,7 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the errors that are `openai`'s too when one is named."""
+    """Load the errors that subclass `openai`'s when one is named."""
     if name in __all__:
         from langchain_parrot import _openai_errors
 

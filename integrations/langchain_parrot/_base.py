@@ -41,7 +41,7 @@ from langchain_parrot.deferred import DEFAULT_TIMEOUT_S, DeferredText, GatewayRe
 from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
 
-#: Names that ChatOpenAI and OpenAI have for the same things, so that one import is all to change.
+#: Alternative names used by ChatOpenAI and OpenAI, so that only the import has to change.
 _OPENAI_NAMES = {
     "model_name": "model",
     "openai_api_key": "api_key",
@@ -50,7 +50,7 @@ _OPENAI_NAMES = {
     "stop_sequences": "stop",
 }
 
-#: The argument `defer` of a call whose answer may be a reference; see `composition`.
+#: Value of `defer` for a call whose answer may be a reference; see `composition`.
 PLANNED = object()
 
 
@@ -63,10 +63,10 @@ class CallOptions(NamedTuple):
     """One call without its prompt or messages.
 
     Attributes:
-        body: the other fields of its body, `parrot` included.
+        body: the other fields of the body, `parrot` included.
         client: arguments of the client: headers, query, timeout.
         parrot: the `parrot` object of `body`.
-        stream_usage: whether a stream ends with its usage.
+        stream_usage: true if a stream should end with its usage.
     """
 
     model: str
@@ -81,13 +81,13 @@ class CallOptions(NamedTuple):
         return bool(self.parrot.get("defer"))
 
     def for_each(self, prompts: int) -> list[CallOptions]:
-        """The same for each of several prompts; the run that it is belongs to the first."""
+        """Return options for each of several prompts; only the first keeps the run's id."""
         parrot = {name: value for name, value in self.parrot.items() if name != "run"}
         other = self._replace(body={**self.body, "parrot": parrot}, parrot=parrot)
         return [self, *[other] * (prompts - 1)]
 
     def streamed(self) -> CallOptions:
-        """The same as a stream."""
+        """Return the options of a streaming call."""
         body = dict(self.body)
         if self.stream_usage:
             body.setdefault("stream_options", {"include_usage": True})
@@ -95,10 +95,10 @@ class CallOptions(NamedTuple):
 
 
 class StreamAssembly(ABC):
-    """Turns the events of a stream into chunks, and the end into one with all that comes once.
+    """Turns a stream's events into chunks, and its end into one with everything that comes once.
 
     Args:
-        headers: of the answer.
+        headers: the answer's headers.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -108,7 +108,7 @@ class StreamAssembly(ABC):
         self.finish_reason: str | None = None
 
     def chunks(self, event: Mapping[str, Any]) -> Iterator[Any]:
-        """The chunks of one event."""
+        """Yield the chunks of one event."""
         self.usage = event.get("usage") or self.usage
         for name in ("model", "system_fingerprint", "service_tier", "id"):
             if event.get(name):
@@ -120,58 +120,58 @@ class StreamAssembly(ABC):
 
     @abstractmethod
     def chunk(self, choice: Mapping[str, Any], information: dict[str, Any] | None) -> Any:
-        """The chunk of one choice of an event."""
+        """Build the chunk of one choice of an event."""
 
     @abstractmethod
     def last(self) -> Any:
-        """The chunk at the end: usage, finish reason, model, and what the headers say."""
+        """Build the last chunk: usage, finish reason, model, and facts from the headers."""
 
 
 class ParrotModel(BaseModel):
-    """Mixin of both models. Parrot's fields, also as arguments of a call, are those from `session`.
+    """Mixin of both models. Parrot's fields, from `session` on, are also arguments of a call.
 
     Attributes:
-        model: its name, one of those that `GET /v1/models` lists; `model_name` is the same.
-        base_url: of the gateway, with `/v1`; else PARROT_BASE_URL, OPENAI_API_BASE,
-            OPENAI_BASE_URL, and this machine's port 8000.
-        api_key: else PARROT_API_KEY, OPENAI_API_KEY; an open gateway needs none.
-        timeout: seconds for a call; the client's 600 if not given.
-        max_retries: of calls that may be repeated; the client's 2 if not given.
-        default_headers, default_query: with every request.
+        model: a name listed by `GET /v1/models`; `model_name` is the same.
+        base_url: the gateway's URL with `/v1`; by default PARROT_BASE_URL, OPENAI_API_BASE,
+            OPENAI_BASE_URL, or this machine's port 8000.
+        api_key: by default PARROT_API_KEY or OPENAI_API_KEY; an open gateway needs none.
+        timeout: seconds for a call; the client's default is 600.
+        max_retries: for calls that may be repeated; the client's default is 2.
+        default_headers, default_query: sent with every request.
         model_kwargs: further fields of the body, such as `top_k`; unknown constructor arguments
-            become such, with a warning.
-        extra_body: the same, without the check for double names.
-        streaming: `invoke` and its like use a stream inside.
-        stream_usage: ask for the tokens of a stream.
+            become such fields, with a warning.
+        extra_body: further fields of the body, without a check for duplicate names.
+        streaming: true: `invoke` and its variants use a stream internally.
+        stream_usage: true asks for the token usage of a stream.
         http_client, http_async_client: your own objects for the `openai` client, of the HTTP
             library that its version uses.
-        session: the session of the calls, by id or by any name; a LangGraph thread or the root run
-            where none is given.
+        session: session of the calls, by id or any name; by default the LangGraph thread or the
+            root run.
         output: name of the variable that the text of the call fills.
-        inputs: what `{{name}}` in a prompt stands for: a variable (name, id or reference),
+        inputs: values of `{{name}}` in a prompt: a variable (name, id or reference),
             `{"variable": …}` or `{"value": "text"}`.
         objective: `latency`, `throughput`, `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
-        variable_transform: argument `transform`: what is done to the text before it fills its
+        variable_transform: argument `transform`: applied to the text before it fills its
             variable, such as `json(/summary)`.
-        context: goes on from a named context of the session.
+        context: named context of the session to continue.
         priority: an integer; larger runs earlier.
-        dedupe: False runs a deferred call even if an identical one was run.
-        name: what pictures of the graph, and LangChain's traces, call it.
+        dedupe: False runs a deferred call even if an identical one has run.
+        name: label in pictures of the graph and in LangChain's traces.
         group: calls of a session with the same group are one task group.
-        defer: inside compositions, go on without waiting for texts that only go into other
-            prompts; see `composition`.
-        linking: send session, run, parent, node name and group from LangChain's run tree. What is
-            given here or with a call wins.
+        defer: inside compositions, do not wait for texts that only go into other prompts;
+            see `composition`.
+        linking: send session, run, parent, node name and group from LangChain's run tree. Explicit
+            values win.
     """
 
     model_config = ConfigDict(
         arbitrary_types_allowed=True, populate_by_name=True, protected_namespaces=()
     )
 
-    #: The resource of the `openai` client that has `create`.
+    #: The `openai` client's resource with `create`.
     _resource: ClassVar[str]
     _assembly: ClassVar[type[StreamAssembly]]
-    #: Arguments that are fields of the body under the same name.
+    #: Arguments that are body fields of the same name.
     _sampling: ClassVar[tuple[str, ...]] = (
         *("temperature", "max_tokens", "top_p", "n", "seed", "stop"),
         *("frequency_penalty", "presence_penalty", "logit_bias"),
@@ -219,12 +219,10 @@ class ParrotModel(BaseModel):
     _openai_clients: OpenAIClients | None = PrivateAttr(default=None)
     _counter: TokenCounter | None = PrivateAttr(default=None)
 
-    # -- construction -------------------------------------------------------------------------
-
     @model_validator(mode="before")
     @classmethod
     def _accept_other_names(cls, values: Any) -> Any:
-        """Take the names that ChatOpenAI has; what is unknown becomes a field of the body."""
+        """Accept ChatOpenAI's names; unknown arguments become fields of the body."""
         if not isinstance(values, dict):
             return values
         names = {field.alias or name: name for name, field in cls.model_fields.items()}
@@ -239,7 +237,7 @@ class ParrotModel(BaseModel):
                 raise ValueError(f"'{name}' is given twice, once as '{given}'")
             else:
                 known[name] = value
-        # None is what a program passes that leaves it to the environment.
+        # Programs pass None to leave the value to the environment.
         for name in ("base_url", "api_key"):
             if name in known and known[name] is None:
                 del known[name]
@@ -273,34 +271,32 @@ class ParrotModel(BaseModel):
 
     @property
     def model_name(self) -> str:
-        """`model` under the name that other models of LangChain have."""
+        """Return `model` under the name that other LangChain models use."""
         return self.model
-
-    # -- LangChain's conventions --------------------------------------------------------------
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """True: `langchain_core.load` writes it as JSON and reads it back."""
+        """Return true: `langchain_core.load` can write it as JSON and read it back."""
         return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """The package that `langchain_core.load` reads it from."""
+        """Return the package that `langchain_core.load` imports it from."""
         return ["langchain_parrot"]
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """The key is never written; it is read back from the environment."""
+        """Name the environment variable of the key, which is never written."""
         return {"api_key": API_KEY_VARIABLES[0]}
 
     def _own_stop(self) -> list[str] | None:
-        """The constructor's `stop` for LangChain's tracers."""
+        """Return the constructor's `stop` for LangChain's tracers."""
         own = [self.stop] if isinstance(self.stop, str) else self.stop
         return own or None
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Parameters that distinguish two models in traces and cache keys."""
+        """Return the parameters that distinguish models in traces and cache keys."""
         parrot = merge_fields(self._own_fields())
         return {
             "model": self.model,
@@ -311,16 +307,14 @@ class ParrotModel(BaseModel):
 
     @property
     def _default_params(self) -> dict[str, Any]:
-        """Fields of the body that the constructor sets."""
+        """Return the body fields that the constructor sets."""
         sampling = {name: getattr(self, name) for name in self._sampling}
         given = {name: value for name, value in sampling.items() if value not in (None, [])}
         return {**given, **self.model_kwargs, **(self.extra_body or {})}
 
-    # -- requests -----------------------------------------------------------------------------
-
     @property
     def _clients(self) -> OpenAIClients:
-        """The clients of the connection as it is now: a copy of a model may go elsewhere."""
+        """Return the clients of the current connection, as a copied model may use another one."""
         connection = Connection(
             base_url=self.base_url,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
@@ -347,20 +341,20 @@ class ParrotModel(BaseModel):
         run_manager: BaseRunManager | None,
         arguments: Mapping[str, Any],
     ) -> CallOptions:
-        """The options of a call.
+        """Build the options of a call.
 
         Args:
-            stop: LangChain's argument of that name.
-            run_manager: of the run that the call is.
+            stop: LangChain's argument `stop`.
+            run_manager: manager of the call's run.
             arguments: the other arguments of the call.
         """
         arguments = dict(arguments)
         linked = {}
         if self.linking:
-            # LangChain gives `_stream` of chat models no run manager.
+            # LangChain calls a chat model's `_stream` without a run manager.
             linked = fields_here() if run_manager is None else fields_of_run(run_manager)
         parrot = merge_fields(linked, self._own_fields(), take_fields(arguments))
-        # Without a plan nobody knows who reads the answer.
+        # Without a plan it is unknown who reads the answer.
         if parrot.pop("defer", None) is PLANNED:
             parrot["defer"] = True
         if "inputs" in parrot:
@@ -372,7 +366,7 @@ class ParrotModel(BaseModel):
         }
         extra_body = arguments.pop("extra_body", None) or {}
         stream_usage = arguments.pop("stream_usage", None)
-        # How LangChain asks for a stream, and what it says to its tracers.
+        # LangChain's internal arguments for streams and tracers.
         for name in ("stream", "ls_structured_output_format"):
             arguments.pop(name, None)
         body = {**self._default_params, **arguments, **extra_body}
@@ -391,21 +385,22 @@ class ParrotModel(BaseModel):
 
     @abstractmethod
     def _prompt_fields(self, prompt: Any) -> dict[str, Any]:
-        """The prompt or the messages as a field of the body."""
+        """Return the prompt or messages as a field of the body."""
 
     @abstractmethod
     def _result(
         self, call: CallOptions, prompt: Any, document: dict[str, Any], headers: Mapping[str, str]
     ) -> Any:
-        """LangChain's result of an answer."""
+        """Convert an answer to LangChain's result."""
 
     @abstractmethod
     def _as_chunk(self, result: Any) -> Any:
-        """A deferred result as the only chunk of a stream."""
+        """Convert a deferred result to the only chunk of a stream."""
 
     def _create(self, client: Any, call: CallOptions, prompt: Any, **options: Any) -> Any:
         resource = operator.attrgetter(self._resource)(client)
-        # NOTE: all in `extra_body`, since the client refuses fields that its version does not know.
+        # NOTE: everything goes into `extra_body`, because the client refuses fields unknown to its
+        # version.
         return resource.with_raw_response.create(
             model=call.model,
             extra_body=call.body,
@@ -463,8 +458,6 @@ class ParrotModel(BaseModel):
                         yield chunk
             yield assembly.last()
 
-    # -- tokens -------------------------------------------------------------------------------
-
     @property
     def _tokens(self) -> TokenCounter:
         clients = self._clients
@@ -474,10 +467,10 @@ class ParrotModel(BaseModel):
         return counter
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The model's tokens of a text, from the gateway, without special ones.
+        """Return the model's tokens of a text, counted by the gateway, without special ones.
 
         Raises:
-            ParrotError: the gateway is not there, or has no tokenizer of this model.
+            ParrotError: the gateway cannot be reached, or has no tokenizer of this model.
         """
         if self._own_token_ids is not None:
             return self._own_token_ids(text)
@@ -485,7 +478,7 @@ class ParrotModel(BaseModel):
             return self._tokens.token_ids(prompt=text, add_special_tokens=False)
 
     def get_num_tokens(self, text: str) -> int:
-        """The number of `get_token_ids`; raises as that."""
+        """Return the number of tokens; raises like `get_token_ids`."""
         if self._own_token_ids is not None:
             return len(self._own_token_ids(text))
         with self._translated():
@@ -493,13 +486,13 @@ class ParrotModel(BaseModel):
 
     @property
     def _own_token_ids(self) -> Callable[[str], list[int]] | None:
-        """LangChain's field for the user's own tokenizer."""
+        """Return the user's own tokenizer from LangChain's field."""
         found: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
         return found
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Inside, what the `openai` client raises becomes an error of this package."""
+        """Translate exceptions of the `openai` client to this package's."""
         try:
             yield
         except Exception as error:
@@ -513,11 +506,11 @@ class ParrotModel(BaseModel):
     def _read(
         self, call: CallOptions, prompt: Any, content: bytes, headers: Mapping[str, str]
     ) -> Any:
-        """The result of an answer.
+        """Convert an answer to a result.
 
         Raises:
-            ParrotFeatureError: it is none that an OpenAI-compatible server gives, or the server
-                passed over fields that it depends on.
+            ParrotFeatureError: the answer is not OpenAI-compatible, or the server
+                ignored fields that it depends on.
         """
         try:
             document = json.loads(content)
@@ -531,10 +524,10 @@ class ParrotModel(BaseModel):
         return self._result(call, prompt, document, headers)
 
     def _check_understood(self, call: CallOptions, headers: Mapping[str, str]) -> None:
-        """Check that the server did what Parrot's fields of a call say.
+        """Check that the server obeyed Parrot's fields of a call.
 
         Raises:
-            ParrotFeatureError: it passed over fields that its answer depends on.
+            ParrotFeatureError: it ignored fields that its answer depends on.
         """
         essential = [name for name in ESSENTIAL_FIELDS if name in call.parrot]
         if essential and "x-parrot-session" not in headers:
@@ -544,7 +537,7 @@ class ParrotModel(BaseModel):
             )
 
     def _note_reference(self, reference: str) -> None:
-        """Take note of a reference that this model's server answered with."""
+        """Register a reference that this model's server returned."""
         run = current_run()
         assert run is not None
         seconds = self.timeout if isinstance(self.timeout, int | float) else DEFAULT_TIMEOUT_S
@@ -552,25 +545,25 @@ class ParrotModel(BaseModel):
 
 
 def _source(source: Any) -> Any:
-    """One of `inputs` as the gateway takes it."""
+    """Convert one of `inputs` for the gateway."""
     if type(source) is not DeferredText:
         return source
     return {"value": source.get()} if source.is_resolved else source.reference
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not None."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def header_metadata(headers: Mapping[str, str]) -> dict[str, Any]:
-    """`parrot` and `request_id` of `response_metadata`, from an answer's headers."""
+    """Return `parrot` and `request_id` for `response_metadata`, from an answer's headers."""
     parrot = answer_metadata(headers)
     return present({"parrot": parrot or None, "request_id": headers.get("x-request-id")})
 
 
 def token_usage(results: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """The sum of the `token_usage` of several `llm_output`s, with all details, and their model."""
+    """Sum the `token_usage` of several `llm_output`s with all details, and keep their model."""
     total: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for result in results:

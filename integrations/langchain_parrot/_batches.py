@@ -1,8 +1,8 @@
-"""The runs that one `batch`, `abatch` or one of their `…_as_completed` starts.
+"""Identifies the runs that one `batch`, `abatch` or `…_as_completed` starts.
 
-LangChain gives each input of a batch a run of its own and tells no callback that they belong
-together. So the methods that fan out are wrapped: while one runs, a context variable, which the
-threads and tasks of its inputs inherit, names the batch.
+LangChain gives each input of a batch a run of its own, and tells no callback that they belong
+together. So the methods that fan out are wrapped. While one runs, a context variable names the
+batch, and the threads and tasks of its inputs inherit it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Batch(NamedTuple):
     """One call of a batch method.
 
     Attributes:
-        id: of its own.
-        outermost: id of the batch in which it all began; its own if it is that.
-        thread: the conversation of all its inputs, if their configuration names one. Steps of a
-            batch are not run within a configuration, as others are.
-        caller: the code that began the outermost one.
+        id: its own id.
+        outermost: id of the outermost batch around it, possibly its own.
+        thread: the conversation of all its inputs, if their configuration names one. Unlike
+            other steps, those of a batch do not run within a configuration.
+        caller: the code that began the outermost batch.
     """
 
     id: str
@@ -53,7 +53,7 @@ _batch: ContextVar[Batch | None] = ContextVar("langchain_parrot_batch", default=
 
 
 def current_batch() -> Batch | None:
-    """The innermost batch of which an input runs here."""
+    """Return the innermost batch that has an input running here."""
     return _batch.get()
 
 
@@ -93,7 +93,7 @@ def _wrap_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, inputs: Any, config: Any = None, **named: Any
     ) -> Iterator[Any]:
         results = method(self, inputs, config, **named)
-        # All inputs are started before the first result is given out.
+        # All inputs are started before the first result is returned.
         with _fan_out(inputs, config):
             first = next(results, results)
         if first is not results:
@@ -125,13 +125,13 @@ _WRAPPERS = {
     "batch_as_completed": _wrap_as_completed,
     "abatch_as_completed": _wrap_async_as_completed,
 }
-#: Those that start one run for each input; other classes end in one of them.
+#: Classes that start one run per input; other classes delegate to them.
 _CLASSES: tuple[type, ...] = (Runnable, RunnableSequence, DynamicRunnable, BaseLLM)
 
 
 @functools.cache
 def watch_batches() -> None:
-    """Wrap the methods; once."""
+    """Wrap the methods, once."""
     for owner in _CLASSES:
         for name, wrap in _WRAPPERS.items():
             if name in vars(owner):

@@ -1,9 +1,9 @@
 """Callback methods that run at once, in synchronous and in asynchronous chains alike.
 
-LangChain runs a handler's plain method inside an asynchronous chain in a thread, which costs some
-0.1 ms for every event of every run, unless the handler is `run_inline`. That attribute has a side
-effect: as long as one such handler is there, others that are not get no events of text models that
-start in asynchronous chains (langchain issue 39633). A handler of a whole program must not do that.
+LangChain runs a plain handler method of an asynchronous chain in a thread, unless the handler is
+`run_inline`. That costs some 0.1 ms per event and run. The attribute `run_inline` has a side
+effect: while such a handler exists, other handlers get no events of text models that start in
+asynchronous chains (langchain issue 39633). A handler for a whole program must avoid that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 
 class _Done:
-    """An awaitable that is done, and no coroutine that has to be run."""
+    """A finished awaitable, which unlike a coroutine need not be run."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -27,15 +27,14 @@ _DONE = _Done()
 
 
 async def _looks_asynchronous() -> None:
-    """Stand in for `inspect.iscoroutinefunction`; never called."""
+    """Stand-in for `inspect.iscoroutinefunction`; never called."""
 
 
 class Inline(functools.partial[Any]):
-    """A method of a handler: acts when it is called, and can be awaited but need not be.
+    """A handler method that acts when called, and may but need not be awaited.
 
-    `inspect.iscoroutinefunction` looks through a partial at its function, so that asynchronous
-    chains await what a call returns; synchronous ones look whether it is a coroutine, which it is
-    not.
+    `inspect.iscoroutinefunction` looks through a partial at its function, so asynchronous chains
+    await the result of a call. Synchronous chains check the result itself, which is no coroutine.
     """
 
     act: Callable[..., None]
@@ -55,9 +54,9 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def ignore_events(handler: BaseCallbackHandler) -> None:
-    """Let a handler take no time for all events; those that it wants are set afterwards.
+    """Give a handler cheap methods for all events; the wanted ones are set afterwards.
 
-    The methods that it inherits would each be called in a thread: for every token of a stream.
+    Each inherited method would be called in a thread, for every token of a stream.
     """
     nothing = Inline(_nothing)
     for name in dir(BaseCallbackHandler):

@@ -1,4 +1,4 @@
-"""LangChain messages to OpenAI's wire form, and answers back to messages."""
+"""Converts LangChain messages to OpenAI's wire form, and answers to messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
 
-#: Blocks of an assistant's content that have no place in chat completions: what it thought, and
-#: calls, which are in `tool_calls`.
+#: Blocks of an assistant's content that chat completions cannot carry: reasoning, and calls, which
+#: are in `tool_calls`.
 _NOT_CONTENT = frozenset(
     {
         "reasoning",
@@ -34,19 +34,19 @@ _NOT_CONTENT = frozenset(
 
 
 def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """The `messages` of a request body.
+    """Return the `messages` of a request body.
 
-    Texts, images, audio and files go in OpenAI's form, whatever form of LangChain's they had.
+    Texts, images, audio and files in any of LangChain's forms are sent in OpenAI's form.
     """
     wire: list[dict[str, Any]] = []
     for message in messages:
         converted = convert_to_openai_messages([_prepared(message)])
         for one in converted:
             if one["role"] == "tool":
-                # OpenAI's tool messages have no name; strict servers refuse one.
+                # OpenAI's tool messages have no name, and strict servers refuse one.
                 one.pop("name", None)
         if isinstance(message, AIMessage) and message.invalid_tool_calls:
-            # The model sees what it wrote, and the answer to it has something to belong to.
+            # The model must see the call it wrote, so that the answer to it has a counterpart.
             calls = [_invalid_on_wire(call) for call in message.invalid_tool_calls]
             converted[0].setdefault("tool_calls", []).extend(calls)
         wire.extend(converted)
@@ -54,7 +54,7 @@ def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _prepared(message: BaseMessage) -> BaseMessage:
-    """A message that langchain_core can convert: without blocks that are no content."""
+    """Remove blocks that are no content, so that langchain_core can convert the message."""
     if isinstance(message.content, str) or not isinstance(message, AIMessage):
         return message
     content = [
@@ -71,9 +71,9 @@ def _invalid_on_wire(call: InvalidToolCall) -> dict[str, Any]:
 
 
 def _additional(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a message or a delta that LangChain keeps beside the content."""
+    """Return the parts of a message or delta that LangChain keeps beside the content."""
     additional: dict[str, Any] = {}
-    # vLLM's newer name is `reasoning`; DeepSeek's and SGLang's is the other.
+    # `reasoning` is vLLM's newer name; DeepSeek and SGLang use the other.
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
         additional["reasoning_content"] = reasoning
@@ -84,9 +84,9 @@ def _additional(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_message(answered: Mapping[str, Any], usage: UsageMetadata | None) -> AIMessage:
-    """The message of one choice of an answer.
+    """Convert one choice of an answer to a message.
 
-    A tool call whose arguments are no JSON object is among the message's `invalid_tool_calls`.
+    A tool call whose arguments are no JSON object goes to `invalid_tool_calls`.
     """
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
@@ -97,7 +97,7 @@ def to_message(answered: Mapping[str, Any], usage: UsageMetadata | None) -> AIMe
             invalid.append(make_invalid_tool_call(raw, str(error)))
             continue
         if call is None:
-            # A call of a tool of one's own form, which this package offers none of.
+            # A custom tool's call, which this package does not offer.
             continue
         if isinstance(call["args"], dict):
             calls.append(ToolCall(name=call["name"], args=call["args"], id=call["id"]))
@@ -113,7 +113,7 @@ def to_message(answered: Mapping[str, Any], usage: UsageMetadata | None) -> AIMe
 
 
 def to_chunk(delta: Mapping[str, Any]) -> AIMessageChunk:
-    """The piece of a message in one event of a stream."""
+    """Convert one event of a stream to a message chunk."""
     return AIMessageChunk(
         content=delta.get("content") or "",
         tool_call_chunks=[_call_chunk(raw) for raw in delta.get("tool_calls") or ()],
@@ -132,7 +132,7 @@ def _call_chunk(raw: Mapping[str, Any]) -> ToolCallChunk:
 
 
 def to_usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
-    """Tokens in LangChain's words; what the prefix cache spared is `cache_read`."""
+    """Return token counts in LangChain's form; prefix cache hits are `cache_read`."""
     if not usage:
         return None
     prompt_tokens = usage.get("prompt_tokens") or 0

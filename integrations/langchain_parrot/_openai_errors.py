@@ -1,4 +1,4 @@
-"""Exceptions that are `openai`'s and langchain_core's at once, so that code for either goes on.
+"""Exceptions that subclass both `openai`'s and langchain_core's, so that code for either works.
 
     ParrotConnectionError       nothing answers at the base URL
     ParrotTimeoutError          no answer in time
@@ -15,7 +15,7 @@
     └── ParrotServerError              500 and above
         └── ParrotServerTimeoutError       504
 
-Imports `openai`: loaded with the first error.
+Imports `openai`, and is loaded with the first error.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class ParrotStreamError(openai.APIError, ParrotError, ModelAPIError):
 
 
 class ParrotStatusError(openai.APIStatusError, ParrotError):
-    """An answer that is an error, of a status without a class of its own."""
+    """An error answer whose status has no class of its own."""
 
 
 class ParrotInvalidRequestError(
     ParrotStatusError, openai.BadRequestError, ModelInvalidRequestError
 ):
-    """The server refuses the call; `param` names the field where it is about one."""
+    """The server refuses the call; `param` names the field concerned, if any."""
 
 
 class ParrotContextOverflowError(ParrotInvalidRequestError, ContextOverflowError):
@@ -101,11 +101,11 @@ class ParrotNotFoundError(ParrotStatusError, openai.NotFoundError, ModelNotFound
 
 
 class ParrotConflictError(ParrotStatusError, openai.ConflictError):
-    """Something is taken: a variable that is written twice, a cycle, a full session."""
+    """A conflict: a variable is written twice, a cycle, a full session."""
 
 
 class ParrotRateLimitError(ParrotStatusError, openai.RateLimitError, ModelRateLimitError):
-    """Too many calls for now."""
+    """Too many calls at the moment."""
 
 
 class ParrotServerError(ParrotStatusError, openai.InternalServerError, ModelAPIError):
@@ -113,7 +113,7 @@ class ParrotServerError(ParrotStatusError, openai.InternalServerError, ModelAPIE
 
 
 class ParrotServerTimeoutError(ParrotServerError, ModelTimeoutError):
-    """A deadline of the server's passed."""
+    """A deadline of the server passed."""
 
 
 _BY_STATUS: dict[int, type[ParrotStatusError]] = {
@@ -127,7 +127,7 @@ _BY_STATUS: dict[int, type[ParrotStatusError]] = {
     429: ParrotRateLimitError,
     504: ParrotServerTimeoutError,
 }
-#: Codes by which a call says that a value it needs is not to be had.
+#: Codes of a call that needs an unavailable value.
 _DEFERRED_BY_CODE: dict[str, type[DeferredError]] = {
     "dependency_failed": DeferredFailedError,
     "transform_failed": DeferredFailedError,
@@ -136,7 +136,7 @@ _DEFERRED_BY_CODE: dict[str, type[DeferredError]] = {
     "variable_not_found": DeferredExpiredError,
     "call_cancelled": DeferredCancelledError,
 }
-#: Statuses of a question for one value.
+#: Statuses of a request for one value.
 _DEFERRED_BY_STATUS: dict[int, type[DeferredError]] = {
     401: DeferredError,
     403: DeferredError,
@@ -144,35 +144,35 @@ _DEFERRED_BY_STATUS: dict[int, type[DeferredError]] = {
     409: DeferredCancelledError,
 }
 
-#: How servers that are no Parrot Gateway say that a prompt is too long.
+#: Phrases of servers other than Parrot Gateway for a prompt that is too long.
 _OVERFLOWS = ("context_length_exceeded", "prompt is too long", "maximum context length")
 
-#: How servers name the object `parrot` of a body that they do not know; not a model's name.
+#: Matches other servers' mentions of an unknown body field `parrot`, but not model names.
 _NAMES_PARROT = re.compile(r"(?<![\w/-])parrot(?![\w-])")
 _EXTRA = ("unrecognized", "unknown", "extra", "unexpected", "not permitted", "not allowed")
 
 
 class _StreamOverflowError(ParrotStreamError, ContextOverflowError):
-    """An error within a stream: the prompt is too long once the values are in."""
+    """An error within a stream: with the inserted values the prompt is too long."""
 
 
 def from_openai(error: Exception, base_url: str) -> Exception:
-    """The exception to raise in place of one of the `openai` client, or of the HTTP library below.
+    """Return the exception to raise in place of one from the `openai` client or its HTTP library.
 
     Args:
         error: what a call raised.
-        base_url: where it was sent, for the message.
+        base_url: target of the call, for the message.
 
     Returns:
-        `error` itself if neither a server nor a connection is to blame for it.
+        `error` itself if neither a server nor a connection caused it.
     """
     if isinstance(error, ParrotError):
         return error
-    # NOTE: openai 2.x lets an error of httpx through when a stream breaks.
+    # NOTE: openai 2.x passes on httpx's own error when a stream breaks.
     if type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2"}:
         return ParrotStreamError(
             f"The connection to {base_url} broke in the middle of an answer ({error}).",
-            # An error of the HTTP library has its request, except in places that no server reaches.
+            # An error of the HTTP library has its request, except where no server was involved.
             getattr(error, "_request", None),  # type: ignore[arg-type]
             body=None,
         )
@@ -198,16 +198,16 @@ def from_openai(error: Exception, base_url: str) -> Exception:
 
 
 def from_read(error: Exception, reference: str, timeout: float, base_url: str) -> Exception:
-    """The exception to raise for a deferred text that could not be read.
+    """Return the exception to raise for a deferred text that could not be read.
 
     Args:
         error: what the client raised.
-        reference: of the text.
-        timeout: of the wait, in seconds.
-        base_url: where it was read.
+        reference: reference of the text.
+        timeout: limit of the wait, in seconds.
+        base_url: URL that it was read from.
 
     Returns:
-        a `DeferredError`; `error` itself if neither a server nor a connection is to blame for it.
+        a `DeferredError`; `error` itself if neither a server nor a connection caused it.
     """
     if isinstance(error, openai.APITimeoutError):
         return timed_out(reference, timeout)
@@ -232,7 +232,7 @@ def from_read(error: Exception, reference: str, timeout: float, base_url: str) -
 
 
 def _message(error: openai.APIError) -> str:
-    """The server's own message as a sentence, without the client's wrapping of its body."""
+    """Return the server's message as a sentence, without the client's wrapping."""
     body = error.body
     if isinstance(body, dict) and isinstance(body.get("message"), str):
         return sentence(str(body["message"]))
@@ -255,9 +255,9 @@ def _of_status(error: openai.APIStatusError, base_url: str) -> Exception:
 
 
 def _is_about_parrot(code: str, param: str, message: str) -> bool:
-    """True if an error is about a field of Parrot's that the server does not know.
+    """Return true if an error is about a Parrot field that the server does not know.
 
-    The gateway names it in `param`; others name `parrot`, the whole object, in some way.
+    The gateway names the field in `param`; others mention the object `parrot` in some form.
     """
     if code in ("unknown_parameter", "unknown_header"):
         return param.lower().startswith(("parrot", "x-parrot"))

@@ -50,18 +50,18 @@ class _ChatAssembly(StreamAssembly):
         return ChatGenerationChunk(message=message, generation_info=information)
 
 
-# LangChain passes the prompt of `_stream` by position: its name may differ.
+# LangChain passes `_stream`'s prompt by position, so its name may differ.
 class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
     """A chat model behind Parrot Gateway, or behind any OpenAI-compatible server.
 
-    All of LangChain's: streams, async, tools, structured output, callbacks, caching. Besides them
-    Parrot's fields, as arguments of the constructor or of a call::
+    Supports all LangChain features: streams, async, tools, structured output, callbacks, caching.
+    Parrot's fields are arguments of the constructor or of a call::
 
         llm = ChatParrot(model="parrot-demo", session="tale")
         llm.invoke("Tell me of a ship.", output="ship", priority=1)
 
-    An answer's `response_metadata` has the model's name, the finish reason, and under `parrot` what
-    the gateway says of the call: session, call, variable, engine, cached_tokens, queue_ms.
+    An answer's `response_metadata` has the model's name, the finish reason, and under `parrot` the
+    gateway's facts about the call: session, call, variable, engine, cached_tokens, queue_ms.
     """
 
     _resource: ClassVar[str] = "chat.completions"
@@ -90,15 +90,16 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """The length of the prompt that the model's chat template makes of messages; of messages
-        that it refuses, such as the end of a conversation, that of their texts.
+        """Return the length of the prompt that the model's chat template makes of messages.
+
+        If the template refuses the messages, such as the end of a conversation, their texts count.
 
         Args:
-            messages: none have no tokens.
-            tools: not counted, as by LangChain's own models.
+            messages: an empty list has no tokens.
+            tools: not counted, as in LangChain's own models.
 
         Raises:
-            ParrotError: the gateway is not there, or has no tokenizer of this model.
+            ParrotError: the gateway cannot be reached, or has no tokenizer of this model.
         """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages, tools)
@@ -113,8 +114,6 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
                 return self._tokens.count(messages=to_wire(messages))
         except ParrotInvalidRequestError:
             return self.get_num_tokens(get_buffer_string(messages))
-
-    # -- requests and answers -----------------------------------------------------------------
 
     def _generate(
         self,
@@ -152,7 +151,7 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
             return ChatResult(generations=[ChatGeneration(message=message)], llm_output=metadata)
         generations = [
             ChatGeneration(
-                # All choices are one call: its tokens count once.
+                # All choices belong to one call, so its tokens count once.
                 message=to_message(choice["message"], to_usage(usage) if number == 0 else None),
                 generation_info=present(
                     {name: choice.get(name) for name in ("finish_reason", "logprobs")}
@@ -175,8 +174,6 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
         )
         return ChatGenerationChunk(message=message)
 
-    # -- tools and structured output ----------------------------------------------------------
-
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
@@ -186,18 +183,18 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
         parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools to call.
+        """Return the model with tools to call.
 
         Args:
             tools: functions, classes, LangChain tools, or schemas in OpenAI's or Anthropic's form.
             tool_choice: `auto`, `none`, `required` or `any`, a tool's name, True for "one of them
                 must be called", False for `none`, or OpenAI's object.
-            strict: arguments are kept to the tools' schemas.
+            strict: true restricts arguments to the tools' schemas.
             parallel_tool_calls: False allows one call in an answer.
             **kwargs: further arguments of every call.
 
         Raises:
-            ValueError: `tool_choice` names no tool that is bound.
+            ValueError: `tool_choice` names a tool that is not bound.
         """
         offered = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         choice = _tool_choice_on_wire(tool_choice, offered)
@@ -216,21 +213,21 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with answers of a schema's shape.
+        """Return the model with answers in a schema's shape.
 
         Args:
             schema: a pydantic class, a TypedDict, a JSON Schema or an OpenAI tool; may be left out
                 with `json_mode`.
-            method: `json_schema` has the server keep to the schema while it writes,
+            method: `json_schema` restricts generation to the schema,
                 `function_calling` offers the schema as a tool that must be called, `json_mode` asks
-                for any JSON object: the prompt has to say which.
-            include_raw: answer a dict of `raw` (the message), `parsed` and `parsing_error`, instead
-                of the parsed answer, and raise no error of the parser's.
-            strict: given to the server as it is; Parrot Gateway always keeps to a schema.
+                for any JSON object, which the prompt must describe.
+            include_raw: true returns a dict of `raw` (the message), `parsed` and `parsing_error`
+                instead of the parsed answer, and raises no parser errors.
+            strict: passed to the server; Parrot Gateway always keeps to a schema.
             **kwargs: further arguments of every call.
 
         Raises:
-            ValueError: no schema where one is needed, or an unknown method.
+            ValueError: the schema is missing although needed, or the method is unknown.
         """
         if schema is None and method != "json_mode":
             raise ValueError(f"method={method!r} needs a schema")
@@ -258,7 +255,7 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
 
 
 def _answer_metadata(document: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """`response_metadata` of an answer: all but its choices."""
+    """Return an answer's `response_metadata`: all except its choices."""
     metadata = {
         "model_provider": "parrot",
         "model_name": document.get("model"),
@@ -272,15 +269,15 @@ def _answer_metadata(document: Mapping[str, Any], headers: Mapping[str, str]) ->
 def _tool_choice_on_wire(
     choice: str | bool | Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]
 ) -> str | dict[str, Any] | None:
-    """`tool_choice` of a request.
+    """Return a request's `tool_choice`.
 
     Args:
         choice: `auto`, `none`, `required` or `any`, a tool's name, True for "one of them must be
             called", False for `none`, or OpenAI's own object.
-        tools: those that are offered, in OpenAI's form.
+        tools: the offered tools, in OpenAI's form.
 
     Raises:
-        ValueError: a name that is not offered.
+        ValueError: the name is not offered.
     """
     names = [tool["function"]["name"] for tool in tools if "function" in tool]
     if choice is None or choice is False:
@@ -307,7 +304,7 @@ def _not_offered(name: str, names: Sequence[str]) -> str:
 
 
 def _response_format(schema: Any, strict: bool | None) -> dict[str, Any]:
-    """`response_format` of a request, for a schema in any form that langchain_core knows."""
+    """Return a request's `response_format` for a schema in any form that langchain_core knows."""
     if isinstance(schema, Mapping) and schema.get("type") == "json_schema":
         return dict(schema)
     json_schema = convert_to_json_schema(schema, strict=strict)
@@ -322,14 +319,16 @@ def _response_format(schema: Any, strict: bool | None) -> dict[str, Any]:
 
 
 def _json_parser(schema: Any) -> BaseOutputParser[Any]:
-    """Reads what was json_schema under a schema: an object of its class, or a dict."""
+    """Return a parser for `json_schema` answers: an object of the schema's class, or a dict."""
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         return PydanticOutputParser(pydantic_object=schema)
     return JsonOutputParser()
 
 
 def _tool_parser(schema: Any, name: str) -> BaseOutputParser[Any]:
-    """Reads the arguments of the first call of a tool: an object of its class, or a dict."""
+    """Return a parser for the arguments of a tool's first call: an object of its class, or a
+    dict.
+    """
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         return PydanticToolsParser(tools=[schema], first_tool_only=True)
     return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
@@ -338,7 +337,7 @@ def _tool_parser(schema: Any, name: str) -> BaseOutputParser[Any]:
 def _parsed_chain(
     model: Runnable[LanguageModelInput, Any], parser: BaseOutputParser[Any], include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model and its parser; `include_raw` adds the message and the parser's error."""
+    """Chain the model and its parser; `include_raw` adds the message and the parser's error."""
     if not include_raw:
         return model | parser
     parsed = RunnablePassthrough.assign(

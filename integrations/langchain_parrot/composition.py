@@ -1,13 +1,13 @@
-"""Deferral inside LangChain's own compositions: planned, run, and resolved at their borders.
+"""Deferral inside LangChain's compositions: planned, run, and resolved at their borders.
 
-`defer=True` acts where it is known who reads an answer: inside a `RunnableSequence` or a
-`RunnableParallel`. A composition is planned from its end: a call is deferred if all that becomes of
-its text is a part of another call's prompt. Its answer is then a reference, which the gateway
-replaces. Steps that only pass values on (branches, `assign`, `pick`, `itemgetter`, `JoinTexts`,
-`StrOutputParser`, f-string templates in front of a model) pass references on. In front of all other
-steps references are replaced by their texts: lambdas, tools, other parsers and models, retries,
-fallbacks, runnables of the user's; and at the end. Runs that callbacks observe defer nothing, nor
-do models with tools, a response format or a cache.
+`defer=True` acts where the readers of an answer are known: inside a `RunnableSequence` or
+`RunnableParallel`. A composition is planned from its end. A call is deferred if its text becomes
+only part of other calls' prompts; its answer is then a reference, which the gateway replaces. Steps
+that only pass values on (branches, `assign`, `pick`, `itemgetter`, `JoinTexts`, `StrOutputParser`,
+f-string templates before a model) pass references on. Before all other steps (lambdas, tools, other
+parsers and models, retries, fallbacks, the user's runnables), and at the end, references are
+replaced by their texts. Runs observed by callbacks defer nothing, nor do models with tools, a
+response format or a cache.
 
 Importing this wraps the run methods of both classes, once.
 """
@@ -48,21 +48,21 @@ from langchain_parrot.deferred import DeferredText, GraphRun, current_run, enter
 from langchain_parrot.exceptions import DeferredError
 from langchain_parrot.linking import RunTree
 
-#: Fields of a call whose answer is more than its text, or is read at once.
+#: Fields of a call whose answer is more than its text, or is read immediately.
 _NEEDS_ANSWER = frozenset({"tools", "functions", "response_format", "logprobs"})
 
 
 class JoinTexts(RunnableSerializable[Sequence[str], str]):
-    """Joins a list of texts, or the values of a dict; does not wait for those that are deferred.
+    """Joins a list of texts, or the values of a dict, without waiting for deferred ones.
 
     Attributes:
-        separator: between two texts.
+        separator: text between two texts.
     """
 
     separator: str = "\n"
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
-        """The joined text."""
+        """Return the joined text."""
         return self._call_with_config(self._join, input, config)
 
     def _join(self, texts: Any) -> str:
@@ -73,7 +73,7 @@ class JoinTexts(RunnableSerializable[Sequence[str], str]):
 
 
 class Demand(IntEnum):
-    """The use of a step's output: it is read, passed on as a text, or is a model's prompt."""
+    """Use of a step's output: it is read, passed on as a text, or becomes a model's prompt."""
 
     READ = 0
     TEXT = 1
@@ -81,14 +81,14 @@ class Demand(IntEnum):
 
 
 class _Model(NamedTuple):
-    """A model of ours with the arguments that bindings give it."""
+    """A model of this package with the arguments that bindings give it."""
 
     model: ParrotModel
     arguments: dict[str, Any]
 
     @property
     def is_observed(self) -> bool:
-        """True if something sees its prompts or keeps its answers."""
+        """Return true if something sees its prompts or keeps its answers."""
         cache = getattr(self.model, "cache", None)
         has_cache = get_llm_cache() is not None if cache is None else cache is not False
         return (
@@ -98,7 +98,7 @@ class _Model(NamedTuple):
         )
 
     def may_defer(self, every: bool) -> bool:
-        """True if its answer may be a reference; `every` stands for `defer=True`."""
+        """Return true if its answer may be a reference; `every` acts like `defer=True`."""
         given = {**self.model._default_params, **self.arguments}
         return (
             (every or bool(self.arguments.get("defer", self.model.defer)))
@@ -109,7 +109,7 @@ class _Model(NamedTuple):
 
 
 def _kind(step: Any) -> Any:
-    """The class of a step, without the type arguments that pydantic's generic classes have."""
+    """Return the class of a step, without type arguments of pydantic's generic classes."""
     kind = type(step)
     metadata = getattr(kind, "__pydantic_generic_metadata__", None) or {}
     return metadata.get("origin") or kind
@@ -126,17 +126,17 @@ def _model_of(step: Any) -> _Model | None:
 
 
 def _is_plain(binding: Any) -> bool:
-    """True if a binding has no callbacks, and makes no configuration by code."""
+    """Return true if a binding has no callbacks, and makes no configuration by code."""
     return not binding.config_factories and not binding.config.get("callbacks")
 
 
 def _passes_texts(step: Any) -> bool:
-    """True if a step only hands on, or joins, what it is given."""
+    """Return true if a step only passes on or joins its input."""
     if _kind(step) is RunnablePassthrough:
         return step.func is None and step.afunc is None
     if _kind(step) is RunnableLambda:
         getter = getattr(step, "func", None)
-        # An index or a slice could be one of a text.
+        # An index or slice could apply to a text.
         return isinstance(getter, operator.itemgetter) and isinstance(
             getter.__reduce__()[1][0], str
         )
@@ -144,8 +144,8 @@ def _passes_texts(step: Any) -> bool:
 
 
 def _copies_texts(template: Any) -> bool:
-    """True if a prompt template puts its inputs into the prompt as they are."""
-    # NOTE: these load jinja2, and a program without templates does not need it.
+    """Return true if a prompt template inserts its inputs unchanged."""
+    # NOTE: this import loads jinja2, which programs without templates do not need.
     from langchain_core import prompts
 
     if _kind(template) is prompts.ChatPromptTemplate:
@@ -170,8 +170,8 @@ def _message_templates() -> tuple[type, ...]:
     )
 
 
-#: The steps that a composition runs, in their order. Conditions of a branch are none of them: what
-#: they give out goes nowhere.
+#: The steps that a composition runs, in order. A branch's conditions are not included, because
+#: their output goes nowhere.
 _PARTS: dict[Any, Callable[[Any], list[Any]]] = {
     RunnableSequence: lambda step: list(step.steps),
     RunnableParallel: lambda step: list(step.steps__.values()),
@@ -183,7 +183,7 @@ _PARTS: dict[Any, Callable[[Any], list[Any]]] = {
 
 
 def _parts(step: Any) -> list[Any] | None:
-    """The steps that a composition runs; None for any other step."""
+    """Return the steps that a composition runs; None for any other step."""
     kind = _kind(step)
     if kind not in _PARTS or (kind is RunnableBinding and not _is_plain(step)):
         return None
@@ -191,7 +191,7 @@ def _parts(step: Any) -> list[Any] | None:
 
 
 def _demand(step: Any, after: Demand) -> Demand:
-    """The use of a step's input, from that of its output."""
+    """Derive the use of a step's input from that of its output."""
     model = _model_of(step)
     if model is not None:
         return Demand.READ if model.is_observed else Demand.PROMPT
@@ -210,7 +210,7 @@ def _demand(step: Any, after: Demand) -> Demand:
 
 
 class _Built(NamedTuple):
-    """A step as it is run; whether its output may hold references; whether it defers a call."""
+    """A step as it is run; true if its output may have references; true if it defers a call."""
 
     step: Any
     holds: bool
@@ -218,13 +218,13 @@ class _Built(NamedTuple):
 
 
 def _build(step: Any, after: Demand, holds: bool, every: bool) -> _Built:
-    """A step that defers what can be deferred, and reads texts where it has to.
+    """Build a step that defers where possible, and reads texts where necessary.
 
     Args:
-        step: of the user's; it is not changed.
-        after: what becomes of its output.
-        holds: whether its input may hold references.
-        every: all models defer, not only those with `defer=True`.
+        step: the user's step; it is not changed.
+        after: use of its output.
+        holds: true if its input may have references.
+        every: true: all models defer, not only those with `defer=True`.
     """
     model = _model_of(step)
     if model is not None and not model.is_observed:
@@ -243,14 +243,14 @@ def _build(step: Any, after: Demand, holds: bool, every: bool) -> _Built:
     built = [_build(part, after, holds, every) for part in parts]
     return _Built(
         _with_parts(step, [part.step for part in built], holds),
-        # `assign` gives out its input as well.
+        # `assign` also outputs its input.
         any(part.holds for part in built) or (holds and _kind(step) is RunnableAssign),
         any(part.defers for part in built),
     )
 
 
 def _with_parts(step: Any, parts: list[Any], holds: bool) -> Any:
-    """A copy of a composition that runs these; conditions of a branch read texts."""
+    """Copy a composition with these parts; conditions of a branch read texts."""
     kind = _kind(step)
     if kind is RunnableParallel:
         steps = dict(zip(step.steps__, parts, strict=True))
@@ -279,7 +279,7 @@ def _build_sequence(
 
 
 class _Border(RunnableBindingBase[Any, Any]):
-    """A step in front of which references are replaced by their texts."""
+    """A step before which references are replaced by their texts."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return self.bound.invoke(_read(input), config, **kwargs)
@@ -332,13 +332,13 @@ _MARK = "_langchain_parrot_is_planned"
 
 
 def _mark(step: Any) -> Any:
-    """Mark a composition as planned: it is no beginning of a graph any more."""
+    """Mark a composition as planned: it no longer begins a graph."""
     vars(step)[_MARK] = True
     return step
 
 
 def _servers(step: Any, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Address and key of all models of ours in a composition."""
+    """Return the addresses and keys of all models of this package in a composition."""
     model = _model_of(step)
     if model is not None:
         key = model.model.api_key
@@ -356,30 +356,30 @@ _plans: dict[tuple[int, Demand, bool, bool], tuple[weakref.ref[Any], _Built | No
 
 
 def _plan(step: Any, after: Demand, holds: bool, *, every: bool = False) -> _Built | None:
-    """The planned composition; None where it defers nothing and is given nothing deferred.
+    """Return the planned composition; None if it defers nothing and gets nothing deferred.
 
-    Kept as long as the composition lives: it is not expected to be changed after its first run.
+    Kept as long as the composition lives, which should not change after its first run.
     """
     key = (id(step), after, holds, every)
     known = _plans.get(key)
     if known is not None and known[0]() is step:
         return known[1]
     built: _Built | None = None
-    # What one gateway wrote, another one does not know.
+    # One gateway does not know another one's references.
     if len(_servers(step, set())) == 1:
         built = _build(step, after, holds, every)
         if not built.defers and not holds:
             built = None
     elif holds:
         built = _Built(_border(step, True), False)
-    # At the interpreter's end the step may outlive this module's names.
+    # At the interpreter's end the step may outlive this module's globals.
     drop = _plans.pop
     _plans[key] = (weakref.ref(step, lambda _: drop(key, None)), built)
     return built
 
 
 def _is_observed(config: Any) -> bool:
-    """True if callbacks of others see the run: they are shown texts, not references."""
+    """Return true if others' callbacks see the run: they must see texts, not references."""
     handlers = CallbackManager.configure(ensure_config(config).get("callbacks")).handlers
     return any(not isinstance(handler, RunTree) for handler in handlers)
 
@@ -388,8 +388,8 @@ class _Start(NamedTuple):
     """A run of a composition that is about to begin.
 
     Attributes:
-        run: its references.
-        step: what runs instead of the composition.
+        run: the references of the run.
+        step: the step that runs instead of the composition.
         given: the input, with references in place of deferred texts.
     """
 
@@ -399,13 +399,13 @@ class _Start(NamedTuple):
 
 
 def _start(composition: Any, given: Any, config: Any, plan: Callable[..., Any]) -> _Start | None:
-    """How a composition is run; None where it runs as it is.
+    """Plan a composition's run; None if it runs unchanged.
 
     Args:
-        composition: of the user's.
+        composition: the user's composition.
         given: its input.
         config: one configuration, or a list of them.
-        plan: of the composition, from whether its input holds references.
+        plan: plans the composition, given whether its input has references.
     """
     run = GraphRun()
     if DeferredText.exist:
@@ -414,7 +414,7 @@ def _start(composition: Any, given: Any, config: Any, plan: Callable[..., Any]) 
     built = plan(run.has_references)
     if built is not None and not any(map(_is_observed, configs)):
         return _Start(run, built.step, given)
-    # Run as it is, with texts as its input.
+    # Run unchanged, with texts as its input.
     return _Start(run, _Border(bound=composition), given) if run.has_read else None
 
 
@@ -465,7 +465,7 @@ def _wrap_stream(method: Callable[..., Any]) -> Callable[..., Any]:
             yield from method(self, chunks, config, **kwargs)
             return
         pieces = start.step.transform(chunks, config, **kwargs)
-        # What follows the first piece runs in a copy of the context of then.
+        # After the first chunk, each step runs in a copy of the context at that time.
         with entered(start.run):
             first = next(pieces, pieces)
         if first is not pieces:
@@ -530,7 +530,7 @@ _WRAPPERS = {
 
 @functools.cache
 def plan_compositions() -> None:
-    """Wrap the run methods of LangChain's compositions; once."""
+    """Wrap the run methods of LangChain's compositions, once."""
     for owner in (RunnableSequence, RunnableParallel):
         for name, wrap in _WRAPPERS.items():
             if name in vars(owner):
@@ -546,10 +546,10 @@ plan_compositions()
 def submit(
     runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None, **kwargs: Any
 ) -> DeferredText:
-    """Start a call, or a composition that ends in a text, and do not wait for its text.
+    """Start a call, or a composition that ends in a text, without waiting for the text.
 
-    The calls of an application that is no composition (a loop, a LangGraph graph) are chained by
-    giving one's answer to the next, which does not wait for it either::
+    An application that is no composition (a loop, a LangGraph graph) chains calls by passing each
+    answer to the next call, which does not wait for it either::
 
         summary = submit(begin, {"part": first})
         for part in others:
@@ -559,8 +559,8 @@ def submit(
     Args:
         runnable: a model of this package, or a composition whose result is a text or a message.
             All its models defer.
-        input: may hold deferred texts.
-        config: of the run.
+        input: may contain deferred texts.
+        config: configuration of the run.
         **kwargs: further arguments of the call.
 
     Raises:
@@ -577,7 +577,7 @@ def submit(
 async def asubmit(
     runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None, **kwargs: Any
 ) -> DeferredText:
-    """`submit` without blocking the event loop."""
+    """Do the same as `submit` without blocking the event loop."""
     start = _submission(runnable, input, config)
     if start is None:
         return _handle(GraphRun(), await runnable.ainvoke(input, config, **kwargs))

@@ -1,8 +1,8 @@
-"""Texts that are not written yet: handles of the user's, and the references of one run.
+"""Texts that are not written yet: the user's handles, and the references of one run.
 
-A deferred call answers at once with a reference, which the gateway replaces by the text wherever a
-prompt holds it. References live inside compositions only (`composition`); what a program gets is a
-text or a `DeferredText`, which is no `str`: code that wants one raises a TypeError.
+A deferred call answers at once with a reference, which the gateway replaces by the text in any
+prompt. References live only inside compositions (`composition`). A program gets a text or a
+`DeferredText`, which is no `str`: code that insists on one raises a TypeError.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from parrot_client.fields import REFERENCE, REFERENCE_START
 
 from langchain_parrot.exceptions import DeferredError, timed_out
 
-#: The wait for a deferred text, in seconds: as long as a gateway lets a call run.
+#: Limit of the wait for a deferred text, in seconds: a gateway lets a call run as long.
 DEFAULT_TIMEOUT_S = 600.0
-#: How much longer than the gateway the client waits, so that the gateway ends the wait; seconds.
+#: Seconds that the client waits beyond the gateway, so that the gateway ends the wait.
 _GRACE_S = 10.0
 
 
 class GatewayResolver:
     """Reads variables by `GET /v1/variables/{reference}`, which waits for the value.
 
-    Raises a `DeferredError` where there is none. Goes through the `openai` client's own `get`,
-    which is the same in openai 2.x and 3.x, and so has its base URL, key, proxies and retries.
+    Raises a `DeferredError` if there is none. It uses the `openai` client's own `get`, which is the
+    same in openai 2.x and 3.x, and so has its base URL, key, proxies and retries.
     """
 
     def __init__(self, clients: OpenAIClients) -> None:
@@ -79,7 +79,7 @@ def _read_request(reference: str, timeout: float) -> dict[str, Any]:
 
 
 def _read_all_request(references: list[str], timeout: float) -> dict[str, Any]:
-    # Not repeated: what failed stays failed, and the gateway has waited already.
+    # No retries: a failure is final, and the gateway has waited already.
     options = {"timeout": timeout + _GRACE_S, "max_retries": 0}
     body = {"value": references, "timeout": timeout}
     return {"path": "/resolve", "cast_to": object, "body": body, "options": options}
@@ -110,21 +110,21 @@ def _value_of(variable: Any, reference: str, timeout: float) -> str:
 
 
 class DeferredText:
-    """A text that may not be written yet; it behaves like the text, and waits where it is read.
+    """A text that may not be written yet; it behaves like the text, and waits when it is read.
 
-    It is no `str`: what insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError or
-    its like, and takes `str(text)`; so does a loop over its characters. Given to a composition or
-    to `submit` as an input, or to a call as one of its `inputs`, it is not waited for.
+    It is no `str`. Code that insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError
+    or similar, as does a loop over its characters; pass `str(text)` instead. As an input of a
+    composition or `submit`, or as one of a call's `inputs`, it is not waited for.
 
-    `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all methods
-    of strings, `int`, `float` and pickling wait for the text and then act on it. `repr` and copying
-    never wait. In an event loop, `await text.aget()` first: reading blocks.
+    `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all string methods,
+    `int`, `float` and pickling wait for the text and then act on it. `repr` and copying never wait.
+    In an event loop, `await text.aget()` first, because reading blocks.
 
     Args:
         reference: stands for it in prompts; None for a text that is known.
-        resolver: where the text comes from.
-        timeout: how long a reader waits, in seconds.
-        text: the text, where it is known already.
+        resolver: source of the text.
+        timeout: longest wait of a reader, in seconds.
+        text: the text, if already known.
 
     Raises:
         DeferredError: by everything that reads, when there is no text.
@@ -132,7 +132,7 @@ class DeferredText:
 
     __slots__ = ("_failure", "_resolver", "_text", "_timeout", "reference")
 
-    #: Whether the program has made any; compositions look for them in their inputs only then.
+    #: True once the program has made one; only then do compositions search their inputs for them.
     exist = False
 
     def __init__(
@@ -152,14 +152,14 @@ class DeferredText:
 
     @property
     def is_resolved(self) -> bool:
-        """True if the text is here already."""
+        """Return true if the text is here already."""
         return self._text is not None
 
     def get(self, timeout: float | None = None) -> str:
-        """The text; blocks for up to `timeout` seconds.
+        """Return the text; blocks for up to `timeout` seconds.
 
         Raises:
-            DeferredError: it failed, was cancelled or expired, or is not here in time.
+            DeferredError: the text failed, was cancelled or expired, or is late.
         """
         if self._text is None:
             resolver, reference, limit = self._begin(timeout)
@@ -168,7 +168,7 @@ class DeferredText:
         return self._text
 
     async def aget(self, timeout: float | None = None) -> str:
-        """The same without blocking the event loop."""
+        """Return the text without blocking the event loop."""
         if self._text is None:
             resolver, reference, limit = self._begin(timeout)
             with self._remembered():
@@ -195,7 +195,7 @@ class DeferredText:
             raise
 
     def __repr__(self) -> str:
-        # Debuggers, logs and tracebacks show objects: none of them may wait for a model.
+        # Debuggers, logs and tracebacks show objects, and must not wait for a model.
         return "<DeferredText, not read yet>" if self._text is None else repr(self._text)
 
     def __copy__(self) -> DeferredText:
@@ -226,10 +226,10 @@ class DeferredText:
         return self.get()
 
     def __conform__(self, protocol: object) -> str:
-        """The text, for `sqlite3`."""
+        """Return the text, for `sqlite3`."""
         return self.get()
 
-    #: Else pydantic would take it for a list of characters.
+    #: Otherwise pydantic would take it for a list of characters.
     __iter__ = None
 
     def __radd__(self, other: str) -> str:
@@ -243,7 +243,7 @@ class DeferredText:
 
 
 def _plain(argument: Any) -> Any:
-    """An argument of a string method, which insists on strings."""
+    """Convert an argument of a string method, which requires strings."""
     if type(argument) is DeferredText:
         return argument.get()
     if type(argument) is tuple:
@@ -273,7 +273,7 @@ def _reading_operator(name: str) -> Callable[[DeferredText, Any], Any]:
     return read
 
 
-# Methods that a later Python adds to strings are covered too.
+# This also covers string methods of later Python versions.
 for _name in dir(str):
     if not _name.startswith("_") and _name != "maketrans":
         setattr(DeferredText, _name, _reading_method(_name))
@@ -285,25 +285,27 @@ setattr(DeferredText, "__add__", _reading_operator("__add__"))  # noqa: B010
 
 
 class GraphRun:
-    """One run of a composition: what its deferred calls answered with, and who has the texts."""
+    """One run of a composition: references of its deferred calls, and the sources of their
+    texts.
+    """
 
     def __init__(self) -> None:
         #: Resolver and time limit in seconds, by reference.
         self._sources: dict[str, tuple[GatewayResolver, float]] = {}
-        #: Whether `refer` has found a deferred text.
+        #: True once `refer` has found a deferred text.
         self.has_read = False
 
     @property
     def has_references(self) -> bool:
-        """True if there are references whose texts are not known."""
+        """Return true if there are references with unknown texts."""
         return bool(self._sources)
 
     def add(self, reference: str, resolver: GatewayResolver, timeout: float) -> None:
-        """Take note of a reference."""
+        """Register a reference."""
         self._sources[reference] = (resolver, timeout)
 
     def refer(self, value: Any) -> Any:
-        """A copy of a value with references in place of deferred texts, which become this run's."""
+        """Copy a value with references of this run in place of deferred texts."""
         if type(value) is DeferredText:
             self.has_read = True
             if value.reference is None or value.is_resolved or value._resolver is None:
@@ -313,7 +315,7 @@ class GraphRun:
         return _rebuilt(value, self.refer)
 
     def handle(self, text: str) -> DeferredText:
-        """The deferred text of a reference of this run, or of another text, which is read."""
+        """Return the deferred text of a reference of this run, or of any other text, resolved."""
         source = self._sources.get(text)
         if source is None:
             return DeferredText(None, None, text=self.resolve(text))
@@ -321,7 +323,7 @@ class GraphRun:
         return DeferredText(text, resolver, timeout=timeout)
 
     def resolve(self, value: Any) -> Any:
-        """A copy of a value with texts in place of this run's references; blocks.
+        """Copy a value with texts in place of this run's references; blocks.
 
         Raises:
             DeferredError: one of them has no text.
@@ -336,7 +338,7 @@ class GraphRun:
         return _substituted(value, texts) if texts else value
 
     async def aresolve(self, value: Any) -> Any:
-        """The same without blocking the event loop."""
+        """Do the same as `resolve` without blocking the event loop."""
         texts: dict[str, str] = {}
         for resolver, references, timeout in self._wanted(value):
             if len(references) == 1:
@@ -347,7 +349,7 @@ class GraphRun:
         return _substituted(value, texts) if texts else value
 
     def _wanted(self, value: Any) -> Iterable[tuple[GatewayResolver, list[str], float]]:
-        """The references in a value, by who has their texts."""
+        """Group the references in a value by the source of their texts."""
         if not self._sources:
             return ()
         found: dict[str, None] = {}
@@ -365,13 +367,13 @@ _run: ContextVar[GraphRun | None] = ContextVar("langchain_parrot_graph_run", def
 
 
 def current_run() -> GraphRun | None:
-    """The innermost run of a planned composition that goes on here."""
+    """Return the innermost run of a planned composition in this context."""
     return _run.get()
 
 
 @contextmanager
 def entered(run: GraphRun) -> Iterator[None]:
-    """Inside, `run` is the current one."""
+    """Make `run` the current one inside."""
     token = _run.set(run)
     try:
         yield
@@ -380,7 +382,7 @@ def entered(run: GraphRun) -> Iterator[None]:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a container or a message with each part changed; anything else as it is."""
+    """Copy a container or message with each part changed; return anything else unchanged."""
     if isinstance(value, dict):
         rebuilt = copy.copy(value)
         rebuilt.update({key: change(part) for key, part in value.items()})
@@ -399,7 +401,7 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _collect(value: Any, found: dict[str, None]) -> Any:
-    """Put all references in a value into `found`."""
+    """Collect all references in a value into `found`."""
     if isinstance(value, str):
         if REFERENCE_START in value:
             found.update(dict.fromkeys(REFERENCE.findall(value)))

@@ -8,29 +8,29 @@ from langchain_core.embeddings import Embeddings
 from parrot_client.connection import Connection, OpenAIClients, default_api_key, default_base_url
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
-#: Texts of a request at most, as OpenAI has it.
+#: Maximum texts of a request, as at OpenAI.
 _MAX_TEXTS = 2048
 
 
 class ParrotEmbeddings(BaseModel, Embeddings):
     """Vectors of texts from `/v1/embeddings`.
 
-    Texts are sent as they are: what is to stand before them the checkpoint's files say, and
-    `query_prompt` and `document_prompt` name it for models that have one for each.
+    Texts are sent unchanged: the gateway adds the prompts from the checkpoint's files. For models
+    with a prompt of each kind, `query_prompt` and `document_prompt` name them.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    #: With `/v1`; else PARROT_BASE_URL, OPENAI_API_BASE, OPENAI_BASE_URL, port 8000 here.
+    #: With `/v1`; by default PARROT_BASE_URL, OPENAI_API_BASE, OPENAI_BASE_URL, or port 8000 here.
     base_url: str = Field(default_factory=default_base_url)
-    #: Else PARROT_API_KEY, OPENAI_API_KEY; an open gateway needs none.
+    #: By default PARROT_API_KEY or OPENAI_API_KEY; an open gateway needs none.
     api_key: SecretStr | None = None
-    #: Of models that were made for shorter vectors.
+    #: Length of vectors, for models trained for shorter ones.
     dimensions: int | None = Field(default=None, gt=0)
     query_prompt: str | None = None
     document_prompt: str | None = None
-    #: Texts of one request.
+    #: Texts per request.
     chunk_size: int = Field(default=256, gt=0, le=_MAX_TEXTS)
     timeout: float = Field(default=600.0, gt=0)
     max_retries: int = Field(default=2, ge=0)
@@ -69,17 +69,17 @@ class ParrotEmbeddings(BaseModel, Embeddings):
         return [item.embedding for answer in answers for item in answer.data]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vector of each text."""
+        """Return the vector of each text."""
         return self._embed(texts, self.document_prompt)
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a query."""
+        """Return the vector of a query."""
         return self._embed([text], self.query_prompt)[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vector of each text, without blocking the event loop."""
+        """Return the vector of each text without blocking the event loop."""
         return await self._aembed(texts, self.document_prompt)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """The vector of a query, without blocking the event loop."""
+        """Return the vector of a query without blocking the event loop."""
         return (await self._aembed([text], self.query_prompt))[0]

@@ -23,19 +23,19 @@ class ParrotError(ModelError):
 
 
 class ParrotFeatureError(ParrotError):
-    """The server cannot do what a call asks for: it is too old, or no Parrot Gateway at all."""
+    """The server cannot do what a call asks for: it is too old, or not a Parrot Gateway."""
 
 
 class DeferredError(ParrotError):
     """A deferred text has no value.
 
     Args:
-        message: what happened and what to do.
-        reference: of the text; None where a call names another text that it needed.
+        message: cause and remedy.
+        reference: reference of the text; None if the failed call needed another text.
         code: the gateway's error code, if it gave one.
     """
 
-    #: Whether asking again gives the same error.
+    #: True if asking again gives the same error.
     is_final = False
 
     def __init__(
@@ -73,7 +73,7 @@ class DeferredUnreachableError(DeferredError, ModelConnectionError, ConnectionEr
 
 
 def timed_out(reference: str, timeout: float) -> DeferredTimeoutError:
-    """The error at the end of a wait of `timeout` seconds."""
+    """Return the error at the end of a wait of `timeout` seconds."""
     return DeferredTimeoutError(
         f"The deferred text {reference} was not written within {timeout:g} s. Its call goes on: "
         "look again, wait longer with text.get(timeout=…), or see what it waits for with "

@@ -1,9 +1,9 @@
 """Linking for `ChatOpenAI`, `OpenAI` and plain `openai` clients that point at a gateway.
 
-After `install()`, requests that such clients send inside of a LangChain run carry what `linking`
-knows of it, as `X-Parrot-…` headers (what is not ASCII, in the body). The place is the client's own
-`_prepare_options`, which every request passes, synchronous or not, streamed or not, whatever HTTP
-library is below.
+After `install()`, requests that such clients send inside a LangChain run carry the facts that
+`linking` knows, as `X-Parrot-…` headers (non-ASCII values in the body). The hook is the client's
+own `_prepare_options`. Every request passes it: synchronous or not, streamed or not, with any HTTP
+library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     _Owner = type[openai.OpenAI] | type[openai.AsyncOpenAI]
 
-#: Where the address of a gateway is looked for when none is given.
+#: Variables searched for a gateway's address if none is given.
 _VARIABLES = ("PARROT_BASE_URL", "OPENAI_BASE_URL", "OPENAI_API_BASE")
 #: Routes that take the headers.
 _ROUTES = ("/chat/completions", "/completions")
@@ -31,25 +31,25 @@ _SEAM = "_prepare_options"
 _lock = threading.Lock()
 #: Scheme, host, port and path of the gateways.
 _gateways: frozenset[tuple[str, str, int | None, str]] = frozenset()
-#: The methods that are wrapped, by class.
+#: Original methods of the wrapped classes.
 _wrapped: dict[_Owner, Callable[..., Any]] = {}
 
 
 class InstallError(RuntimeError):
-    """`install()` cannot do its work here."""
+    """`install()` does not work here."""
 
 
 def install(base_url: str | Iterable[str] | None = None) -> None:
     """Link the calls of all `openai` clients that point at a gateway, those of ChatOpenAI included.
 
-    Calling it again changes the addresses. Headers that a request or its client has already win.
+    Calling it again changes the addresses. Headers set by a request or its client win.
 
     Args:
-        base_url: of the gateway, or of several, as the clients have it; else PARROT_BASE_URL,
-            OPENAI_BASE_URL or OPENAI_API_BASE.
+        base_url: URL of one or several gateways, as the clients use it; by default
+            PARROT_BASE_URL, OPENAI_BASE_URL or OPENAI_API_BASE.
 
     Raises:
-        InstallError: no address is known, it is none, or the installed `openai` has no such place.
+        InstallError: the address is unknown or invalid, or the installed `openai` lacks the hook.
     """
     if base_url is None:
         given = [text for name in _VARIABLES if (text := os.environ.get(name, "").strip())][:1]
@@ -76,7 +76,7 @@ def install(base_url: str | Iterable[str] | None = None) -> None:
 
 
 def uninstall() -> None:
-    """Undo `install()`; nothing happens where it was not called."""
+    """Undo `install()`; does nothing if it was not called."""
     with _lock:
         global _gateways
         _gateways = frozenset()
@@ -86,10 +86,10 @@ def uninstall() -> None:
 
 
 def _seam_of(owner: _Owner) -> Callable[..., Any]:
-    """The method to wrap.
+    """Return the method to wrap.
 
     Raises:
-        InstallError: it is not there, or not what it was.
+        InstallError: the method is missing or has changed.
     """
     import openai
 
@@ -123,9 +123,9 @@ def _wrap_async(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _link(client: Any, options: Any) -> Any:
-    """Put headers into the options of one attempt of a request, which are its own copy."""
+    """Add headers to the options of one attempt of a request; the attempt owns them."""
     route = str(options.url)
-    # An address with a host goes there, whatever the client's own is.
+    # An absolute URL overrides the client's own.
     if not route.startswith("/") or not route.endswith(_ROUTES):
         return options
     if _address_of(str(client.base_url)) not in _gateways:
@@ -143,7 +143,7 @@ def _link(client: Any, options: Any) -> Any:
         if value.isascii():
             headers[header] = value
         else:
-            # The HTTP libraries refuse it in a header.
+            # HTTP libraries refuse the value in a header.
             in_body[name] = value
     if in_body:
         extra = dict(options.extra_json or {})
@@ -155,10 +155,10 @@ def _link(client: Any, options: Any) -> Any:
 
 
 def _address_of(url: str) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path: equal for equal addresses.
+    """Return scheme, host, port and path, which are equal for equal addresses.
 
     Raises:
-        InstallError: it is no address.
+        InstallError: the URL is no address.
     """
     try:
         parts = urlsplit(url)

@@ -1,14 +1,14 @@
 """Reads LangChain's run tree for the fields of a request that link it.
 
-Importing this follows the runs of the program from then on: one entry for each that is going on.
+Importing this starts following the program's runs: one entry per active run.
 
 **Fan-outs** are the branches of a `RunnableParallel`, the inputs of a batch, and the tasks of one
-step of a LangGraph graph. They may be nested, and a branch may have several stages, of which one
-needs the other. Calls get the same group exactly if they are in the same outermost fan-out and at
-the same **position** in their branches of it: everything that begins in a branch (a call, an inner
-fan-out) takes the next number there, and the position is the path of these numbers. Two calls of
-one branch differ in it, so that no group has a call that needs another one of it. Where branches
-are alike, the n-th stage of all of them is one group.
+step of a LangGraph graph. They may be nested, and a branch may have several stages that depend on
+each other. Calls get the same group exactly if they are in the same outermost fan-out and at the
+same **position** in its branches. Everything that begins in a branch (a call, an inner fan-out)
+takes the next number there, and the position is the path of these numbers. Two calls of one branch
+have different positions, so no call of a group needs another one of it. If branches are alike,
+their n-th stages form one group.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from langchain_parrot.program import NOBODY, Caller, caller_here, named_session,
 if TYPE_CHECKING:
     from langchain_core.callbacks.manager import BaseRunManager
 
-#: Runs that are remembered at once; beyond that the oldest are forgotten, which only unlinks calls.
+#: Maximum runs remembered; beyond it the oldest are forgotten, which only leaves calls unlinked.
 MAX_RUNS = 100_000
-#: Fan-outs that are remembered in one branch.
+#: Maximum fan-outs remembered in one branch.
 _MAX_SLOTS = 1000
-#: How LangChain and LangGraph mark the branches of a fan-out.
+#: LangChain's and LangGraph's mark of a fan-out's branches.
 _BRANCH_TAG = "map:key:"
 _STEP_TAG = "graph:step:"
-#: Prefixes of the names that the frameworks give by themselves.
+#: Prefixes of names that the frameworks generate.
 _GENERIC = ("Runnable", "LangGraph", "Pregel")
-#: Where a user or LangGraph says which conversation a run belongs to.
+#: Configuration key with which a user or LangGraph names a run's conversation.
 _THREAD = "thread_id"
 
 
 class Branch:
-    """One branch of a fan-out. Numbers what begins in it."""
+    """One branch of a fan-out. It numbers everything that begins in it."""
 
     __slots__ = ("_lock", "_numbers", "_slots", "prefix")
 
@@ -59,11 +59,11 @@ class Branch:
         self._lock = threading.Lock()
 
     def next_position(self) -> str:
-        """The position of a call that begins in it."""
+        """Return the position of a call that begins here."""
         return f"{self.prefix}:{next(self._numbers)}"
 
     def branch_of(self, fan_out: str) -> Branch:
-        """A branch of a fan-out that is inside of this one; all of them share one number."""
+        """Return the branch of a fan-out inside this one; all its branches share one number."""
         with self._lock:
             number = self._slots.get(fan_out)
             if number is None:
@@ -75,19 +75,19 @@ class Branch:
 
 @dataclass(slots=True)
 class RunNode:
-    """A run that is going on.
+    """An active run.
 
     Attributes:
-        session: what it is part of, unless the user names a session; empty for a call whose prompt
-            refers to texts of others: it belongs to their session, which the gateway knows.
-        label: what a person would call it; empty if there is nothing to call it.
-        branch: the innermost branch that it is in.
-        batch: the innermost batch by which it, or a run around it, was started.
+        session: its session, unless the user names one; empty for a call whose prompt refers to
+            other calls' texts, as it belongs to their session, which the gateway knows.
+        label: its name for people; empty if there is none.
+        branch: the innermost branch around it.
+        batch: the innermost batch that started it or a run around it.
         parent: id of the run around it.
-        has_thread: whether the session is one that the user named.
+        has_thread: true if the user named the session.
         place: the code that began the outermost run, see `Caller`.
-        own_name: of a call of a model, the name that the user gave it.
-        group: of a call of a model, its task group.
+        own_name: for a model's call, the name that the user gave it.
+        group: for a model's call, its task group.
     """
 
     session: str
@@ -113,16 +113,16 @@ class RunStart(NamedTuple):
 
     @classmethod
     def of(cls, run: Mapping[str, Any], name: str | None) -> Self:
-        """From the arguments of a callback."""
+        """Build it from the arguments of a callback."""
         parent_id, tags, metadata = map(run.get, ("parent_run_id", "tags", "metadata"))
         return cls(run["run_id"], parent_id, tags, metadata, name)
 
 
 class RunSlot:
-    """Where a run is about to begin; `run_id` is set by a model's run that does.
+    """Place where a run is about to begin; the model's run that begins there sets `run_id`.
 
     Args:
-        caller: the code that calls for it, unless it is inside of another run.
+        caller: the code that starts it, unless it is inside another run.
     """
 
     __slots__ = ("caller", "run_id")
@@ -133,11 +133,11 @@ class RunSlot:
 
 
 class RunTree(BaseCallbackHandler):
-    """Follows all runs of the program; one dictionary entry for each that is going on.
+    """Follows all runs of the program with one dictionary entry per active run.
 
-    It is its own configuration hook: `get` is asked whenever a run is about to begin, in the
-    context in which that goes on, whereas starts may be reported in another task. So the slot that
-    is made there is filled when a model starts, and what is sent within its run finds it.
+    It is its own configuration hook. LangChain calls `get` whenever a run is about to begin, in the
+    context in which the run continues, whereas it may report starts in another task. So `get` makes
+    a slot there, a starting model fills it, and requests within the run find it.
     """
 
     def __init__(self, max_runs: int = MAX_RUNS) -> None:
@@ -156,7 +156,7 @@ class RunTree(BaseCallbackHandler):
             setattr(self, name, ended)
 
     def get(self) -> RunTree:
-        """The handler: LangChain asks a hook as it asks a context variable."""
+        """Return the handler, because LangChain reads a hook like a context variable."""
         config = var_child_runnable_config.get() or {}
         is_inner = getattr(config.get("callbacks"), "parent_run_id", None) is not None
         self.slot.set(RunSlot(None if is_inner else caller_here()))
@@ -164,15 +164,15 @@ class RunTree(BaseCallbackHandler):
 
     @property
     def num_runs(self) -> int:
-        """Runs that are going on."""
+        """Return the number of active runs."""
         return len(self._nodes)
 
     def node(self, run_id: UUID | None) -> RunNode | None:
-        """A run that is going on."""
+        """Return an active run."""
         return None if run_id is None else self._nodes.get(run_id)
 
     def new_node(self, start: RunStart) -> RunNode:
-        """A node from what the start of a run reports; not remembered."""
+        """Build a node from a run's start without remembering it."""
         run_id, parent_id, tags, metadata, name = start
         parent = self.node(parent_id)
         batch = current_batch()
@@ -210,7 +210,7 @@ class RunTree(BaseCallbackHandler):
         )
 
     def new_call(self, start: RunStart) -> RunNode:
-        """`new_node` of a call of a model, which takes a number in its branch."""
+        """Build a node of a model's call, which takes a number in its branch."""
         node = self.new_node(start)
         node.own_name = start.name or ""
         if node.branch is not None:
@@ -219,7 +219,7 @@ class RunTree(BaseCallbackHandler):
 
     def _started(self, serialized: Any, _: Any, /, *, name: str | None = None, **run: Any) -> None:
         if name is None and isinstance(serialized, dict):
-            # A tool has its name there.
+            # Tools have their name there.
             name = serialized.get("name")
         self._remember(run["run_id"], self.new_node(RunStart.of(run, name)))
 
@@ -238,7 +238,7 @@ class RunTree(BaseCallbackHandler):
             try:
                 del nodes[next(iter(nodes))]
             except (KeyError, RuntimeError, StopIteration):
-                # Another thread was at it too.
+                # Another thread removed it meanwhile.
                 continue
         nodes[run_id] = node
 
@@ -251,16 +251,16 @@ class RunTree(BaseCallbackHandler):
 
 
 def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
-    """True if a LangGraph task is a function called by another task, in the same step.
+    """Return true if a LangGraph task is a function that another task of the same step called.
 
-    It is not known whether those run one after another.
+    Such functions may run one after another; this is unknown.
     """
     path: Any = (metadata or {}).get("langgraph_path") or ()
     return len(path) > 1 and isinstance(path[1], tuple | list)
 
 
 def _refers(prompt: Any) -> bool:
-    """True if a text, a message, its content or a list of them has a reference."""
+    """Return true if a text, a message, its content or a list of them has a reference."""
     if isinstance(prompt, str):
         return REFERENCE_START in prompt
     if isinstance(prompt, list | tuple):
@@ -276,17 +276,16 @@ watch_batches()
 
 
 def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
-    """Fields of the body's `parrot` object for a model's run, from the run tree.
+    """Return the body's `parrot` fields for a model's run, from the run tree.
 
     Args:
-        run_manager: what LangChain gives to `_generate` and `_stream`.
+        run_manager: the manager that LangChain passes to `_generate` and `_stream`.
 
     Returns:
-        `session` (the LangGraph thread, else what `session` of `program` names, else the program
-        where it began the run itself, else the root run, or the batch where an application's
-        outermost step is one), `run`, `parent`, `name` (without another one, the place in the
-        program that began it) and `group`; those that are not known are left out. Empty without a
-        run.
+        `session` (the first known of: the LangGraph thread, the name given to `program.session`,
+        the program if it began the run itself, the root run or outermost batch), `run`, `parent`,
+        `name` (by default the place in the program that began the run) and `group`. Unknown ones
+        are left out. Empty without a run.
     """
     if run_manager is None:
         return {}
@@ -298,7 +297,7 @@ def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
 
 
 def fields_here() -> dict[str, str]:
-    """The same of a request that is sent here: by a model's run, or by code inside another run."""
+    """Return the fields of a request sent here by a model's run, or by code inside another run."""
     slot = run_tree.slot.get()
     if slot is not None and slot.run_id is not None:
         node = run_tree.node(slot.run_id)
@@ -329,6 +328,6 @@ def _fields(node: RunNode, run: str | None) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """The value as a gateway takes it; empty if it does not."""
+    """Return the value in a form that a gateway accepts; empty if impossible."""
     text = str(value).strip() if isinstance(value, str | int) else ""
     return text[:MAX_CHARACTERS] if text.isprintable() else ""

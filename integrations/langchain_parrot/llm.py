@@ -36,14 +36,14 @@ class _TextAssembly(StreamAssembly):
 class ParrotLLM(ParrotModel, BaseLLM):
     """A text model behind Parrot Gateway, or behind any server with `/v1/completions`.
 
-    All prompts of a `batch` are one call. Parrot's fields are arguments of the constructor or of a
+    All prompts of a `batch` form one call. Parrot's fields are arguments of the constructor or of a
     call::
 
         llm = ParrotLLM(model="parrot-demo", session="tale")
         llm.invoke("Once upon a time", output="beginning")
 
     Attributes:
-        max_tokens: 256; the server's own default is 16. None leaves it to the server.
+        max_tokens: 256 by default; the server's own default is 16. None leaves it to the server.
     """
 
     _resource: ClassVar[str] = "completions"
@@ -61,8 +61,6 @@ class ParrotLLM(ParrotModel, BaseLLM):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(stop=stop or self._own_stop(), **kwargs)
-
-    # -- requests and answers -----------------------------------------------------------------
 
     def _generate(
         self,
@@ -101,7 +99,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
         return result
 
     def _shall_stream(self, prompts: int, call: CallOptions, arguments: Mapping[str, Any]) -> bool:
-        """True if `invoke` streams inside: only ever one prompt and one answer."""
+        """Return true if `invoke` streams internally: only with one prompt and one answer."""
         return (
             prompts == 1
             and call.body.get("n", 1) == 1
@@ -119,7 +117,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
             reference = document["choices"][0]["text"]
             self._note_reference(reference)
             return LLMResult(generations=[[Generation(text=reference)]], llm_output=metadata)
-        # Those of the first prompt, then those of the second, …
+        # Choices of the first prompt, then of the second, ….
         choices = sorted(document["choices"], key=lambda choice: int(choice["index"]))
         prompts = 1 if isinstance(prompt, str) else len(prompt)
         each = len(choices) // prompts
@@ -143,14 +141,14 @@ class ParrotLLM(ParrotModel, BaseLLM):
 
 
 def _side_by_side(results: Sequence[LLMResult]) -> LLMResult:
-    """The result of deferred calls of one prompt each."""
+    """Combine the results of deferred calls with one prompt each."""
     return LLMResult(
         generations=[result.generations[0] for result in results], llm_output=results[0].llm_output
     )
 
 
 def _join_chunks(chunks: list[GenerationChunk]) -> LLMResult:
-    """The result of a call that is streamed inside."""
+    """Combine the chunks of a call that is streamed internally."""
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk

@@ -1,10 +1,10 @@
-"""Where in the program a run of LangChain is begun, and which session that means.
+"""The place in the program where a LangChain run begins, and its session.
 
-A script calls a batch, and then a model with its results: two runs with nothing around them. They
-are one session exactly if both are called by the program itself: from the top level of its main
-module, through functions of files in its folder, or from the coroutine that `asyncio.run` was given
-there. A server's handlers are called by the server, other threads and tasks by their makers, so
-their runs stay apart unless the program says `with session(…)`.
+A script may run a batch, and then a model on its results: two runs with nothing around them. They
+are one session exactly if the program itself starts both: from its main module's top level, through
+functions in files of its folder, or from the coroutine that it gave to `asyncio.run`. A server
+calls its handlers itself, and other threads and tasks are started by their makers, so their runs
+stay apart unless the program says `with session(…)`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-#: Packages whose frames stand between a run and the code that called for it; so do those of any
-#: installed `langchain_…` package.
+#: Packages whose frames lie between a run and the code that started it; any installed `langchain_…`
+#: package counts too.
 _FRAMEWORKS = frozenset(
     {
         "asyncio", "concurrent", "contextlib", "functools", "langchain", "langchain_core",
@@ -40,8 +40,9 @@ class Caller(NamedTuple):
     """The code that began a run.
 
     Attributes:
-        place: its function, or at top level its file, and the line; empty if nobody is known.
-        is_program: whether the main module's top level got there by the program's own functions.
+        place: its function, or at top level its file, and the line; empty if unknown.
+        is_program: true if only the program's own functions lie between the main module's top
+            level and it.
     """
 
     place: str
@@ -56,10 +57,10 @@ def session(name: str | None = None) -> Iterator[str]:
     """Let all runs that begin inside be one session, unless their configuration names a thread.
 
     Args:
-        name: of the session; None makes one up.
+        name: name of the session; None generates one.
 
     Yields:
-        the name.
+        the session's name.
 
     Raises:
         ValueError: the name is empty.
@@ -75,18 +76,18 @@ def session(name: str | None = None) -> Iterator[str]:
 
 
 def named_session() -> str | None:
-    """The name given by the innermost `session` around this."""
+    """Return the name given by the innermost `session` around this."""
     return _named.get()
 
 
 def program_session() -> str:
-    """The session of what the program itself calls: the name of its file, and a unique ending."""
+    """Return the session of the program's own runs: the name of its file with a unique suffix."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return f"{Path(path).stem if path else 'python'}-{os.getpid()}-{_TOKEN}"
 
 
 def caller_here() -> Caller:
-    """Find the code that called for a run that begins here."""
+    """Find the code that started a run that begins here."""
     frame: FrameType | None = sys._getframe(1)
     folder, place = _folder_of_program(), ""
     while frame is not None:
@@ -132,7 +133,9 @@ def _folder_of_program() -> Path | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_within(path: str, folder: Path | None) -> bool:
-    """True if a file is the program's own: below its folder, and not in an environment there."""
+    """Return true if a file is the program's own: below its folder, and not in an environment
+    there.
+    """
     if folder is None:
         return False
     file = Path(os.path.abspath(path))

@@ -1,7 +1,7 @@
-"""Where a gateway is and with which key, and the `openai` clients that reach it.
+"""The gateway's address and key, and the `openai` clients that reach it.
 
-Importing this loads no `openai`. No object of an HTTP library is made here: openai 2.x and 3.x have
-different ones.
+Importing this does not load `openai`. No object of an HTTP library is made here, because openai 2.x
+and 3.x use different ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import openai
 
-#: Where `parrot-gateway serve` listens unless told otherwise.
+#: Default address of `parrot-gateway serve`.
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
-#: Environment variables of the address and of the key; the first one that is set counts.
+#: Environment variables of the address and the key; the first one that is set wins.
 BASE_URL_VARIABLES = ("PARROT_BASE_URL", "OPENAI_API_BASE", "OPENAI_BASE_URL")
 API_KEY_VARIABLES = ("PARROT_API_KEY", "OPENAI_API_KEY")
 #: The `openai` client requires a key; a gateway without keys takes any.
@@ -27,17 +27,17 @@ NO_KEY = "none"
 
 
 def environment(names: Iterable[str]) -> str | None:
-    """The first of these environment variables that is set and not blank."""
+    """Return the first of these environment variables that is set and not blank."""
     return next((text for name in names if (text := os.environ.get(name, "").strip())), None)
 
 
 def default_base_url() -> str:
-    """The address that the environment names, else this machine's port 8000."""
+    """Return the address in the environment, or this machine's port 8000."""
     return environment(BASE_URL_VARIABLES) or DEFAULT_BASE_URL
 
 
 def default_api_key() -> str | None:
-    """The key that the environment names."""
+    """Return the key in the environment."""
     return environment(API_KEY_VARIABLES)
 
 
@@ -47,9 +47,9 @@ class Connection:
 
     Attributes:
         base_url: ends in `/v1`.
-        timeout: seconds, or what else the client takes; None is the client's default.
+        timeout: seconds, or any other form that the client accepts; None is the client's default.
         max_retries: None is the client's default.
-        http_client, http_async_client: the user's own HTTP clients, passed on as they are.
+        http_client, http_async_client: the user's own HTTP clients, passed on unchanged.
     """
 
     base_url: str
@@ -63,11 +63,11 @@ class Connection:
 
     @property
     def root(self) -> str:
-        """The address without `/v1`, below which `/tokenize` is."""
+        """Return the address without `/v1`, the base of `/tokenize`."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Arguments that both kinds of clients have."""
+        """Return the arguments common to both kinds of clients."""
         options: dict[str, Any] = {
             "base_url": self.base_url,
             "api_key": self.api_key or NO_KEY,
@@ -84,8 +84,9 @@ class Connection:
 class OpenAIClients:
     """The `openai` clients of one connection, made on first use; thread-safe.
 
-    An asynchronous client keeps connections that belong to the event loop they were opened in, and
-    a program may have several loops: hence one client for each, dropped after the loop's end.
+    An asynchronous client's connections belong to the event loop in which they were opened, and a
+    program may have several loops. So each loop has a client, which is dropped after the loop's
+    end.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -95,7 +96,7 @@ class OpenAIClients:
         self._of_loop: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
 
     def __reduce__(self) -> tuple[type[OpenAIClients], tuple[Connection]]:
-        # Connections stay where they are: a copy opens its own.
+        # Connections are not copied: a copy opens its own.
         return OpenAIClients, (self.connection,)
 
     def __del__(self) -> None:
@@ -103,15 +104,15 @@ class OpenAIClients:
 
     @property
     def num_loops(self) -> int:
-        """Event loops with a client."""
+        """Return the number of event loops with a client."""
         return len(self._of_loop)
 
     def sync(self) -> openai.OpenAI:
-        """The client for threads."""
+        """Return the client for threads."""
         with self._lock:
             if self._sync is None:
-                # NOTE: importing `openai` takes most of a second; no program waits for it that
-                # only names a model.
+                # NOTE: importing `openai` takes most of a second, so a program that only names a
+                # model must not wait for it.
                 import openai
 
                 self._sync = openai.OpenAI(
@@ -120,7 +121,7 @@ class OpenAIClients:
             return self._sync
 
     def of_running_loop(self) -> openai.AsyncOpenAI:
-        """The client of the running event loop.
+        """Return the client of the running event loop.
 
         Raises:
             RuntimeError: no loop runs here.
@@ -142,9 +143,9 @@ class OpenAIClients:
             client = self._of_loop.pop(loop)
             if self.connection.http_async_client is not None:
                 continue
-            # NOTE: a client that is collected while some loop runs closes itself there, which
-            # fails loudly if its own loop has ended. So it is marked as closed first: the
-            # coroutine does that before it comes to its connections, whose sockets go with it.
+            # NOTE: a client collected while some loop runs closes itself there, which fails loudly
+            # if its own loop has ended. So mark it closed first: the coroutine does so before it
+            # reaches its connections, and their sockets are dropped with it.
             closing: Any = client.close()
             with suppress(Exception):
                 closing.send(None)

@@ -1,4 +1,4 @@
-"""Advice on errors of the gateway, by their codes: the sentences that clients add."""
+"""Advice on the gateway's errors by code: the sentences that clients add."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ UNKNOWN_FIELD = (
 
 
 def advice_for(status: int | None, code: str | None, base_url: str) -> str | None:
-    """Advice on an error answer; None where its own message has to do.
+    """Return advice on an error answer; None if its own message must do.
 
     Args:
-        status: of HTTP; None for an error within a stream.
-        code: of the answer's `error` object.
-        base_url: where the call was sent.
+        status: HTTP status; None for an error within a stream.
+        code: code in the answer's `error` object.
+        base_url: target of the call.
     """
     advice = _BY_CODE.get(code or "")
     if advice is None and status == 401:
         advice = _BY_CODE["invalid_api_key"]
     elif advice is None and status == 404 and not code:
         advice = _BY_CODE["unknown_route"]
-    # NOTE: `{session}` is for the reader to fill in.
+    # NOTE: the reader fills in `{session}`.
     return None if advice is None else advice.replace("{base_url}", base_url)
 
 
 def sentence(message: str) -> str:
-    """A message that another sentence can follow."""
+    """Return a message in a form that another sentence can follow."""
     return message if message.endswith((".", "!", "?")) else message + "."

@@ -1,4 +1,4 @@
-"""The gateway's own fields of a call, what its headers answer, and references in texts.
+"""The gateway's fields of a call, facts in its answer's headers, and references in texts.
 
 The fields travel as the object `parrot` of the body; docs/semantic-variables.md describes them.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: What a call may say under `parrot`.
+#: Fields that a call may set under `parrot`.
 FIELDS = (
     "session",
     "output",
@@ -25,11 +25,11 @@ FIELDS = (
 )
 #: Fields that a server cannot ignore without giving a wrong answer.
 ESSENTIAL_FIELDS = ("output", "inputs", "transform", "context", "defer")
-#: The longest name, session or id that the gateway takes, in characters.
+#: Longest name, session or id that the gateway accepts, in characters.
 MAX_CHARACTERS = 256
 
 REFERENCE_START = "[[parrot:"
-#: A reference; its last letters are a checksum, which only the gateway can check.
+#: A reference; only the gateway can check the checksum in its last letters.
 REFERENCE = re.compile(r"\[\[parrot:[a-z0-9]+\]\]")
 
 #: Response header, its name in `answer_metadata`, and its type.
@@ -49,11 +49,13 @@ def take_fields(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_fields(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of several layers, the last one wins; without None and without `defer=False`."""
+    """Merge fields of several layers, the last one wins; drops None and `defer=False`."""
     merged = {name: value for layer in layers for name, value in layer.items() if value is not None}
     return {name: value for name, value in merged.items() if value or name != "defer"}
 
 
 def answer_metadata(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Read an answer's headers about its call in the gateway; empty for an ordinary call."""
+    """Read the gateway's facts about a call from an answer's headers; empty for an ordinary
+    call.
+    """
     return {name: read(text) for header, name, read in _HEADERS if (text := headers.get(header))}

@@ -1,6 +1,6 @@
 """Counts tokens with the gateway's `/tokenize`, which has the model's own tokenizer.
 
-Only models of the gateway's own engines have one there; for others it says so.
+Only models of the gateway's own engines have one there; for others it raises an error.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, cast
 
 from parrot_client.connection import OpenAIClients
 
-#: Counts that are kept; what is counted is not.
+#: Maximum counts kept; the counted texts are not.
 MAX_KEPT = 1024
 
 
 class TokenCounter:
-    """Asks one gateway; thread-safe.
+    """Asks one gateway for token counts; thread-safe.
 
     Args:
-        clients: of the gateway.
-        model: as the gateway knows it.
+        clients: clients of the gateway.
+        model: the gateway's name of the model.
     """
 
     def __init__(self, clients: OpenAIClients, model: str) -> None:
@@ -35,10 +35,11 @@ class TokenCounter:
         return TokenCounter, (self.clients, self.model)
 
     def token_ids(self, **fields: Any) -> list[int]:
-        """The tokens of a `prompt`, or of `messages` as the model's chat template renders them.
+        """Return the tokens of a `prompt`, or of `messages` rendered with the model's chat
+        template.
 
         Raises:
-            openai.OpenAIError: the gateway is not there, or cannot tokenize for this model.
+            openai.OpenAIError: the gateway cannot be reached, or cannot tokenize for this model.
         """
         answer = self.clients.sync().post(
             f"{self.clients.connection.root}/tokenize",
@@ -48,7 +49,7 @@ class TokenCounter:
         return cast("dict[str, list[int]]", answer)["tokens"]
 
     def count(self, **fields: Any) -> int:
-        """The number of `token_ids`; the same is not asked for twice."""
+        """Return the number of tokens; equal requests are sent once."""
         key = hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16).digest()
         with self._lock:
             if key in self._counts:

@@ -1,6 +1,6 @@
-"""Versions of the libraries that an integration works with, checked when it is imported.
+"""Checks the versions of an integration's libraries when it is imported.
 
-Looks at installed metadata only: nothing is imported for it.
+Reads installed metadata only, without importing anything.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 class VersionError(ImportError):
-    """A library is missing, or of a version that does not work; the message names both."""
+    """A library is missing or has an incompatible version; the message names both."""
 
 
 def check_versions(package: str, extra: str, ranges: Mapping[str, str]) -> None:
-    """Check that all libraries are installed in a version that works.
+    """Check that all libraries are installed in compatible versions.
 
     Args:
         package: the integration, for the message.
-        extra: of `parrot-gateway`, which installs what is needed.
-        ranges: by distribution, as in pyproject.toml: `>=1.7,<2`.
+        extra: extra of `parrot-gateway` that installs the libraries.
+        ranges: versions by distribution, as in pyproject.toml: `>=1.7,<2`.
 
     Raises:
-        VersionError: for the first one that is not.
+        VersionError: a library is missing or incompatible; names the first one.
     """
     install = f"pip install 'parrot-gateway[{extra}]'"
     for library, supported in ranges.items():

@@ -2,9 +2,8 @@
 
     from parrot_functions import Input, Output, Session, semantic_function
 
-    @semantic_function(model="parrot-demo")
-    def tell(hero: Input, story: Output = Output(max_tokens=60)) -> None:
-        \"\"\"Once there was {{hero}}. {{story}}\"\"\"
+It speaks HTTP to the gateway and needs only httpx. The gateway renders prompts with values,
+schedules calls, and retries failed generations.
 
     with Session("http://127.0.0.1:8000/v1"):
         print(tell("a brave ship").get())

@@ -1,7 +1,7 @@
 """The HTTP client: one thread with an event loop, pools of connections, deadlines, retries.
 
-Synchronous and asynchronous callers use the same code: both hand coroutines to the thread and
-wait, each in its own manner.
+Synchronous and asynchronous callers use the same code: both pass coroutines to the thread and wait
+in their own way.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from parrot_functions._exceptions import (
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-#: Requests at one time, in a pool of connections each: those that are answered at once, and those
-#: that wait for a text. NOTE: what httpx's pool costs per request grows with its connections and
-#: with the requests that queue in it (1,000 calls took 31 s at 256 connections, 1.7 s so), hence
-#: they are few, and the queue is ours.
+#: Concurrent requests in a pool of connections each: requests that are answered at once, and
+#: requests that wait for a text. NOTE: the cost per request in httpx's pool grows with its
+#: connections and queued requests (1,000 calls took 31 s with 256 connections, and 1.7 s with
+#: these). Hence they are few, and the queue is ours.
 MAX_CALLS = 16
 MAX_WAITS = 64
 CONNECT_TIMEOUT_S = 10.0
@@ -95,13 +95,13 @@ class Client:
     """Connections to one server, shared by any number of sessions.
 
     Args:
-        base_url: with `/v1`; else PARROT_BASE_URL, OPENAI_API_BASE, OPENAI_BASE_URL, and this
-            machine's port 8000.
-        api_key: else PARROT_API_KEY, OPENAI_API_KEY; a gateway without keys needs none.
-        model: for functions that name none.
-        timeout: of every wait that gives none, in seconds.
-        max_retries: of one request, when the server has no room or cannot be reached.
-        transport: in place of real connections; for tests.
+        base_url: URL with `/v1`; by default PARROT_BASE_URL, OPENAI_API_BASE, OPENAI_BASE_URL, or
+            this machine's port 8000.
+        api_key: by default PARROT_API_KEY or OPENAI_API_KEY; a gateway without keys needs none.
+        model: model of functions that name none.
+        timeout: default limit of waits, in seconds.
+        max_retries: retries of one request if the server has no room or cannot be reached.
+        transport: replaces real connections in tests.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Client:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Used on the thread only.
+        # Used only on the thread.
         self._stop = asyncio.Event()
         self._calls = _Pool(MAX_CALLS, self._headers, transport)
         self._waits = _Pool(MAX_WAITS, self._headers, transport)
@@ -160,7 +160,7 @@ class Client:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what runs and close all connections. Twice does nothing."""
+        """Cancel running work and close all connections. Safe to call twice."""
         with self._lock:
             if self.is_closed:
                 return
@@ -182,23 +182,23 @@ class Client:
         done_code: str | None = None,
         retry: bool = True,
     ) -> Answer | None:
-        """One request, repeated while the server has no room or cannot be reached.
+        """Send one request, repeated while the server has no room or cannot be reached.
 
-        On the thread only. Cancellation drops the connection.
+        Only on the thread. Cancellation drops the connection.
 
         Args:
             path: below `base_url`.
-            deadline: on the clock of `time.monotonic`.
+            deadline: in the time of `time.monotonic`.
             body: sent as JSON.
-            wait_s: how long the server may wait before it answers, in seconds.
-            done_code: code of the error that means that an earlier try was carried out.
+            wait_s: longest wait of the server before its answer, in seconds.
+            done_code: error code that means that an earlier try succeeded.
 
         Returns:
-            None when an earlier try, whose answer was lost, was carried out.
+            None if an earlier try succeeded but its answer was lost.
 
         Raises:
             DeadlineError: the deadline passed.
-            UnreachableError, ServerError, ProtocolError: as they say.
+            UnreachableError, ServerError, ProtocolError: see their classes.
         """
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -280,7 +280,7 @@ class Client:
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of an answer; an empty body counts as an empty one."""
+    """Return the JSON object of an answer; an empty body means an empty object."""
     if not response.content:
         return {}
     try:
@@ -296,7 +296,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _failure(response: httpx.Response) -> ServerError:
-    """The exception for an answer that is no success."""
+    """Return the exception for an error answer."""
     try:
         body = response.json()
     except ValueError:
@@ -315,7 +315,7 @@ def _failure(response: httpx.Response) -> ServerError:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """The seconds that the server asks to wait; dates are not understood."""
+    """Return the seconds that the server asks to wait; dates are not supported."""
     try:
         seconds = float(response.headers["retry-after"])
     except (KeyError, ValueError):

@@ -12,8 +12,7 @@
         ├── OverloadedError        503, after all retries
         └── DependencyFailedError  424, or a call whose input could not be submitted
 
-The cause of an error is its `__cause__` where it happened here, and `ServerError.error` where it
-happened on the server.
+The cause of a local error is its `__cause__`; the cause of a server's error is `ServerError.error`.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ class DefinitionError(FunctionsError, TypeError):
 
 
 class ArgumentError(FunctionsError, TypeError):
-    """A call was given something that it cannot take."""
+    """A call was given something that it cannot accept."""
 
 
 class SessionError(FunctionsError, RuntimeError):
-    """No session is open here, or the one that is meant has been closed."""
+    """No session is open here, or the session has been closed."""
 
 
 class NotReadyError(FunctionsError, RuntimeError):
-    """A text was to be read without waiting for it, and is not here yet."""
+    """A text was read without waiting, and is not here yet."""
 
 
 class DeadlineError(FunctionsError, TimeoutError):
-    """A wait came to the end of its time; what was waited for goes on."""
+    """A wait reached its time limit; the text is still being written."""
 
 
 class UnreachableError(FunctionsError, ConnectionError):
@@ -51,19 +50,19 @@ class UnreachableError(FunctionsError, ConnectionError):
 
 
 class ProtocolError(FunctionsError):
-    """An answer that no Parrot Gateway gives; most likely another server stands at that address."""
+    """An answer that no Parrot Gateway gives; another server probably runs at that address."""
 
 
 class ServerError(FunctionsError):
     """The server answered with an error.
 
     Attributes:
-        status: of HTTP.
-        error: the server's `error` object, as it came.
-        message, code, param, type: its four fields; those that are missing are None.
-        request_id: by which the operator finds the call in the log.
-        failure: why a text has no value: `code`, `message`, `call`, and `cause`, which is of the
-            same form or None.
+        status: HTTP status.
+        error: the server's `error` object, unchanged.
+        message, code, param, type: its four fields; missing ones are None.
+        request_id: id with which the operator finds the call in the log.
+        failure: reason why a text has no value: `code`, `message`, `call`, and `cause`, which has
+            the same form or is None.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class ServerError(FunctionsError):
 
 
 class OverloadedError(ServerError):
-    """The server has no room now, and had none in all retries."""
+    """The server has no room now, and had none during all retries."""
 
 
 class DependencyFailedError(ServerError):
-    """A call that was to write this text, or an input of it, failed or was cancelled."""
+    """The call that writes this text, or an input of that call, failed or was cancelled."""

@@ -1,6 +1,6 @@
 """The decorator: a function whose docstring is a template becomes a call.
 
-Reads signatures and binds arguments; sending is the session's.
+This file reads signatures and binds arguments; the session sends.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ P = ParamSpec("P")
 
 
 class InputMark:
-    """Tells a parameter that is an input from one that is a plain Python value."""
+    """Marks a parameter as an input, unlike one that is a plain Python value."""
 
 
-#: A parameter whose text the server puts in: a string, or a text that may not be written yet.
-#: Parameters with any other annotation are rendered with `str` before anything is sent.
+#: A parameter whose text the server inserts: a string, or a text that may not be written yet.
+#: Parameters with any other annotation are rendered with `str` before sending.
 Input: TypeAlias = Annotated[str | Text | Call, InputMark()]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A parameter that the model writes, and how. Callers never pass it.
+    """A parameter that the model writes, with its options. Callers never pass it.
 
-    Fields left at None are not sent: the server decides, as it does for `/v1/completions`, where
-    `max_tokens` is 16.
+    Fields left at None are not sent, so the server decides. Its default of `max_tokens` is 16, as
+    for `/v1/completions`.
 
     Attributes:
         transform: a pipeline of the server's transforms; later parts of the template, other
-            functions and readers see what it makes of the model's text.
+            functions and readers see the transformed text.
         extra: further fields of the request's body, such as `{"top_k": 20}`.
     """
 
@@ -68,7 +68,7 @@ class Output:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self) -> dict[str, Any]:
-        """The fields for the body of a completion request."""
+        """Return the fields for the body of a completion request."""
         named = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -83,19 +83,19 @@ class Output:
         return {**{name: value for name, value in named.items() if value is not None}, **self.extra}
 
 
-#: A parameter is put in by the server, rendered here, or written by the model.
+#: The server inserts a parameter, it is rendered here, or the model writes it.
 _Role: TypeAlias = Literal["input", "plain"] | Output
 
 
 class SemanticFunction(Generic[P]):
     """A function that a model carries out. Made by `semantic_function`.
 
-    Calling it submits the calls and returns at once; see `Call`. The function's own code is never
-    run.
+    Calling it submits the calls and returns at once; see `Call`. The function's own code never
+    runs.
 
     Attributes:
-        name: of the function.
-        model: of its calls; None leaves that to the session.
+        name: name of the function.
+        model: model of its calls; None uses the session's.
     """
 
     def __init__(self, function: Callable[P, object], *, model: str | None = None) -> None:
@@ -173,8 +173,6 @@ class SemanticFunction(Generic[P]):
         session._submit(submissions)
         return Call(self.name, outputs)
 
-    # -- the definition ---------------------------------------------------------------------
-
     def _role(self, parameter: inspect.Parameter) -> _Role:
         name, annotation, default = parameter.name, parameter.annotation, parameter.default
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -194,7 +192,9 @@ class SemanticFunction(Generic[P]):
         return "input" if any(isinstance(note, InputMark) for note in notes) else "plain"
 
     def _check(self) -> None:
-        """The template has a place for everything, and something before its first output."""
+        """Check that the template has a place for every parameter, and text before its first
+        output.
+        """
         names = [piece.name for piece in self._pieces if isinstance(piece, Placeholder)]
         for name, role in self._roles.items():
             if name not in names:
@@ -213,12 +213,10 @@ class SemanticFunction(Generic[P]):
     def _refuse(self, why: str) -> NoReturn:
         raise DefinitionError(f"'{self.name}' cannot be a semantic function: {why}.")
 
-    # -- a call -----------------------------------------------------------------------------
-
     def _bind(
         self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[str, str | Text], dict[str, str]]:
-        """Inputs, and the texts of plain values."""
+        """Return the inputs, and the texts of plain values."""
         try:
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError as error:
@@ -278,10 +276,10 @@ def semantic_function(
 ) -> SemanticFunction[P] | Callable[[Callable[P, object]], SemanticFunction[P]]:
     """Turn a function into a call; its docstring is the template.
 
-    `{{name}}` of a parameter is where its text goes. Parameters annotated with `Input` take
-    strings and texts that may not be written yet; those with `Output` are written by the model,
-    each from everything before it in the template; all others are rendered with `str`. All other
-    braces are ordinary text. What stands behind the last output is not sent.
+    `{{name}}` marks the place of a parameter's text. Parameters annotated with `Input` take strings
+    and texts that may not be written yet. The model writes those with `Output`, each from
+    everything before it in the template. All others are rendered with `str`. All other braces are
+    ordinary text. Text after the last output is not sent.
 
         @semantic_function(model="parrot-demo")
         def tell(hero: Input, story: Output = Output(max_tokens=60)) -> None:

@@ -1,9 +1,9 @@
-"""Sessions, and texts that may not be written yet: what semantic functions give and take.
+"""Sessions, and texts that may not be written yet: inputs and results of semantic functions.
 
-A session is where variables live. A `Text` stands for one of its variables on the server: passing
-it on costs nothing and waits for nothing; only reading it does. A call of a function becomes one
-deferred completion per output. The names of variables are chosen here, so calls that depend on each
-other are sent without waiting for any answer.
+A session contains variables. A `Text` stands for one of its variables on the server: passing it on
+costs nothing and waits for nothing; only reading it does. A call of a function becomes one deferred
+completion per output. The names of variables are chosen here, so dependent calls are sent without
+waiting for any answer.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from parrot_functions._exceptions import (
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Longest time that one request asks the server to wait. Longer waits are several requests, so that
-#: many waits share few connections.
+#: Longest wait of the server in one request. Longer waits use several requests, so that many waits
+#: share few connections.
 MAX_POLL_S = 5.0
-#: For the last request of a session, by which the server forgets it, in seconds.
+#: Time limit of a session's last request, which makes the server forget it, in seconds.
 DELETE_TIMEOUT_S = 5.0
-#: For the server to say itself that the time is up.
+#: Extra time for the server itself to report a time-out.
 GRACE_S = 5.0
-#: Between two questions for the same text.
+#: Pause between two requests for the same text.
 PAUSE_S = 0.02
 
 _current: ContextVar[Session] = ContextVar("parrot_functions.session")
 
 
 class Text:
-    """A text that is written once: by a call that was submitted, or by the program.
+    """A text that is written once, by a submitted call or by the program.
 
-    Made by semantic functions and by `Session.variable`. May be read any number of times, from
+    Made by semantic functions and by `Session.variable`. It may be read any number of times from
     any thread.
 
     Attributes:
-        name: of the variable, within its session.
-        session: that owns it.
+        name: name of the variable within its session.
+        session: session that owns it.
     """
 
     def __init__(self, session: Session, name: str, value: str | None = None) -> None:
@@ -63,23 +63,23 @@ class Text:
         self.name = name
         self._value = value
         self._failure: FunctionsError | None = None
-        # The rest is for the client's thread only.
+        # The attributes below belong to the client's thread.
         self._id: str | None = None
-        #: Set when the server has registered it, or it failed.
+        #: Set when the server has registered it, or it has failed.
         self._is_registered = asyncio.Event()
         self._has_failed = asyncio.Event()
-        #: Requests that the server has not confirmed: its own, and those of its dependencies.
-        #: Without one of them the server waits for a text that no call writes.
+        #: Requests that the server has not confirmed: its own, and those of its dependencies. If
+        #: one is lost, the server waits for a text that no call writes.
         self._unconfirmed = 1
         #: Texts whose calls read this one, until all its requests are confirmed.
         self._dependents: list[Text] = []
 
     def get(self, timeout: float | None = None, *, objective: str | None = None) -> str:
-        """The text, as soon as it is written.
+        """Return the text as soon as it is written.
 
         Args:
-            timeout: in seconds; the client's when left out.
-            objective: what it is waited for: `latency` (the server's default), `throughput`,
+            timeout: in seconds; by default the client's.
+            objective: objective of the wait: `latency` (the server's default), `throughput`,
                 `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
 
         Raises:
@@ -94,11 +94,11 @@ class Text:
         try:
             return waiting.result()
         finally:
-            # Of use when Ctrl-C ended the wait.
+            # Needed when Ctrl-C ended the wait.
             waiting.cancel()
 
     async def aget(self, timeout: float | None = None, *, objective: str | None = None) -> str:
-        """`get` for asynchronous programs; `await text` is the same without arguments.
+        """Return the text in asynchronous programs; `await text` is the same without arguments.
 
         Cancelling it ends the wait; the text is still being written.
         """
@@ -112,14 +112,14 @@ class Text:
 
     @property
     def is_ready(self) -> bool:
-        """True if the text has been read; sends no request."""
+        """Return true if the text has been read; sends no request."""
         return self._value is not None
 
     def __str__(self) -> str:
-        """The text, if it is here.
+        """Return the text if it is here.
 
         Raises:
-            NotReadyError: it is not; an f-string never gets half a promise.
+            NotReadyError: the text is not here; so an f-string never gets a placeholder.
         """
         if self._value is None:
             raise NotReadyError(
@@ -129,7 +129,7 @@ class Text:
         return self._value
 
     def __eq__(self, other: object) -> bool:
-        # Identity would say that no text equals what it will be.
+        # Comparison by identity would claim that it differs from every text.
         return str(self) == other if isinstance(other, str) else self is other
 
     __hash__ = object.__hash__
@@ -148,7 +148,7 @@ class Text:
         return self.session._start(lambda: self._fetch(deadline, objective))
 
     async def _fetch(self, deadline: float, objective: str | None) -> str:
-        """Wait for the value, or for a failure that means there will be none."""
+        """Wait for the value, or for a failure that makes it impossible."""
         reading = asyncio.create_task(self.session._read(self, deadline, objective))
         broken = asyncio.create_task(self._has_failed.wait())
         try:
@@ -164,7 +164,7 @@ class Text:
             await asyncio.gather(reading, broken, return_exceptions=True)
 
     def _add_dependent(self, dependent: Text) -> None:
-        """The call that writes `dependent` is about to be sent, and reads this one."""
+        """Register `dependent`, whose call reads this text and is about to be sent."""
         if self._failure is not None:
             dependent._fail(dependent._failed_with(self, self._failure))
         elif self._unconfirmed:
@@ -172,7 +172,7 @@ class Text:
             dependent._unconfirmed += 1
 
     def _accept(self, variable_id: str) -> None:
-        """The server has registered it."""
+        """Note that the server has registered it."""
         self._id = variable_id
         self._is_registered.set()
         confirmed = [self]
@@ -184,7 +184,7 @@ class Text:
                 text._dependents.clear()
 
     def _fail(self, error: FunctionsError) -> None:
-        """It will never be written; nor will what depends on it."""
+        """Fail it and everything that depends on it."""
         failing: list[tuple[Text, FunctionsError]] = [(self, error)]
         while failing:
             text, why = failing.pop()
@@ -211,9 +211,9 @@ class Text:
 
 
 class Call:
-    """The outputs of one call of a semantic function, in the order of its template and by name.
+    """The outputs of one call of a semantic function, in template order and by name.
 
-    `a, b = f()`, `f().a`, `f()["a"]`. With one output it can be used like that `Text`.
+    `a, b = f()`, `f().a`, `f()["a"]`. A call with one output can be used like that `Text`.
     """
 
     def __init__(self, function: str, outputs: Mapping[str, Text]) -> None:
@@ -240,7 +240,7 @@ class Call:
 
     @property
     def only(self) -> Text:
-        """The output.
+        """Return the only output.
 
         Raises:
             ArgumentError: there are several.
@@ -250,11 +250,11 @@ class Call:
         return next(iter(self))
 
     def get(self, timeout: float | None = None, *, objective: str | None = None) -> str:
-        """`Text.get` of the only output."""
+        """Return `Text.get` of the only output."""
         return self.only.get(timeout, objective=objective)
 
     async def aget(self, timeout: float | None = None, *, objective: str | None = None) -> str:
-        """`Text.aget` of the only output."""
+        """Return `Text.aget` of the only output."""
         return await self.only.aget(timeout, objective=objective)
 
     def __await__(self) -> Generator[object, None, str]:
@@ -274,7 +274,7 @@ class Call:
 
 
 class Submission(NamedTuple):
-    """One deferred call, ready to be sent: fields of its body, and what its inputs stand for."""
+    """One deferred call ready to be sent: fields of its body, and the bindings of its inputs."""
 
     output: Text
     body: dict[str, Any]
@@ -292,14 +292,14 @@ class _Submittable(Protocol[P]):
 class Session:
     """One run of an application. Use it in `with` or `async with`.
 
-    Calls of semantic functions inside the block go to it. A session without a name is forgotten
-    by the server at the end of the block, with all that still runs in it. One with a name stays:
-    at the end everything has been submitted, and another program can go on with it.
+    Calls of semantic functions inside the block go to it. At the end of the block the server
+    forgets an unnamed session, with everything that still runs in it. A named session stays: at the
+    end everything has been submitted, and another program can continue with it.
 
     Args:
-        base_url, api_key, model, timeout: as of `Client`, which is made with them.
-        name: of the session, among those of the same key.
-        client: connections to use instead of own ones; stays open.
+        base_url, api_key, model, timeout: as for `Client`, which is made with them.
+        name: name of the session, unique per key.
+        client: a client to share; it stays open.
     """
 
     def __init__(
@@ -322,12 +322,12 @@ class Session:
         self._token = secrets.token_hex(8)
         self.name = name if name is not None else f"functions-{self._token}"
         self._counter = itertools.count(1)
-        #: Whether the server may know of it.
+        #: True if the server may know the session.
         self._was_used = False
         self._resets: list[Token[Session]] = []
-        # For the client's thread only.
+        # Only for the client's thread.
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Those that register variables.
+        #: Tasks that register variables.
         self._registering: set[asyncio.Task[Any]] = set()
         #: Failures to register a text that no reader has seen yet.
         self._unreported: dict[Text, FunctionsError] = {}
@@ -352,10 +352,10 @@ class Session:
         await self.aclose(flush=kind is None)
 
     def variable(self, name: str, value: str | None = None) -> Text:
-        """A variable by its name.
+        """Return a variable by its name.
 
-        With a value it is written now; without, it is the one that something else in the session
-        writes, here or in another program.
+        A value is written now. Without a value, something else in the session writes the variable,
+        here or in another program.
 
         Raises:
             ArgumentError: the name is empty.
@@ -375,13 +375,13 @@ class Session:
         return function.submit(self, *args, **kwargs)
 
     def close(self, *, flush: bool = True) -> None:
-        """End it as the end of a `with` block does; twice does nothing.
+        """End it like the end of a `with` block; safe to call twice.
 
         Args:
-            flush: of a session with a name, wait until all calls have been submitted.
+            flush: for a named session, wait until all calls have been submitted.
 
         Raises:
-            FunctionsError: a call of a session with a name could not be submitted.
+            FunctionsError: a call of a named session could not be submitted.
         """
         if not self.is_closed:
             try:
@@ -390,7 +390,7 @@ class Session:
                 self._release()
 
     async def aclose(self, *, flush: bool = True) -> None:
-        """`close` for asynchronous programs."""
+        """Do the same as `close` in asynchronous programs."""
         if not self.is_closed:
             try:
                 await asyncio.wrap_future(self._start(lambda: self._end(flush)))
@@ -409,15 +409,13 @@ class Session:
         if self._owns_client:
             self.client.close()
 
-    # -- for functions and texts ------------------------------------------------------------
-
     def _new_name(self, base: str) -> str:
-        """A name for an output, unique in the session."""
+        """Return a name for an output, unique in the session."""
         number = next(self._counter)
         return f"{base}-{self._token}-{number}" if self.is_named else f"{base}-{number}"
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Run what `work` makes on the client's thread, until the session ends."""
+        """Run `work`'s coroutine on the client's thread until the session ends."""
         self._require_open()
         return self.client.start(self._run(work))
 
@@ -444,14 +442,14 @@ class Session:
             self._register(submission.output, partial(self._deliver, submission))
 
     def _register(self, text: Text, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """Register a variable by `work`, which returns its id; returns at once."""
+        """Register a variable through `work`, which returns its id; returns at once."""
 
         async def register() -> None:
             task = asyncio.current_task()
             assert task is not None
             self._registering.add(task)
             try:
-                # NOTE: it may have been closed before this began.
+                # NOTE: the session may have been closed before this began.
                 self._require_open()
                 self._was_used = True
                 text._accept(await work())
@@ -500,7 +498,7 @@ class Session:
         return variable_id
 
     async def _name_of(self, text: Text) -> str:
-        """The name of a text in this session; of another session's, its id."""
+        """Return a text's name in this session, or its id if it belongs to another one."""
         if text.session is self:
             return text.name
         await text._is_registered.wait()
@@ -517,13 +515,13 @@ class Session:
         return await self._find(text) if answer is None else str(answer.body["id"])
 
     async def _find(self, text: Text) -> str:
-        """The id of the variable of a name; it is made empty if there is none."""
+        """Return the id of the named variable, creating it empty if needed."""
         deadline = self._request_deadline()
         new = {"session": self.name, "name": text.name}
         try:
             answer = await self.client.request("POST", "/variables", deadline, body=new)
         except ServerError as error:
-            # It has a producer, or a value.
+            # It already has a producer or a value.
             if error.status != 409:
                 raise
             answer = await self.client.request(
@@ -567,7 +565,7 @@ class Session:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise _deadline_error(text)
-            # In case the server answers without waiting.
+            # The server may answer without waiting.
             await asyncio.sleep(min(left_s, PAUSE_S))
 
     def _request_deadline(self) -> float:
@@ -582,7 +580,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         if not self.is_named and self._was_used:
-            # NOTE: a server that misses it forgets the session by itself.
+            # NOTE: a server that misses this forgets the session by itself.
             with suppress(FunctionsError):
                 await self.client.request(
                     "DELETE",
@@ -596,10 +594,10 @@ class Session:
 
 
 def current_session() -> Session:
-    """The session of the `with` block that runs here.
+    """Return the session of the surrounding `with` block.
 
     Raises:
-        SessionError: there is none; new threads begin without one.
+        SessionError: no session is open; new threads begin without one.
     """
     session = _current.get(None)
     if session is None:

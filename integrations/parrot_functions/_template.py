@@ -1,6 +1,6 @@
 """A docstring as a template: literal text and `{{name}}` of declared parameters.
 
-Pure: knows neither sessions nor HTTP. Braces around anything that is not a declared parameter are
+Pure: independent of sessions and HTTP. Braces around anything other than a declared parameter are
 ordinary text, here and on the server.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-# NOTE: the server's own rule; a prompt is parsed there once more.
+# NOTE: the server's own rule, because it parses the prompt again.
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _PLACEHOLDER_NAME = re.compile(_NAME)
 _PLACEHOLDER = re.compile(rf"\{{\{{[ \t]*+({_NAME})[ \t]*+\}}\}}")
@@ -30,9 +30,9 @@ class Prompt(NamedTuple):
     """A prompt as it is sent.
 
     Attributes:
-        text: with a placeholder for every input.
-        inputs: names of the parameters in it, in order of their first place.
-        values: further placeholders, which stand for these texts.
+        text: the prompt with a placeholder for every input.
+        inputs: names of its parameters, in order of first use.
+        values: further placeholders with their texts.
     """
 
     text: str
@@ -41,12 +41,16 @@ class Prompt(NamedTuple):
 
 
 def is_placeholder_name(name: str) -> bool:
-    """True if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, at most 128."""
+    """Return true if `{{name}}` can be a placeholder: ASCII letters, digits and `_`, at most
+    128.
+    """
     return _PLACEHOLDER_NAME.fullmatch(name) is not None
 
 
 def parse_template(text: str, names: Collection[str]) -> list[Piece]:
-    """Split at the placeholders of declared names; all else is literal. Linear in the text."""
+    """Split at the placeholders of declared names; everything else is literal. Linear in the
+    text.
+    """
     pieces: list[Piece] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
@@ -62,7 +66,7 @@ def parse_template(text: str, names: Collection[str]) -> list[Piece]:
 
 
 def render(pieces: Sequence[Piece], values: Mapping[str, str]) -> list[Piece]:
-    """The pieces with the values of some placeholders as literal text; they are not parsed."""
+    """Replace some placeholders by their values as literal text, which is not parsed."""
     rendered: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, Placeholder) and piece.name in values:
@@ -79,8 +83,8 @@ def render(pieces: Sequence[Piece], values: Mapping[str, str]) -> list[Piece]:
 def write_prompt(pieces: Sequence[Piece]) -> Prompt:
     """Join the pieces so that the server finds the same placeholders in the text, and no others.
 
-    The server would take what looks like a placeholder in a literal for one. Its opening braces
-    become a placeholder of their own, which stands for two braces.
+    The server would mistake literal text that looks like a placeholder for one. So its opening
+    braces become a placeholder that stands for two braces.
     """
     inputs = tuple(dict.fromkeys(p.name for p in pieces if isinstance(p, Placeholder)))
     if not inputs:

@@ -16,8 +16,8 @@ __all__ = ["ParrotEmbedding"]
 class ParrotEmbedding(BaseEmbedding):
     """Vectors of texts from `/v1/embeddings`.
 
-    What the checkpoint's files say of prompts is done by the gateway; `query_prompt` and
-    `text_prompt` name those of models that have one for each.
+    The gateway applies the prompts from the checkpoint's files. For models with a prompt of each
+    kind, `query_prompt` and `text_prompt` name them.
     """
 
     model_name: str = Field(
@@ -41,12 +41,12 @@ class ParrotEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name by which LlamaIndex writes and reads it."""
+        """Return the name by which LlamaIndex writes and reads it."""
         return "ParrotEmbedding"
 
     @property
     def _clients(self) -> OpenAIClients:
-        """The clients of the connection as it is now."""
+        """Return the clients of the current connection."""
         connection = Connection(
             base_url=self.base_url or default_base_url(),
             api_key=self.api_key or default_api_key(),

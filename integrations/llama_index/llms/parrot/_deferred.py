@@ -1,4 +1,4 @@
-"""References in texts and responses, and the texts that take their place."""
+"""References in texts and responses, and their replacement by texts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from parrot_client.fields import REFERENCE
 
 T = TypeVar("T")
 
-#: How much longer than the gateway the client waits, so that the gateway ends the wait; seconds.
+#: Seconds that the client waits beyond the gateway, so that the gateway ends the wait.
 GRACE_S = 5.0
 
 
 def resolve_request(value: object, timeout: float | None) -> dict[str, Any] | None:
-    """Arguments of a client's `post` that resolve a value; None if there is no reference in it.
+    """Return arguments for a client's `post` that resolve a value; None if it has no reference.
 
     Args:
         value: see `Parrot.resolve`.
         timeout: in seconds; None leaves it to the gateway.
 
     Raises:
-        TypeError: a streaming response, which has to be read first.
+        TypeError: the value is a streaming response, which must be read first.
     """
     if isinstance(value, StreamingResponse | AsyncStreamingResponse):
         raise TypeError("Read a streaming response first: resolve(response.get_response()).")
@@ -40,7 +40,7 @@ def resolve_request(value: object, timeout: float | None) -> dict[str, Any] | No
     if not _has_reference(inside):
         return None
     body = {"value": inside}
-    # Not repeated: what failed stays failed, and the gateway has waited already.
+    # No retries: a failure is final, and the gateway has waited already.
     options: dict[str, Any] = {"max_retries": 0}
     if timeout is not None:
         body["timeout"] = timeout
@@ -49,7 +49,7 @@ def resolve_request(value: object, timeout: float | None) -> dict[str, Any] | No
 
 
 def resolved(value: T, answer: Any) -> T:
-    """A copy of the value with the answer of `POST /v1/resolve` in it."""
+    """Copy the value with the answer of `POST /v1/resolve` in it."""
     inside = answer["value"]
     if isinstance(value, Response):
         return cast(T, dataclasses.replace(value, response=inside))
@@ -68,7 +68,7 @@ def resolved(value: T, answer: Any) -> T:
 
 
 def _inside(value: object) -> Any:
-    """The part of a value that can hold references, as JSON."""
+    """Return the part of a value that can have references, as JSON."""
     if isinstance(value, Response):
         return value.response
     if isinstance(value, CompletionResponse):

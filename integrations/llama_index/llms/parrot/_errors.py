@@ -1,7 +1,6 @@
-"""Errors of the gateway: `openai`'s own exceptions, as of LlamaIndex's OpenAI model, with advice.
+"""Errors of the gateway: the `openai` exceptions of LlamaIndex's OpenAI model, with advice.
 
-The types stay what they are, so that `except openai.RateLimitError` goes on working; the message
-says in addition what to do.
+The types are unchanged, so `except openai.RateLimitError` still works; the message adds a remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _OVERFLOW = (
 
 @contextmanager
 def with_advice(base_url: str) -> Iterator[None]:
-    """Add advice to whatever `openai` raises inside; the exception itself passes through."""
+    """Add advice to any `openai` exception raised inside; the exception itself passes through."""
     try:
         yield
     except Exception as error:

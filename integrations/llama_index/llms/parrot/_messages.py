@@ -1,4 +1,6 @@
-"""LlamaIndex messages as OpenAI's wire form, and answers back, for chat and for completions."""
+"""Converts LlamaIndex messages to OpenAI's wire form, and answers back, for chat and
+completions.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ _ROLES = {MessageRole.CHATBOT: "assistant", MessageRole.MODEL: "assistant"}
 
 
 def to_wire(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages for `/v1/chat/completions`.
+    """Return messages for `/v1/chat/completions`.
 
     Raises:
-        ValueError: a message has a kind of content that OpenAI's interface has no form for.
+        ValueError: a message has content that OpenAI's interface cannot express.
     """
     return [_message_to_wire(message) for message in messages]
 
@@ -39,7 +41,7 @@ def _message_to_wire(message: ChatMessage) -> dict[str, Any]:
         if isinstance(block, ToolCallBlock):
             calls.append(_call_to_wire(block))
         elif not isinstance(block, ThinkingBlock):
-            # Reasoning is no part of the answer.
+            # Reasoning is not part of the answer.
             parts.append(_part_to_wire(block))
     wire: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value)}
     if all(part["type"] == "text" for part in parts):
@@ -49,7 +51,7 @@ def _message_to_wire(message: ChatMessage) -> dict[str, Any]:
         wire["content"] = parts
     known = message.additional_kwargs
     if not calls and known.get("tool_calls"):
-        # From memories that were filled by models of before ToolCallBlock.
+        # From memories filled by models older than ToolCallBlock.
         calls = [_plain(call) for call in known["tool_calls"]]
         wire["content"] = wire["content"] or None
     if calls:
@@ -98,7 +100,9 @@ def _part_to_wire(block: ContentBlock) -> dict[str, Any]:
 
 
 def _details(answer: Any, parrot: Mapping[str, Any]) -> dict[str, Any]:
-    """`additional_kwargs` of a response: token counts, as LlamaIndex's counters read them."""
+    """Return a response's `additional_kwargs`: token counts in the form of LlamaIndex's
+    counters.
+    """
     details: dict[str, Any] = {"parrot": dict(parrot)} if parrot else {}
     usage = getattr(answer, "usage", None)
     if usage is not None:
@@ -120,7 +124,7 @@ def _chat_response(
     finish_reason: str | None,
     delta: str | None = None,
 ) -> ChatResponse:
-    """A response; `calls` are id, name and arguments of each call of a tool."""
+    """Build a response; `calls` has id, name and arguments of each tool call."""
     blocks: list[ContentBlock] = [ThinkingBlock(content=reasoning)] if reasoning else []
     if text or not calls:
         blocks.append(TextBlock(text=text))
@@ -137,7 +141,7 @@ def _chat_response(
 
 
 def chat_response(answer: Any, parrot: Mapping[str, Any]) -> ChatResponse:
-    """The response of a whole chat completion."""
+    """Convert a whole chat completion."""
     choice = answer.choices[0]
     calls = [
         (call.id, call.function.name, call.function.arguments)
@@ -150,7 +154,7 @@ def chat_response(answer: Any, parrot: Mapping[str, Any]) -> ChatResponse:
 
 
 def completion_response(answer: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
-    """The response of a whole completion."""
+    """Convert a whole completion."""
     choice = answer.choices[0]
     return CompletionResponse(
         text=choice.text or "",
@@ -160,7 +164,7 @@ def completion_response(answer: Any, parrot: Mapping[str, Any]) -> CompletionRes
 
 
 def _reasoning(message: Any) -> str:
-    """The model's reasoning, under the names that servers use."""
+    """Return the model's reasoning, which servers name differently."""
     for name in ("reasoning_content", "reasoning"):
         text = getattr(message, name, None)
         if isinstance(text, str):
@@ -169,7 +173,7 @@ def _reasoning(message: Any) -> str:
 
 
 class ChatAssembly:
-    """Puts the chunks of a chat stream together; each gives all that there is so far."""
+    """Assembles the chunks of a chat stream; each result has everything so far."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -179,7 +183,7 @@ class ChatAssembly:
         self._finish_reason: str | None = None
 
     def add(self, chunk: Any, parrot: Mapping[str, Any]) -> ChatResponse:
-        """The response so far, `delta` being what is new."""
+        """Return the response so far; `delta` is the new part."""
         delta = ""
         if chunk.choices:
             choice = chunk.choices[0]
@@ -195,7 +199,7 @@ class ChatAssembly:
         )
 
     def _add_call(self, delta: Any) -> None:
-        # Servers number the calls; one that does not is taken to go on with its last one.
+        # Servers number the calls; an unnumbered one is assumed to continue the last call.
         index = delta.index if delta.index is not None else max(len(self._calls) - 1, 0)
         id_, name, arguments = self._calls.get(index, (None, "", ""))
         function = delta.function
@@ -207,14 +211,14 @@ class ChatAssembly:
 
 
 class CompletionAssembly:
-    """Puts the chunks of a completion stream together."""
+    """Assembles the chunks of a completion stream."""
 
     def __init__(self) -> None:
         self._text = ""
         self._finish_reason: str | None = None
 
     def add(self, chunk: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
-        """The response so far, `delta` being what is new."""
+        """Return the response so far; `delta` is the new part."""
         delta = ""
         if chunk.choices:
             delta = chunk.choices[0].text or ""
@@ -232,10 +236,10 @@ class Endpoint(NamedTuple):
     """One of the two ways to ask a model.
 
     Attributes:
-        resource: of the `openai` client, the one that has `create`.
-        prompt_fields: the prompt or the messages as a field of the body.
-        response: LlamaIndex's response of a whole answer and the gateway's fields in its headers.
-        assembly: makes what puts a stream together.
+        resource: the `openai` client's resource with `create`.
+        prompt_fields: builds the body field of the prompt or the messages.
+        response: builds LlamaIndex's response from a whole answer and the gateway's headers.
+        assembly: makes the object that assembles a stream.
     """
 
     resource: str

@@ -1,8 +1,8 @@
 """Structured output and tools: answers of a declared shape.
 
-A pydantic class goes as `response_format`. The gateway's own models can write nothing but what
-fits, and upstreams mostly honour the field; no tool call and no instructions in words are needed.
-Other ways (`pydantic_program_mode`) stay.
+A pydantic class is sent as `response_format`. The gateway's own models can write only matching
+text, and most upstreams honour the field, so neither a tool call nor instructions in words are
+needed. Other ways (`pydantic_program_mode`) still work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class StructuredOutput(FunctionCallingLLM):
-    """The methods that return instances of a pydantic class."""
+    """Methods that return instances of a pydantic class."""
 
     strict: bool
 
@@ -38,7 +38,7 @@ class StructuredOutput(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """An instance of `output_cls`, written by the model.
+        """Return an instance of `output_cls`, written by the model.
 
         Raises:
             ValueError: the answer was cut off by max_tokens, or is not valid.
@@ -127,9 +127,9 @@ class StructuredOutput(FunctionCallingLLM):
 
 
 def response_format(output_cls: type[BaseModel], strict: bool) -> dict[str, Any]:
-    """`response_format` of a class; the gateway's own models follow it, strict or not.
+    """Return `response_format` for a class; the gateway's own models follow it, strict or not.
 
-    Objects are closed either way: a model that can go on with more properties likes to.
+    Objects are closed either way, because models tend to invent further properties.
     """
     schema = output_cls.model_json_schema()
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", output_cls.__name__)[:64]
@@ -138,7 +138,7 @@ def response_format(output_cls: type[BaseModel], strict: bool) -> dict[str, Any]
 
 
 def closed(schema: Any) -> Any:
-    """A schema as OpenAI's strict mode wants it: objects closed, all their properties required."""
+    """Convert a schema to OpenAI's strict form: objects closed, all their properties required."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -169,14 +169,14 @@ def tool_fields(
     choice: str | dict[str, Any] | None,
     parallel: bool,
 ) -> dict[str, Any]:
-    """The fields of a body that offer tools.
+    """Return the body fields that offer tools.
 
     Args:
         tools: at least one.
-        strict: whether arguments have to follow their schemas.
-        required: whether one has to be called, where `choice` says nothing.
+        strict: true if arguments must follow their schemas.
+        required: true if one must be called and `choice` is None.
         choice: OpenAI's `tool_choice`, or the name of a tool.
-        parallel: whether several may be called.
+        parallel: true if several may be called.
     """
     if choice is None:
         choice = "required" if required else "auto"
@@ -190,17 +190,17 @@ def tool_fields(
 
 
 def keep_one_call(response: ChatResponse) -> None:
-    """Drop all calls but the first."""
+    """Drop all calls except the first."""
     superfluous = _calls_of(response)[1:]
     blocks = response.message.blocks
     response.message.blocks = [block for block in blocks if block not in superfluous]
 
 
 def selections(response: ChatResponse, *, must_call: bool) -> list[ToolSelection]:
-    """The calls of a response; arguments of a stream may still be incomplete.
+    """Return the tool calls of a response; a stream's arguments may still be incomplete.
 
     Raises:
-        ValueError: there are none, and `must_call`.
+        ValueError: there is no call, and `must_call` is true.
     """
     calls = _calls_of(response)
     if not calls and must_call:

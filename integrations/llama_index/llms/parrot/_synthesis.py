@@ -1,9 +1,9 @@
-"""Deferral inside LlamaIndex's response synthesizers, the one place where texts are only passed on.
+"""Deferral inside LlamaIndex's response synthesizers, which only pass texts on.
 
-A synthesizer puts what the model wrote into the next prompt. So inside `get_response` a call of a
-model with `defer=True` answers with a reference, which the gateway replaces in the prompt, and what
-`get_response` returns is the text again. A synthesizer that parses answers, and a program whose
-instrumentation or callbacks are followed by others, defers nothing: they are to see texts.
+A synthesizer puts the model's text into the next prompt. So inside `get_response` a call of a model
+with `defer=True` answers with a reference, which the gateway replaces in the prompt, and
+`get_response` returns the text again. A synthesizer that parses answers defers nothing; nor does a
+program whose instrumentation or callbacks others follow, because they must see texts.
 
 Importing this wraps `get_response` and `aget_response` of LlamaIndex's synthesizers, once.
 """
@@ -43,7 +43,7 @@ _runs: ContextVar[bool] = ContextVar("llama_index_parrot_synthesis", default=Fal
 
 
 def passes_texts_on() -> bool:
-    """True if what a call writes here goes nowhere but into another prompt, or is read later."""
+    """Return true if a call's text goes only into another prompt, or is read later."""
     return _runs.get()
 
 
@@ -82,7 +82,7 @@ def _running() -> Iterator[None]:
         _runs.reset(token)
 
 
-# NOTE: LlamaIndex's spans are descriptors: called as plain functions they do not know their class.
+# NOTE: LlamaIndex's spans are descriptors; called as plain functions they do not know their class.
 
 
 def _wrap(method: Any) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def _wrap(method: Any) -> Callable[..., Any]:
             return bound(*arguments, **named)
         with _running():
             response = bound(*arguments, **named)
-        # A generator is of an ordinary call.
+        # A generator comes from an ordinary call.
         return self._llm.resolve(response) if isinstance(response, str) else response
 
     return get_response
@@ -114,7 +114,7 @@ def _wrap_async(method: Any) -> Callable[..., Any]:
 
 @functools.cache
 def watch_synthesizers() -> None:
-    """Wrap the methods; once."""
+    """Wrap the methods, once."""
     for owner in _SYNTHESIZERS:
         for name, wrap in (("get_response", _wrap), ("aget_response", _wrap_async)):
             if name in vars(owner):

@@ -1,9 +1,9 @@
 """The context window of a model, from `GET /v1/models`, in LlamaIndex's own tokens.
 
-LlamaIndex packs prompts by counting tokens with a tokenizer of its own (`Settings.tokenizer`, of
-GPT-3.5 unless set), whatever the model. A text that it takes for 2,000 tokens may be 2,300 of the
-model's. So the window is given in LlamaIndex's tokens: one text is counted both ways, and the
-model's window divided by the ratio.
+LlamaIndex packs prompts by counting tokens with a tokenizer of its own (`Settings.tokenizer`,
+GPT-3.5's by default) for any model. A text of 2,000 such tokens may have 2,300 of the model's. So
+the window is given in LlamaIndex's tokens: one text is counted both ways, and the model's window is
+divided by the ratio.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llama_index.core.utils import get_tokenizer
 from parrot_client.connection import OpenAIClients
 from parrot_client.fields import REFERENCE
 
-#: English prose in both tokenizers; Lewis Carroll, "Alice's Adventures in Wonderland".
+#: English prose to count with both tokenizers; Lewis Carroll, "Alice's Adventures in Wonderland".
 SAMPLE = (
     "Alice was beginning to get very tired of sitting by her sister on the bank, and of having "
     "nothing to do: once or twice she had peeped into the book her sister was reading, but it had "
@@ -27,9 +27,9 @@ SAMPLE = (
     "daisy-chain would be worth the trouble of getting up and picking the daisies, when suddenly a "
     "White Rabbit with pink eyes ran close by her."
 )
-#: Texts differ from the sample, and a chat template adds some tokens.
+#: Margin for texts that differ from the sample, and for tokens of the chat template.
 MARGIN = 1.08
-#: `owned_by` of the gateway's own models.
+#: Value of `owned_by` for the gateway's own models.
 OWN = "parrot-gateway"
 
 
@@ -38,9 +38,9 @@ class Window(NamedTuple):
 
     Attributes:
         tokens: the window, in LlamaIndex's tokens.
-        ratio: the model's tokens for each of LlamaIndex's, margin included.
-        is_final: whether it is known; False while an engine loads.
-        is_own: the model is one of the gateway's own engines, which has its tokenizer.
+        ratio: the model's tokens per LlamaIndex token, margin included.
+        is_final: true if the window is known; False while an engine loads.
+        is_own: true if one of the gateway's own engines serves the model, and so has its tokenizer.
     """
 
     tokens: int
@@ -50,19 +50,19 @@ class Window(NamedTuple):
 
 
 def ask_window(clients: OpenAIClients, model: str) -> Window:
-    """The window of a model: two requests, or one for models of upstreams.
+    """Find the window of a model: two requests, or one for an upstream's model.
 
     Models without a known window get LlamaIndex's `DEFAULT_CONTEXT_WINDOW`.
 
     Raises:
-        openai.APIError: no gateway there, or a wrong key.
+        openai.APIError: no gateway answers, or the key is wrong.
     """
     client: Any = clients.sync()
     listed = client.get("/models", cast_to=object)["data"]
     found: dict[str, Any] = next((item for item in listed if item["id"] == model), {})
     longest = found.get("max_model_len")
     if not isinstance(longest, int):
-        # The window of a model of ours is known once its engine has loaded.
+        # A window of our own model is known once its engine has loaded.
         is_own = found.get("owned_by") == OWN
         return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=not is_own, is_own=is_own)
     body = {"model": model, "prompt": SAMPLE}
@@ -74,14 +74,14 @@ def ask_window(clients: OpenAIClients, model: str) -> Window:
 def reference_counter(
     base: Callable[[str], list[Any]], reference_tokens: int
 ) -> Callable[[str], list[Any]]:
-    """A tokenizer in which a reference weighs as much as the text that it stands for may.
+    """Return a tokenizer that counts a reference as much as its text may have.
 
     Args:
-        base: tokenizes everything else.
-        reference_tokens: the most that a deferred call writes, in tokens of `base`.
+        base: tokenizer of all other text.
+        reference_tokens: largest output of a deferred call, in tokens of `base`.
 
     Returns:
-        tokenizer for counting only: each reference is `reference_tokens` zeros.
+        a tokenizer for counting only: each reference becomes `reference_tokens` zeros.
     """
 
     def tokenize(text: str) -> list[Any]:

@@ -1,8 +1,8 @@
 """`Parrot`: a LlamaIndex model on Parrot Gateway.
 
-The class and its requests. The wire form of messages and answers is in `_messages`, what
-LlamaIndex's spans say of a call in `linking`, tools and structured output in `_structured`,
-references in `_deferred`, the model's window in `_window`.
+This file has the class and its requests. The wire form of messages and answers is in `_messages`,
+facts from LlamaIndex's spans in `linking`, tools and structured output in `_structured`, references
+in `_deferred`, and the model's window in `_window`.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ watch_synthesizers()
 class Parrot(StructuredOutput):
     """A model behind a Parrot Gateway.
 
-    Takes what LlamaIndex's OpenAI model takes, and in addition what the gateway can do: the
-    fields `session` to `defer` below, each also as a keyword argument of a single call. Calls
-    made by query engines, chat engines, agents and functions with `@dispatcher.span` are linked:
-    the gateway learns which belong together, and shows them at `/v1/sessions/{id}/graph`.
+    Accepts the arguments of LlamaIndex's OpenAI model, and the gateway's fields `session` to
+    `defer` below, each also as a keyword argument of a single call. Calls made by query engines,
+    chat engines, agents and functions with `@dispatcher.span` are linked: the gateway learns which
+    belong together, and shows them at `/v1/sessions/{id}/graph`.
 
     No request is made before the first call or the first look at `metadata`.
 
@@ -161,22 +161,22 @@ class Parrot(StructuredOutput):
     _windows: dict[Any, Window] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
-        """Begin to watch spans, before the first call is made."""
+        """Start watching spans before the first call is made."""
         super().model_post_init(context)
         if self.linking:
             linking.install()
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the class in serialised components."""
+        """Return the class's name in serialised components."""
         return "parrot_llm"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The facts that LlamaIndex asks of a model; the first look asks the gateway.
+        """Return the model's facts for LlamaIndex; the first access asks the gateway.
 
         Raises:
-            openai.APIError: no gateway there, or a wrong key; the message says what to do.
+            openai.APIError: no gateway answers, or the key is wrong; the message says what to do.
         """
         return LLMMetadata(
             context_window=self.context_window or self._window().tokens,
@@ -188,20 +188,20 @@ class Parrot(StructuredOutput):
         )
 
     def tokenizer(self) -> Callable[[str], list[Any]]:
-        """A tokenizer for counting: `Settings.tokenizer = llm.tokenizer()`, or any `tokenizer`,
-        `tokenizer_fn` that LlamaIndex takes.
+        """Return a tokenizer for counting: `Settings.tokenizer = llm.tokenizer()`, or any
+        `tokenizer` or `tokenizer_fn` in LlamaIndex.
 
-        Texts are counted by the gateway, which has the tokenizer of the models of its own engines;
-        for other models, as LlamaIndex counts now. A reference weighs what its text may, so that
-        splitters and prompt helpers see a deferred text as `max_tokens` long: at most a quarter of
-        the window, so that no splitter ever cuts a reference in pieces.
+        The gateway counts texts of its own engines' models, whose tokenizers it has; other models
+        are counted with LlamaIndex's current tokenizer. A reference counts as much as its text may
+        have, so splitters and prompt helpers see a deferred text as `max_tokens` long. It counts at
+        most a quarter of the window, so that no splitter ever cuts a reference.
 
         Returns:
-            for a text as many zeros as it has tokens; special ones do not count. What it asks the
-            gateway for, and does not get, raises `openai.APIError`.
+            one zero per token of a text, special tokens excluded. A failed request to the gateway
+            raises `openai.APIError`.
 
         Raises:
-            openai.APIError: no gateway there, or a wrong key.
+            openai.APIError: no gateway answers, or the key is wrong.
         """
         window = self._window()
         tokens = self.max_tokens or DEFAULT_NUM_OUTPUTS
@@ -217,18 +217,16 @@ class Parrot(StructuredOutput):
         room = self.context_window or math.floor(window.tokens * window.ratio)
         return reference_counter(count, min(tokens, room // 4))
 
-    # -- deferred texts -----------------------------------------------------------------------
-
     def resolve(self, value: T, timeout: float | None = None) -> T:
-        """The same with texts in place of references, waited for.
+        """Wait for the texts of references in a value; return it with the texts in place.
 
         Args:
             value: a text, a response of a query engine or of a model, or any JSON value.
-            timeout: in seconds; else the gateway's `server.call_timeout_s`.
+            timeout: in seconds; by default the gateway's `server.call_timeout_s`.
 
         Raises:
             openai.APIError: a call failed, expired or took too long; the message says what to do.
-            TypeError: a streaming response, which has to be read first.
+            TypeError: the value is a streaming response, which must be read first.
         """
         request = resolve_request(value, timeout)
         if request is None:
@@ -244,8 +242,6 @@ class Parrot(StructuredOutput):
         with self._with_advice():
             answer = await self._clients.of_running_loop().post(**request)
         return resolved(value, answer)
-
-    # -- the methods of a model ---------------------------------------------------------------
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -277,7 +273,7 @@ class Parrot(StructuredOutput):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Go on with a text (`is_chat_model=False`), or answer it as a message."""
+        """Continue a text (`is_chat_model=False`), or answer it as a message."""
         ask = self._as_completion(self._answer, chat_to_completion_decorator)
         response: CompletionResponse = ask(self._formatted(prompt, formatted), **kwargs)
         return response
@@ -302,22 +298,20 @@ class Parrot(StructuredOutput):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """See `stream_complete`."""
+        """Do the same as `stream_complete` without blocking the event loop."""
         ask = self._as_completion(self._astream, astream_chat_to_completion_decorator)
         stream: CompletionResponseAsyncGen = await ask(self._formatted(prompt, formatted), **kwargs)
         return stream
 
     def _as_chat(self, ask: Callable[..., Any], from_completion: Any) -> Any:
-        """`ask` over this model's endpoint, adapted to messages."""
+        """Return `ask` over this model's endpoint, adapted to messages."""
         if self.is_chat_model:
             return partial(ask, CHAT)
         return from_completion(partial(ask, COMPLETION))
 
     def _as_completion(self, ask: Callable[..., Any], from_chat: Any) -> Any:
-        """`ask` over this model's endpoint, adapted to a text."""
+        """Return `ask` over this model's endpoint, adapted to a text."""
         return from_chat(partial(ask, CHAT)) if self.is_chat_model else partial(ask, COMPLETION)
-
-    # -- tools --------------------------------------------------------------------------------
 
     def _prepare_chat_with_tools(
         self,
@@ -331,7 +325,7 @@ class Parrot(StructuredOutput):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Arguments of `chat`: messages, tools, and whether and which ones have to be called."""
+        """Return arguments for `chat`: messages, tools, and which of them must be called."""
         messages = list(chat_history or [])
         if user_msg is not None:
             if isinstance(user_msg, str):
@@ -355,7 +349,7 @@ class Parrot(StructuredOutput):
         allow_parallel_tool_calls: bool = False,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Keep the first call where one is allowed: not every model follows the field."""
+        """Keep only the first call if several are forbidden, as not every model obeys the field."""
         if not allow_parallel_tool_calls:
             keep_one_call(response)
         return response
@@ -363,18 +357,16 @@ class Parrot(StructuredOutput):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of a response; arguments of a stream may still be incomplete.
+        """Return the tool calls of a response; a stream's arguments may still be incomplete.
 
         Raises:
-            ValueError: there are none, and `error_on_no_tool_call`.
+            ValueError: there is no call, and `error_on_no_tool_call` is true.
         """
         return selections(response, must_call=error_on_no_tool_call)
 
-    # -- requests -----------------------------------------------------------------------------
-
     @property
     def _clients(self) -> OpenAIClients:
-        """The clients of the connection as it is now."""
+        """Return the clients of the current connection."""
         connection = Connection(
             base_url=self.base_url or default_base_url(),
             api_key=self.api_key or default_api_key(),
@@ -391,7 +383,7 @@ class Parrot(StructuredOutput):
 
     def _window(self) -> Window:
         where = self._clients.connection
-        # The window is counted in tokens of LlamaIndex's tokenizer, which may be set later.
+        # The window is counted with LlamaIndex's tokenizer, which may be set later.
         key = (where.base_url, where.api_key, self.model, get_tokenizer())
         window = self._windows.get(key)
         if window is None:
@@ -423,9 +415,10 @@ class Parrot(StructuredOutput):
         *,
         stream: bool = False,
     ) -> dict[str, Any]:
-        """Arguments of the client's `create`.
+        """Return arguments for the client's `create`.
 
-        Everything goes by `extra_body`: the gateway takes fields that the client has no name for.
+        Everything goes through `extra_body`, because the gateway accepts fields that the client
+        does not name.
         """
         kwargs = {**self.additional_kwargs, **kwargs}
         own = {name: getattr(self, name) for name in FIELDS} | take_fields(kwargs)
@@ -444,17 +437,17 @@ class Parrot(StructuredOutput):
         if not stream:
             del body["stream_options"]
         if not self.is_chat_model and body["max_tokens"] is None:
-            # OpenAI's default is 16; LlamaIndex leaves room for this many.
+            # OpenAI's default is 16; LlamaIndex reserves room for this many.
             body["max_tokens"] = DEFAULT_NUM_OUTPUTS
         fields = merge_fields(linked, own)
         if own["output"] is not None and own["name"] is None:
             # The gateway shows the output's name, which the user chose.
             fields.pop("name", None)
         if stream or not passes_texts_on() or body.get("tools") or body.get("response_format"):
-            # These answers are read at once, and calls of tools are no text.
+            # These answers are read at once, or are tool calls rather than text.
             fields.pop("defer", None)
         if "defer" not in fields and "output" not in fields and fields.get("transform") == "strip":
-            # Only the next prompt of a synthesizer needs it.
+            # Only a synthesizer's next prompt needs it.
             del fields["transform"]
         fields |= body.pop("parrot", {})
         if fields:
@@ -479,8 +472,8 @@ class Parrot(StructuredOutput):
             raw = await _create(endpoint, self._clients.of_running_loop(), request)
             return endpoint.response(raw.parse(), answer_metadata(raw.headers))
 
-    # NOTE: a stream is sent when its first piece is asked for. What the spans say of it is in its
-    # request before: by then the program may be in another one.
+    # NOTE: a stream is sent when its first piece is requested. The request reads the spans before
+    # that, because the program may be in another span by then.
 
     def _stream(self, endpoint: Endpoint, prompt: Any, **kwargs: Any) -> Generator[Any, None, None]:
         request = self._request(endpoint, prompt, kwargs, self._linked(), stream=True)

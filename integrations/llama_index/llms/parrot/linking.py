@@ -1,8 +1,8 @@
 """Session, run, parent, name and group of a call, from LlamaIndex's instrumentation.
 
-LlamaIndex opens a span around every step (`ClassName.method-uuid`) and keeps the innermost one's
-id in a context variable. A span handler on the root dispatcher remembers how they nest. From that
-follow the fields of the body's `parrot` object, without a change in anybody's program.
+LlamaIndex opens a span around every step (`ClassName.method-uuid`) and keeps the innermost one's id
+in a context variable. A span handler on the root dispatcher remembers how they nest. The body's
+`parrot` fields follow from that, without a change in the program.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from llama_index.core.types import BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from parrot_client.fields import MAX_CHARACTERS
 
-#: Spans that are remembered; those entered longest ago are forgotten first.
+#: Maximum spans remembered; the oldest are forgotten first.
 MAX_SPANS = 10_000
-#: Steps between a call and the root that are looked at.
+#: Maximum steps followed from a call to its root.
 MAX_DEPTH = 64
 
 
@@ -31,14 +31,14 @@ class Span:
     """One step of a program.
 
     Attributes:
-        id: as LlamaIndex calls it.
-        parent: the step that it is part of.
-        root_id: of the outermost step.
-        label: what to show of it; empty for models and programs, which say nothing of the
+        id: LlamaIndex's id.
+        parent: the step around it.
+        root_id: id of the outermost step.
+        label: its name for display; empty for models and programs, which say nothing about the
             application.
-        task: the task or thread that it runs in.
-        owner: the nearest step around it that runs in another task: what it is a branch of.
-        branches: ids of steps that run now, each in another task and right below this one.
+        task: the task or thread in which it runs.
+        owner: the nearest step around it in another task, of which it is a branch.
+        branches: ids of steps that run now in other tasks, directly below this one.
     """
 
     __slots__ = ("branches", "id", "label", "owner", "parent", "root_id", "task")
@@ -59,8 +59,8 @@ class Span:
 class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
     """Remembers how spans nest, within `MAX_SPANS`; thread-safe.
 
-    NOTE: spans are kept beyond their end, because a stream, or a task that nobody waited for,
-    may make calls after it.
+    NOTE: spans are kept beyond their end, because a stream, or a task that nobody waited for, may
+    still make calls.
     """
 
     _spans: OrderedDict[str, Span] = PrivateAttr(default_factory=OrderedDict)
@@ -92,7 +92,7 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
             self._spans[id_] = span
             while len(self._spans) > MAX_SPANS:
                 _, oldest = self._spans.popitem(last=False)
-                # Else a chain of steps, each begun by the one before, would never be freed.
+                # Otherwise a chain of steps, each begun by the previous one, would never be freed.
                 oldest.parent = oldest.owner = None
 
     def span_exit(self, id_: str, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
                 span.owner.branches.discard(id_)
 
     def new_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
-        """None: this handler keeps spans of its own."""
+        """Return None: this handler keeps its own spans."""
         return None
 
     def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
@@ -118,7 +118,7 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
         return None
 
     def fields_of(self, span_id: str) -> dict[str, str]:
-        """The fields of a call that is made within a span."""
+        """Return the fields of a call made within a span."""
         with self._guard:
             call = self._spans.get(span_id)
             step = call
@@ -136,7 +136,7 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
             }
             if call.owner is not None and len(call.owner.branches) > 1:
                 fields["group"] = call.owner.id
-            # Ids end with what is unique in them.
+            # The unique part of an id is its end.
             return {name: text[-MAX_CHARACTERS:] for name, text in fields.items()}
 
 
@@ -145,7 +145,7 @@ _installing = threading.Lock()
 
 
 def install() -> LinkingSpanHandler:
-    """The handler, on the root dispatcher from the first call on."""
+    """Return the handler; the first call adds it to the root dispatcher."""
     global _handler
     with _installing:
         if _handler is None:
@@ -155,23 +155,23 @@ def install() -> LinkingSpanHandler:
 
 
 def fields_of_call() -> dict[str, str]:
-    """Fields of the body's `parrot` object for the call that is being made, from its spans.
+    """Return the body's `parrot` fields for the call being made, from its spans.
 
     Returns:
-        `session` (the root span), `run` (the model's span), `parent` (the step around it that is
-        neither a model's nor a program's), `name` (the class of that step, or the function),
-        `group` (the step that runs several branches at once, of which this is one). Empty for a
-        call that is part of nothing.
+        `session` (the root span), `run` (the model's span), `parent` (the nearest step around it
+        that is no model or program), `name` (the class of that step, or the function), `group`
+        (the step that runs several branches at once, including this one). Empty for a call
+        outside any span.
     """
     span_id = active_span_id.get()
     return install().fields_of(span_id) if span_id is not None else {}
 
 
 async def siblings_begun() -> None:
-    """Let tasks that were made together with this one come to their own calls.
+    """Let tasks created together with this one reach their own calls.
 
     `asyncio.gather` starts its tasks one after the other; each runs until it waits. After this
-    moment all of them have entered their spans, and the first one knows that it is a branch.
+    yield all of them have entered their spans, so the first one knows that it is a branch.
     """
     await asyncio.sleep(0)
 
