@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 #: How a Generate ends. `closed` is a `stop` to which its grammar led it near `max_tokens`.
@@ -31,6 +31,7 @@ FailureCode: TypeAlias = Literal[
     "overloaded",  # a bounded queue of the engine is full
     "unknown_adapter",  # an adapter that is not loaded (any more)
     "engine_error",  # anything else; the engine's log has the details
+    "engine_lost",  # the engine broke down, and everything on it is gone
 ]
 
 
@@ -127,6 +128,10 @@ class Generate:
     #: With a context that does not exist yet: fork this one. Otherwise it must be None.
     parent_context_id: int | None = None
     priority: int = 0
+    #: The last tokens of the context that this generation has generated already, on another engine.
+    #: It goes on from there: they count for `max_tokens` and `min_tokens`, penalties, the random
+    #: stream and the grammar, and are not reported again. At least one token stands before them.
+    generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +307,8 @@ class EngineInfo:
     host_blocks: int = 0
     #: Whether it takes Fill and Generate.
     generates: bool = True
+    #: Seeds generations that give no seed of their own; None: nothing does.
+    seed: int | None = None
     #: What it makes of a Pool; None: it takes none.
     pooling: PoolingInfo | None = None
     #: Adapters of one step; 0 where it takes none.

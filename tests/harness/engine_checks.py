@@ -241,6 +241,35 @@ def _seeds_repeat(engine: Engine) -> None:
     assert tokens_of(one, 1) == tokens_of(two, 2)
 
 
+def _a_generation_goes_on_elsewhere(engine: Engine) -> None:
+    """On other contexts, filled with what it has generated, it goes on as it would have."""
+    prompt = [5, 6, 5]
+    penalties = {"frequency_penalty": 1.5, "repetition_penalty": 1.3}
+    for options in ({}, penalties, {"stop_token_ids": tuple(range(16)), "min_tokens": 6}):
+        for draw in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+            sampling = SamplingParams(8, ignore_eos=True, **options, **draw)  # type: ignore[arg-type]
+            ids = tokens_of(run_until_idle(engine, Fill(1, prompt), Generate(1, sampling)), 1)
+            run_until_idle(engine, FreeContext(1))
+            for count in range(len(ids)):
+                before = ids[:count]
+                events = run_until_idle(
+                    engine,
+                    Fill(2, [*prompt, *before]),
+                    Generate(2, sampling, generated=count),
+                    # A candidate that forks the prompt.
+                    Fill(3, prompt),
+                    Fill(4, before, parent_context_id=3),
+                    Generate(4, sampling, generated=count),
+                )
+                run_until_idle(engine, *map(FreeContext, (2, 3, 4)))
+                assert tokens_of(events, 2) == ids[count:], (sampling, count)
+                assert tokens_of(events, 4) == ids[count:], (sampling, count)
+    events = run_until_idle(engine, Fill(5, prompt), Generate(5, greedy(3), generated=3))
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.code == "invalid_request"
+    assert failed.message.startswith("generated")
+
+
 def _idle_engines_do_nothing(engine: Engine) -> None:
     before = engine.stats()
     assert engine.step() == StepResult([], False)
@@ -268,6 +297,7 @@ ENGINE_CHECKS: tuple[Callable[[Engine], None], ...] = (
     _a_failure_harms_nobody_else,
     _logprobs_where_asked_for,
     _seeds_repeat,
+    _a_generation_goes_on_elsewhere,
     _idle_engines_do_nothing,
 )
 

@@ -179,8 +179,11 @@ class ScriptedEngine:
         events: list[protocol.Event],
     ) -> None:
         sampling = generate.sampling
+        if generate.generated >= len(context.token_ids) - context.generated:
+            self._fail(context_id, "invalid_request", "generated: more than the context", events)
+            return
         full = len(context.token_ids) >= self.info.max_context_tokens
-        if context.generated >= sampling.max_tokens or full:
+        if generate.generated + context.generated >= sampling.max_tokens or full:
             self._finish(context)
             events.append(protocol.Generated(context_id, [], None, "length"))
             return
@@ -192,7 +195,7 @@ class ScriptedEngine:
         if not sampling.ignore_eos:
             ends.update(self.info.eos_token_ids)
         finish = "stop" if token_id in ends else None
-        if finish is None and context.generated == sampling.max_tokens:
+        if finish is None and generate.generated + context.generated == sampling.max_tokens:
             finish = "length"
         logprobs = None
         if sampling.logprobs is not None:

@@ -35,7 +35,7 @@ from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.engine.pending_grammars import PendingGrammars
 from parrot_engine.engine.served_adapters import ReadAdapter, ServedAdapters
 from parrot_engine.engine.step_planner import StepPlan
-from parrot_engine.engine.validation import check_fill, check_sampling
+from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import (
     AdapterError,
     EngineStateError,
@@ -191,6 +191,7 @@ class BuiltinEngine:
             max_loras=0 if runner.adapters is None else settings.max_loras,
             weight_bytes=runner.weight_bytes,
             kv_cache_bytes=runner.num_blocks * runner.kv_bytes_per_block,
+            seed=settings.seed,
         )
 
     @classmethod
@@ -397,7 +398,7 @@ class BuiltinEngine:
         elif isinstance(primitive, Pool):
             raise PrimitiveError("invalid_request", "this model generates and makes no vectors")
         elif isinstance(primitive, Generate):
-            check_sampling(primitive.sampling, self._info.vocab_size)
+            check_generate(primitive, self._info.vocab_size)
             params = primitive.sampling
             # Drawn in the order of submission: batching does not change it.
             seed = self._random.getrandbits(63) if params.seed is None else params.seed

@@ -290,7 +290,13 @@ class ContextStore:
         self._number += 1
         sampling, priority = primitive.sampling, primitive.priority
         generate = PendingGenerate(
-            self._number, sampling, priority, seed, end_token_ids, awaits_grammar=awaits_grammar
+            self._number,
+            sampling,
+            priority,
+            seed,
+            end_token_ids,
+            primitive.generated,
+            awaits_grammar=awaits_grammar,
         )
         self._enqueue(context, generate)
         return context, generate
@@ -480,6 +486,12 @@ class ContextStore:
         if not context.token_ids:
             raise PrimitiveError(
                 "invalid_request", "context_id: the context is empty; there is nothing to extend"
+            )
+        if generate.num_before >= len(context.token_ids):
+            raise PrimitiveError(
+                "invalid_request",
+                f"generated: {generate.num_before} tokens cannot have been generated behind a "
+                f"prompt; the context holds {len(context.token_ids)}",
             )
         if not context.has_room_for(generate):
             context.pending.popleft()

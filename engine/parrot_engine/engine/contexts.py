@@ -73,6 +73,8 @@ class PendingGenerate:
     #: Of the random stream; drawn at submission, so that it does not depend on the batch.
     seed: int
     end_token_ids: frozenset[int]
+    #: The last tokens of its context that it has generated on another engine.
+    num_before: int = 0
     #: Made when its first token is about to be sampled; its lists grow with the generation.
     row: SamplingRow | None = None
     #: Its grammar is being compiled: no token can be drawn yet.
@@ -83,12 +85,13 @@ class PendingGenerate:
     proposer: NgramProposer | None = None
 
     def begin(self, token_ids: list[int]) -> SamplingRow:
-        """The one sampling row, made if there is none: the first token follows these."""
+        """The one sampling row, made if there is none: the next token follows these."""
         if self.row is None:
+            begin = len(token_ids) - self.num_before
             self.row = SamplingRow(
                 self.sampling,
-                list(token_ids),
-                [],
+                token_ids[:begin],
+                token_ids[begin:],
                 self.seed,
                 self.end_token_ids,
                 matcher=None if self.new_matcher is None else self.new_matcher(),
@@ -97,7 +100,7 @@ class PendingGenerate:
 
     @property
     def num_generated(self) -> int:
-        return 0 if self.row is None else len(self.row.generated_token_ids)
+        return self.num_before if self.row is None else len(self.row.generated_token_ids)
 
     def append(
         self, token_ids: list[int], token_id: int, max_context_tokens: int
@@ -244,7 +247,10 @@ class Context:
 
     def has_room_for(self, generate: PendingGenerate) -> bool:
         """Return True if a Generate that begins now yields any token."""
-        return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
+        return (
+            generate.num_before < len(self.token_ids) < self.max_tokens
+            and generate.sampling.max_tokens > generate.num_before
+        )
 
     def continues_in_flight(self, generate: PendingGenerate) -> bool:
         """Return True if a Generate draws another token after the one in flight, if it goes on.

@@ -302,7 +302,7 @@ class EngineDriver:
             _log.exception("an engine step failed")
             crash = error
             message = "The engine failed while working on this; its log has the details."
-            events += [Failed(c, "engine_error", message) for c in sorted(self._contexts)]
+            events += [Failed(c, "engine_lost", message) for c in sorted(self._contexts)]
         for event in events:
             if isinstance(event, Failed | Pooled):
                 self._contexts.discard(event.context_id)

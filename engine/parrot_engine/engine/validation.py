@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from parrot_engine.exceptions import PrimitiveError
-from parrot_engine.protocol import Fill, SamplingParams
+from parrot_engine.protocol import Fill, Generate, SamplingParams
 
 #: Seeds are 64 bits, signed or not.
 _SEEDS = range(-(2**63), 2**64)
@@ -41,12 +41,15 @@ def check_fill(fill: Fill, vocab_size: int) -> None:
         raise _refusal("prompt_logprobs", fill.prompt_logprobs, f"from 0 to {vocab_size}")
 
 
-def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse sampling parameters that are out of range or not finite.
+def check_generate(generate: Generate, vocab_size: int) -> None:
+    """Refuse a Generate whose parameters are out of range or not finite.
 
     Raises:
         PrimitiveError: `invalid_request`.
     """
+    if generate.generated < 0:
+        raise _refusal("generated", generate.generated, "0 or more")
+    params: SamplingParams = generate.sampling
     for names, is_allowed, allowed in _RANGES:
         for name in names:
             if not is_allowed(getattr(params, name)):

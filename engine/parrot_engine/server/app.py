@@ -60,6 +60,7 @@ _GenerateBody = msgspec.defstruct(
         ("context_id", _ContextId),
         ("parent_context_id", _ContextId | None, None),
         ("priority", int, 0),
+        ("generated", int, 0),
         ("stream", bool, False),
         ("stop", str | list[str], ()),
         *(
@@ -275,7 +276,9 @@ async def _generate(service: EngineService, body: Any) -> _Pieces:
     sampling = SamplingParams(**given)
     source = body.context_id if body.parent_context_id is None else body.parent_context_id
     output = OutputText(service.tokenizer, service.tails.get(source), sampling.stop)
-    primitive = Generate(body.context_id, sampling, body.parent_context_id, body.priority)
+    primitive = Generate(
+        body.context_id, sampling, body.parent_context_id, body.priority, body.generated
+    )
     generated: list[int] = []
     async with service.running(primitive) as events:
         async for event in events:

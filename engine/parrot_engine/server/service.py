@@ -45,6 +45,7 @@ _STATUSES: dict[FailureCode, int] = {
     "numerical_error": 500,
     "overloaded": 503,
     "engine_error": 500,
+    "engine_lost": 500,
 }
 
 

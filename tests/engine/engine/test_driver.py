@@ -186,7 +186,7 @@ def test_an_engine_whose_step_raises_is_given_up() -> None:
     broken.set()
     driver.submit([Generate(1, greedy(400))])
     failed = [e for e in consumer.until(Failed)[-1:] + consumer.rest if isinstance(e, Failed)]
-    assert [(e.context_id, e.code) for e in failed] == [(1, "engine_error"), (2, "engine_error")]
+    assert [(e.context_id, e.code) for e in failed] == [(1, "engine_lost"), (2, "engine_lost")]
     assert all("paper" not in e.message for e in failed)
     assert "paper" in str(crashes.get(timeout=WAIT_S))
     assert driver.crashed

@@ -393,5 +393,5 @@ async def test_an_engine_that_breaks_down_fails_its_contexts(gateway: Gateway) -
         await peer.send(Submit([Generate(1, greedy(5))]))
         (failed,) = (await peer.receive(Events)).events
         assert isinstance(failed, Failed)
-        assert failed.code == "engine_error"
+        assert failed.code == "engine_lost"
         assert driver.crashed

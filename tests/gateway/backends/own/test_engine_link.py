@@ -290,7 +290,7 @@ async def test_a_broken_engine_ends_its_program(
             channel.submit(Fill(channel.context_ids[0], [1]))
             event = await channel.next()
             assert isinstance(event, Failed)
-            assert event.code == "engine_error"
+            assert event.code == "engine_lost"
         async with asyncio.timeout(WAIT_S):
             assert await program == EXIT_CRASH
         await eventually(lambda: not registry.joined)
