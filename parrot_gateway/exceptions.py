@@ -1,6 +1,7 @@
 """Every error that reaches a client.
 
     GatewayError                       500 server_error
+    ├── PoisonedCallError              500 poisoned_call
     ├── InvalidRequestError            400 (code optional, names the field in `param`)
     │   ├── ContextLengthError         400 context_length_exceeded
     │   ├── TransformSyntaxError       400 transform_syntax
@@ -400,6 +401,20 @@ class ModelLoadingError(OverloadedError, code="model_loading"):
 
 class EngineLostError(OverloadedError, code="engine_lost"):
     """The engine that ran the call went away."""
+
+
+class PoisonedCallError(GatewayError, code="poisoned_call", should_retry=False):
+    """A call has lost so many engines that it may well be the reason.
+
+    Args:
+        losses: engines that were lost while they ran it.
+    """
+
+    def __init__(self, losses: int) -> None:
+        super().__init__(
+            f"This call was stopped: {losses} engines were lost while they ran it, and it is not "
+            "tried on another. Tell the operator, whose log names them, before you send it again."
+        )
 
 
 class LinkingBehindError(OverloadedError, code="linking_behind"):

@@ -42,6 +42,9 @@ class GenerationObserver:
             reason: why it is this engine, in a few words; empty for upstreams.
         """
 
+    def resumed(self, engine: str) -> None:
+        """Another engine goes on with the call, as the one before was lost."""
+
     def first_token(self) -> None:
         """The first token was generated; of an upstream, the first bytes of a success came."""
 
@@ -87,6 +90,9 @@ class Observers(GenerationObserver):
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         self._notify(self._observers, lambda each: each.started(engine, queued_s, reason))
+
+    def resumed(self, engine: str) -> None:
+        self._notify(self._observers, lambda each: each.resumed(engine))
 
     def first_token(self) -> None:
         self._notify(self._observers, lambda each: each.first_token())

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_gateway.backends.own.model_manager import ModelManager
@@ -230,7 +231,8 @@ class ModelDirectory(Catalog):
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
         registry = self._registry
-        return list(dict.fromkeys((*registry.serving, *registry.drained, *self._supervisor.served)))
+        joined = (*registry.serving, *registry.drained)
+        return list(dict.fromkeys((*joined, *self._supervisor.served, *registry.missing)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
         """The engines of a model, or with an adapter, that have joined."""
@@ -261,6 +263,19 @@ class ModelDirectory(Catalog):
         base = self._base_of(model) or model
         if base not in self._registry.serving:
             await self._manager.wait_loaded(base)
+
+    async def engine_coming(self, model: str, lost: OverloadedError) -> None:
+        """Return once an engine of a model takes calls, for a call that has lost its own.
+
+        Raises:
+            OverloadedError: there will be none: `lost`; or there is none for too long.
+        """
+        if model not in self._registry.serving:
+            base = self._base_of(model) or model
+            if base not in self._registry.serving:
+                await self._manager.wait_again(base)
+                if base not in self._registry.serving:
+                    raise lost
 
     async def loaded_engine(self, model: str) -> RemoteEngine:
         """Any engine of a model, once it is loaded; see `loaded` and `engine_of`."""
@@ -325,6 +340,7 @@ class ModelDirectory(Catalog):
             self._registry.joined,
             engine,
             metadata,
+            partial(self.engine_coming, model),
             adapter=None if model == base else engine.adapters.get(model),
             parses_reasoning=self._parses_reasoning.get(base, True),
         )

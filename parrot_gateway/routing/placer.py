@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
@@ -77,6 +77,7 @@ class ModelPlacer:
         engines: all that have joined, by id.
         sample: any engine of the model, for what all of them have in common.
         metadata: of the call.
+        wait_for_engine: see `ModelDirectory.engine_coming`.
         adapter: that it is computed with.
         parses_reasoning: see `ServedModel`.
     """
@@ -88,6 +89,7 @@ class ModelPlacer:
         engines: Mapping[EngineId, RemoteEngine],
         sample: RemoteEngine,
         metadata: CallMetadata,
+        wait_for_engine: Callable[[OverloadedError], Awaitable[None]],
         *,
         adapter: AdapterInfo | None = None,
         parses_reasoning: bool = True,
@@ -98,11 +100,19 @@ class ModelPlacer:
         self.info = sample.info
         self.tokenizer = sample.tokenizer
         self.metadata = metadata
+        self._wait_for_engine = wait_for_engine
+        self._seeds = sample.seeds
         self.adapter = adapter
         self.parses_reasoning = parses_reasoning
 
     def place(self, request: GenerationRequest) -> EnginePlacement:
         return EnginePlacement(self, request)
+
+    def draw_seed(self) -> int:
+        return self._seeds.getrandbits(63)
+
+    async def engine_coming(self, lost: OverloadedError) -> None:
+        await self._wait_for_engine(lost)
 
 
 class SubmittedTask:

@@ -283,6 +283,9 @@ class EngineLinkSettings(_Section):
     #: further ones get a 503, as do those whose wait ends.
     load_wait_s: Seconds = 60.0
     max_load_waiters: int = Field(default=1024, ge=0)
+    #: How long calls, those in mid-answer included, wait while a model's only engines are started
+    #: again; then they get a 503. Long enough for a large model.
+    restart_wait_s: Seconds = 300.0
     #: How long running calls may take to finish when their model is unloaded.
     unload_timeout_s: Seconds = 30.0
     #: What may be loaded by the admin routes beside the models of these settings: folders below

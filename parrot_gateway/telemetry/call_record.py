@@ -63,6 +63,8 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     served_model: str | None = None
     #: Name of the last engine or upstream server that took it.
     engine: str | None = None
+    #: Names of own engines that were lost while they ran it, in order.
+    lost_engines: tuple[str, ...] = ()
     #: Reason for that engine: the deciding rule's name, and an explanation in a few words.
     reason: str | None = None
     explanation: str | None = None
@@ -182,6 +184,12 @@ class CallObserver(GenerationObserver):
         record.placed = (record.submitted or record.started) + queued_s
         # Reset what an earlier try noted.
         record.error_code = record.error_message = record.first_token = None
+
+    def resumed(self, engine: str) -> None:
+        record = self._record
+        if record.engine is not None:
+            record.lost_engines += (record.engine,)
+        record.engine = engine
 
     def first_token(self) -> None:
         self._record.first_token = time.perf_counter()

@@ -1,6 +1,6 @@
-"""One call on one engine: from prompts to the text of its candidates. No HTTP.
+"""One call on an engine, and on the next if that is lost: from prompts to text. No HTTP.
 
-Waits for a placement and for events, and notifies observers. Which primitives are sent and what
+Waits for placements and for events, and notifies observers. Which primitives are sent and what
 events mean is decided in `state`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -33,10 +34,19 @@ from parrot_gateway.calls.tools.parsing import (
     ToolCallBegin,
     ToolCallText,
 )
-from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
+from parrot_gateway.exceptions import (
+    DeadlineError,
+    EngineLostError,
+    OverloadedError,
+    PoisonedCallError,
+)
 
 #: Tokens of output between two reports to the scheduler.
 PROGRESS_INTERVAL_TOKENS = 16
+#: Engines that a call may lose one after the other without a token or a prompt of its own done in
+#: between, and engines that it may lose in all.
+MAX_FRUITLESS_LOSSES = 2
+MAX_LOSSES = 16
 
 
 class Generation:
@@ -80,14 +90,25 @@ class Generation:
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: EngineChannel | None = None
-        #: Generated tokens that the placement has heard of.
-        self._reported = 0
+        #: Generated tokens that the placement has heard of, and those of earlier engines.
+        self._reported = self._generated_before = 0
+        #: Engines that were lost, and those since the last progress; `state.progress` at the
+        #: beginning on the present one.
+        self._losses = self._fruitless_losses = self._progress_before = 0
+        #: Why the last one was, until there is another.
+        self._lost: OverloadedError | None = None
+        #: Waits for an engine of the model, while there is none.
+        self._coming: asyncio.Task[None] | None = None
         #: From entering on.
         self.state: GenerationState
 
     def __enter__(self) -> Generation:
         """Ask for an engine; `next` begins as soon as there is one."""
-        self.state = GenerationState(self._request, self._placer.tokenizer)
+        sampling = self._request.sampling
+        draws = sampling.seed is None and sampling.temperature > 0 < sampling.max_tokens
+        self.state = GenerationState(
+            self._request, self._placer.tokenizer, self._placer.draw_seed() if draws else None
+        )
         if self._observers is not None:
             self._observers.submitted()
         self._placement = self._placer.place(self._request)
@@ -100,7 +121,10 @@ class Generation:
         trace: TracebackType | None,
     ) -> None:
         if self._channel is not None:
-            self._channel.__exit__(kind, error, trace)
+            self._channel.close()
+        if self._coming is not None and not self._coming.cancel():
+            # Raised where it was awaited, if it was; retrieved here so that asyncio logs nothing.
+            self._coming.exception()
         if self.state.done:
             self._report_progress()
             self._placement.succeed()
@@ -117,7 +141,8 @@ class Generation:
 
         Raises:
             DeadlineError: the call took too long.
-            EngineLostError: the engine went away.
+            EngineLostError: its engine was lost, and there will be no other.
+            PoisonedCallError: it has lost too many engines.
             OverloadedError: there is too much to do.
             GatewayError: the engine gave the call up.
         """
@@ -132,6 +157,14 @@ class Generation:
                         channel = await self._begin()
                     left_s = None if limit is None else limit - time.perf_counter()
                 event = await channel.next(left_s)
+                progress = state.apply(event)
+            except OverloadedError as error:
+                # Without any engine the scheduler refuses; one may come later than it waits.
+                is_loss = isinstance(error, EngineLostError) or error.code == "no_engine"
+                if self._lost is not None or not is_loss:
+                    raise
+                self._lose(error)
+                continue
             except TimeoutError:
                 if deadline is not None and limit == deadline:
                     raise DeadlineError(
@@ -139,10 +172,12 @@ class Generation:
                         "(setting server.call_timeout_s) and was cancelled."
                     ) from None
                 return None
-            progress = state.apply(event)
             if progress.primitives and not state.done:
-                channel.submit(*progress.primitives)
-                self._begin_further(channel)
+                # What the event has brought is given out even if the engine is lost by now; the
+                # next wait finds out.
+                with suppress(EngineLostError):
+                    channel.submit(*progress.primitives)
+                    self._begin_further(channel)
             if (
                 isinstance(event, Filled)
                 or self._reported + PROGRESS_INTERVAL_TOKENS <= state.generated
@@ -199,10 +234,15 @@ class Generation:
 
     async def _begin(self) -> EngineChannel:
         """Wait for a placement and send the call to its engine."""
+        if self._lost is not None:
+            await self._wait_for_engine(self._lost)
         placement = self._placement
         engine = await placement.engine()
         if self._observers is not None:
-            self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+            if self._losses:
+                self._observers.resumed(placement.engine_name)
+            else:
+                self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
         self.state.priority = placement.priority
         channel = engine.open(
             self.state.contexts_needed,
@@ -211,20 +251,50 @@ class Generation:
             retention=placement.retention,
             application=placement.application,
         )
-        channel.__enter__()
-        try:
-            channel.submit(*self.state.begin(list(channel.context_ids)))
-        except BaseException:
-            channel.__exit__(None, None, None)
-            raise
         self._channel = channel
+        channel.submit(*self.state.begin(list(channel.context_ids)))
         return channel
+
+    def _lose(self, error: OverloadedError) -> None:
+        """Let go of a lost engine, and ask for another place.
+
+        Raises:
+            PoisonedCallError: it has lost too many.
+        """
+        state = self.state
+        if self._channel is not None:
+            self._losses += 1
+            has_progress = state.progress > self._progress_before
+            self._fruitless_losses = 0 if has_progress else self._fruitless_losses + 1
+            self._channel.close()
+            self._channel = None
+            self._report_progress()
+        self._placement.close()
+        if self._fruitless_losses >= MAX_FRUITLESS_LOSSES or self._losses >= MAX_LOSSES:
+            raise PoisonedCallError(self._losses)
+        self._lost = error
+        self._progress_before = state.progress
+        self._generated_before = self._reported = state.generated
+        self._placement = self._placer.place(state.resume())
+
+    async def _wait_for_engine(self, lost: OverloadedError) -> None:
+        """Return once the model has an engine again. A cancelled wait can be taken up again.
+
+        Raises:
+            GatewayError: it will have none, or not for long.
+        """
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._placer.engine_coming(lost), name="failover")
+        await asyncio.shield(self._coming)
+        self._coming = self._lost = None
 
     def _report_progress(self) -> None:
         state = self.state
         self._reported = state.generated
         self._placement.progress(
-            filled=state.filled_tokens, cached=state.cached_tokens, generated=state.generated
+            filled=state.engine_filled,
+            cached=state.engine_cached,
+            generated=state.generated - self._generated_before,
         )
 
     def _begin_further(self, channel: EngineChannel) -> None:

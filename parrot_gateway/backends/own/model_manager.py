@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -270,49 +271,68 @@ class ModelManager:
     async def wait_loaded(self, model: str) -> None:
         """Return once an engine of a model is there, or none will be; an idle model is loaded.
 
-        While its engine is started again after a crash this does not wait.
-
         Raises:
             ModelLoadingError: it takes longer than a call may wait.
             OverloadedError: too many calls wait already.
         """
         self._last_used[model] = time.monotonic()
-        is_coming = (
-            model in self._work
-            or self._supervisor.state(model) == "idle"
-            or any(each.loads_first for each in self._supervisor.processes_of(model))
-        )
-        if not is_coming:
+        if not self._is_coming(model):
             return
         if self._load_waiters >= self._settings.max_load_waiters:
             raise OverloadedError(
                 f"{self._load_waiters} calls wait for models that are being loaded, which is this "
                 "gateway's limit (setting engines.max_load_waiters).",
                 code="model_loading",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._retry_after_s(model),
             )
         self._load_waiters += 1
         try:
-            self._wake(model)
-            settling = self._settling.get(model)
-            if settling is None:
-                settling = asyncio.create_task(self._settle(model), name=f"settling-{model}")
-                self._settling[model] = settling
-                settling.add_done_callback(lambda _: self._settling.pop(model, None))
-            # Shared by all who wait, and not cancelled with one of them.
-            await asyncio.wait({settling}, timeout=self._settings.load_wait_s)
+            await self.wait_again(model)
         finally:
             self._load_waiters -= 1
+
+    async def wait_again(self, model: str) -> None:
+        """The same for a call that has lost its engine, which counts for no limit."""
+        if not self._is_coming(model):
+            return
+        loads_first = (
+            model in self._work
+            or self._supervisor.state(model) == "idle"
+            or any(each.loads_first for each in self._supervisor.processes_of(model))
+        )
+        limit_s = self._settings.load_wait_s if loads_first else self._settings.restart_wait_s
+        self._wake(model)
+        settling = self._settling.get(model)
+        if settling is None:
+            settling = asyncio.create_task(self._settle(model), name=f"settling-{model}")
+            self._settling[model] = settling
+            settling.add_done_callback(lambda _: self._settling.pop(model, None))
+        # Shared by all who wait, and not cancelled with one of them.
+        await asyncio.wait({settling}, timeout=limit_s)
         self._last_used[model] = time.monotonic()
-        if not self._registry.serving.get(model) and self._supervisor.state(model) == "loading":
+        if not self._registry.serving.get(model) and self._is_coming(model):
             raise ModelLoadingError(
-                f"The model '{model}' is still being loaded.", retry_after_s=_RETRY_AFTER_S
+                f"The model '{model}' is still being loaded.",
+                retry_after_s=self._retry_after_s(model),
             )
+
+    def _is_coming(self, model: str) -> bool:
+        """True if a model that has no engine will have one, as far as can be known."""
+        state = self._supervisor.state(model)
+        if state is None:
+            return model in self._registry.missing
+        return model in self._work or state in ("idle", "loading")
+
+    def _retry_after_s(self, model: str) -> float:
+        left_s = self._supervisor.load_left_s(model)
+        return _RETRY_AFTER_S if left_s is None else math.ceil(left_s)
 
     async def _settle(self, model: str) -> None:
         """Wait for what is done with a model, and for an engine of it or for its failure."""
         while model in self._work and not self._registry.serving.get(model):
             await asyncio.wait({self._work[model]})
+        if self._supervisor.state(model) is None:
+            await self._registry.wait_returned(model)
         await self._any_settled(model)
 
     async def _any_settled(self, model: str) -> None:

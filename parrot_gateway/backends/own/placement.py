@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from parrot_gateway.backends.own.remote import RemoteEngine
     from parrot_gateway.calls.generation_request import GenerationRequest
+    from parrot_gateway.exceptions import OverloadedError
 
 
 class Placement(Protocol):
@@ -70,3 +71,13 @@ class Placer(ServedModel, Protocol):
 
     def place(self, request: GenerationRequest) -> Placement:
         """Ask for a place for a call; must be closed."""
+
+    def draw_seed(self) -> int:
+        """A seed for a call that gives none."""
+
+    async def engine_coming(self, lost: OverloadedError) -> None:
+        """Return once an engine of the model takes calls, after one was lost.
+
+        Raises:
+            OverloadedError: there will be none: `lost`; or there is none for too long.
+        """

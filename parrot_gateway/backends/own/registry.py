@@ -5,9 +5,12 @@ Notifies listeners of changes. Lives in the event loop's thread; no I/O.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.link.wire import Adapters, Register
@@ -20,6 +23,10 @@ from parrot_gateway.backends.own.remote import EngineObserver, RemoteEngine
 #: `resumed`.
 Change: TypeAlias = Literal["joined", "draining", "drained", "resumed", "left"]
 Listener: TypeAlias = Callable[[Change, RemoteEngine], None]
+
+#: An engine whose link broke has this long to come back: its pauses between attempts are a sixth of
+#: that.
+REJOIN_TIMEOUT_S = 60.0
 
 
 class ServedModel(NamedTuple):
@@ -64,6 +71,9 @@ class EngineRegistry:
         #: Names of engines that the operator has drained, for those that come back; the oldest is
         #: forgotten first.
         self._drained_names: dict[str, None] = {}
+        #: Models without an engine whose last one was lost, with `time.monotonic()` of that and
+        #: what is set once another joins. They are forgotten after `REJOIN_TIMEOUT_S`.
+        self._missing: dict[str, tuple[float, asyncio.Event]] = {}
         self._listeners: list[Listener] = []
         self._observers: list[EngineObserver] = []
 
@@ -110,7 +120,10 @@ class EngineRegistry:
             observers=self._observers,
         )
         self.joined[engine.id] = engine
+        missing = self._missing.pop(engine.info.model, None)
         self._notify("joined", engine)
+        if missing is not None:
+            missing[1].set()
         if engine.name in self._drained_names:
             self._set_drained(engine, drained=True)
         return engine
@@ -118,9 +131,29 @@ class EngineRegistry:
     def remove(self, engine_id: str, reason: str) -> None:
         """An engine left or was lost: its open channels fail. Unknown ids do nothing."""
         engine = self.joined.pop(engine_id, None)
-        if engine is not None:
-            engine.lose(reason)
-            self._notify("left", engine)
+        if engine is None:
+            return
+        model = engine.info.model
+        if not engine.draining and not self.of_model(model):
+            self._missing[model] = (time.monotonic(), asyncio.Event())
+        engine.lose(reason)
+        self._notify("left", engine)
+
+    @property
+    def missing(self) -> list[str]:
+        """Models without an engine whose last one was lost and may come back."""
+        oldest = time.monotonic() - REJOIN_TIMEOUT_S
+        for model in [name for name, (since, _) in self._missing.items() if since < oldest]:
+            del self._missing[model]
+        return list(self._missing)
+
+    async def wait_returned(self, model: str) -> None:
+        """Return once a `missing` model has an engine again, or none is expected any more."""
+        if model in self.missing:
+            since, joined = self._missing[model]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(since + REJOIN_TIMEOUT_S - time.monotonic()):
+                    await joined.wait()
 
     def drain(self, engine_id: str) -> None:
         """An engine is leaving: it finishes what it has and gets nothing new."""

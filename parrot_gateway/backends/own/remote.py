@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -138,6 +139,8 @@ class RemoteEngine:
         #: Adapters that it has loaded, by name.
         self.adapters: dict[str, AdapterInfo] = {}
         self._set_adapters(registration.adapters)
+        #: Seeds of calls that give none.
+        self.seeds = random.Random(self.info.seed)  # noqa: S311  sampling, not secrets
         self._commands: dict[int, asyncio.Future[str | None]] = {}
         self._command_numbers = itertools.count(1)
         self.stats = EngineStats()
@@ -241,14 +244,14 @@ class RemoteEngine:
             application: whose they are; see `drop_kept`.
 
         Raises:
-            EngineLostError: the link is gone.
-            OverloadedError: the engine is leaving, or too much waits to be sent to it.
+            EngineLostError: the link is gone, or the engine is leaving.
+            OverloadedError: too much waits to be sent to it.
         """
         if count < 1:
             raise ValueError("a channel has at least one context")
         self._check_open()
         if self.draining:
-            raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
+            raise EngineLostError(f"The engine of model '{self.info.model}' is shutting down.")
         channel = EngineChannel(self, salt, adapter, retention, application)
         self._add_contexts(channel, count)
         return channel

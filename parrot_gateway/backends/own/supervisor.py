@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from parrot_gateway.backends.own.changes import Changes
 from parrot_gateway.backends.own.child_process import end, engine_environment, send_signal, start
-from parrot_gateway.backends.own.registry import Change, EngineRegistry
+from parrot_gateway.backends.own.registry import REJOIN_TIMEOUT_S, Change, EngineRegistry
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.backends.own.standby import Standby
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
@@ -50,9 +50,6 @@ _FORGIVEN_AFTER_S = 10.0
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STOP_TIMEOUT_S = 10.0
-#: A process whose link broke has this long to come back before it counts as hung: its pauses
-#: between attempts are a sixth of that.
-_REJOIN_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
 #: How a process's own log begins a line; other lines are progress, or what broke it.
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) +")
@@ -75,13 +72,16 @@ class EngineProcess:
     restarts: int = 0
     deaths: int = 0
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
-    #: Set while it is ready or failed.
+    #: Set while it does not load.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set while its link is there, and while a link that it had is gone.
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     unlinked: asyncio.Event = field(default_factory=asyncio.Event)
-    #: When it became ready, by the event loop's clock.
+    #: When it was started and when it became ready, by the event loop's clock.
+    started_at: float | None = None
     ready_at: float | None = None
+    #: Seconds from the one to the other, the last time.
+    load_s: float | None = None
     #: Unix time since which it has been in its state.
     since: float = field(default_factory=time.time)
     #: Keeps it running; None while it does not run.
@@ -98,9 +98,19 @@ class EngineProcess:
         )
 
     def enter(self, state: State) -> None:
+        if state == "loading":
+            self.settled.clear()
+        else:
+            self.settled.set()
         if state != self.state:
             self.state, self.since = state, time.time()
             self.changes.notify()
+
+    def note_ready(self, now: float) -> None:
+        """It has joined; only the first time after its start it had to load its model."""
+        if self.ready_at is None and self.started_at is not None:
+            self.load_s = now - self.started_at
+        self.ready_at = now
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -213,7 +223,6 @@ class EngineSupervisor:
             if self._join is not None and process.task is None:
                 process.enter("loading")
                 process.ready_at, process.deaths = None, 0
-                process.settled.clear()
                 process.task = asyncio.create_task(
                     self._keep(process, *self._join), name=process.name
                 )
@@ -223,7 +232,6 @@ class EngineSupervisor:
         they do; `stop_model` ends them."""
         for process in self.processes_of(model):
             process.enter(state)
-            process.settled.set()
         self._list_models()
 
     async def stop_model(self, model: str) -> None:
@@ -245,6 +253,18 @@ class EngineSupervisor:
         states = {process.state for process in self.processes_of(model)}
         order: tuple[State, ...] = ("ready", "loading", "idle", "unloading", "failed")
         return next((state for state in order if state in states), None)
+
+    def load_left_s(self, model: str) -> float | None:
+        """Seconds until a model is loaded, by how long it took before; None: it is not known."""
+        now = asyncio.get_running_loop().time()
+        left = [
+            process.load_s - (now - process.started_at)
+            for process in self.processes_of(model)
+            if process.state == "loading"
+            and process.load_s is not None
+            and process.started_at is not None
+        ]
+        return max(1.0, min(left)) if left else None
 
     def failure(self, model: str) -> str | None:
         """Why a model cannot be served; None while any of its processes may still come up."""
@@ -289,8 +309,7 @@ class EngineSupervisor:
                 continue
             if change == "joined":
                 process.enter("ready")
-                process.ready_at = asyncio.get_running_loop().time()
-                process.settled.set()
+                process.note_ready(asyncio.get_running_loop().time())
                 process.linked.set()
                 process.unlinked.clear()
                 self._make_standby()
@@ -317,7 +336,7 @@ class EngineSupervisor:
         command = self._command(process.model, join_url, process.name)
         secrets = {JOIN_KEY_VARIABLE: join_key}
         while True:
-            process.ready_at = None
+            process.started_at, process.ready_at = asyncio.get_running_loop().time(), None
             process.linked.clear()
             process.unlinked.clear()
             process.last_lines.clear()
@@ -366,9 +385,8 @@ class EngineSupervisor:
             process.pid = None
 
     def _give_up(self, process: EngineProcess, reason: str) -> None:
-        process.enter("failed")
         process.reason = reason
-        process.settled.set()
+        process.enter("failed")
         level = logging.ERROR if self._started else logging.DEBUG
         logger.log(level, "engine %s failed: %s", process.name, reason)
 
@@ -384,11 +402,11 @@ class EngineSupervisor:
             return
         while True:
             await process.unlinked.wait()
-            if not await _within(_REJOIN_TIMEOUT_S, process.linked):
+            if not await _within(REJOIN_TIMEOUT_S, process.linked):
                 logger.warning(
                     "engine %s lives, but did not come back within %g s; it is ended",
                     process.name,
-                    _REJOIN_TIMEOUT_S,
+                    REJOIN_TIMEOUT_S,
                 )
                 send_signal(child, signal.SIGKILL)
                 return

@@ -54,6 +54,9 @@ class JobObserver(TextObserver):
         self._job.call.engine = engine
         self._job.call.placement = reason
 
+    def resumed(self, engine: str) -> None:
+        self._job.call.engine = engine
+
     def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:
         super().ended(usage, finish_reason)
         if usage is not None:

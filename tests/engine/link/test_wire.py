@@ -123,7 +123,8 @@ SAMPLING = {"max_tokens": 4}
         [8, [[2, "1", "drop"]]],
         [8, [[2, 1.5, "drop"]]],
         [8, [[0, 1, [1, None], None, "", None, 0, False]]],
-        [8, [[1, 1, {"max_tokens": "4"}, None, 0]]],
+        [8, [[1, 1, {"max_tokens": "4"}, None, 0, 0]]],
+        [8, [[1, 1, {"max_tokens": 4}, None, 0]]],
         [6, "engine", 2.0, "surplus"],
         {"type": "Submit"},
     ],
@@ -138,7 +139,7 @@ def test_malformed_arrays_are_refused(array: Any) -> None:
 
 def test_the_malformed_arrays_are_nearly_right() -> None:
     """The control for the test above: the same tags with right fields pass."""
-    for array in ([8, [[2, 1, "drop"]]], [8, [[1, 1, SAMPLING, None, 0]]], [6, "engine", 2.0],
+    for array in ([8, [[2, 1, "drop"]]], [8, [[1, 1, SAMPLING, None, 0, 0]]], [6, "engine", 2.0],
                   [8, [[0, 1, [1], None, "", None, 0, False, ""]]]):  # fmt: skip
         decode_from_gateway(msgspec.msgpack.encode(array))
 

@@ -7,6 +7,7 @@ from parrot_engine.text import Tokenizer
 
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.calls.generation_request import GenerationRequest
+from parrot_gateway.exceptions import OverloadedError
 
 
 class DirectPlacement:
@@ -60,3 +61,11 @@ class DirectPlacer:
     def place(self, request: GenerationRequest) -> DirectPlacement:
         """See `Placer`."""
         return DirectPlacement(self._engine)
+
+    def draw_seed(self) -> int:
+        """See `Placer`."""
+        return 7
+
+    async def engine_coming(self, lost: OverloadedError) -> None:
+        """See `Placer`: there is no other engine."""
+        raise lost

@@ -72,6 +72,7 @@ class _Run:
     sampling: SamplingParams
     #: None until the prompt is filled.
     script: list[int | Failed] | None = None
+    #: Tokens so far, those on another engine included.
     position: int = 0
 
 
@@ -143,7 +144,9 @@ class ScriptedRemoteEngine:
                 parent = primitive.parent_context_id
                 if parent is not None:
                     self.contexts[primitive.context_id] = list(self.contexts[parent])
-                self._runs[primitive.context_id] = _Run(primitive.context_id, primitive.sampling)
+                self._runs[primitive.context_id] = _Run(
+                    primitive.context_id, primitive.sampling, position=primitive.generated
+                )
             else:
                 self._free(primitive)
             self.most_contexts = max(self.most_contexts, len(self.contexts))
@@ -202,7 +205,8 @@ class ScriptedRemoteEngine:
     def _advance(self, run: _Run) -> Event:
         context = self.contexts[run.context_id]
         if run.script is None:
-            run.script = list(self.script(context, run.sampling))
+            prompt = context[: len(context) - run.position]
+            run.script = list(self.script(prompt, run.sampling))
         ids: list[int] = []
         reason: FinishReason | None = None
         ends = {*run.sampling.stop_token_ids}

@@ -129,6 +129,7 @@ class Crowded:
             context_ids = channel.context_ids
             __enter__ = channel.__enter__
             __exit__ = channel.__exit__
+            close = channel.close
             submit = channel.submit
             next = channel.next
 

@@ -14,6 +14,7 @@ from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
 
+from parrot_gateway.backends.own import registry as registry_module
 from parrot_gateway.backends.own import supervisor as supervisor_module
 from parrot_gateway.backends.own.downloads import Downloads
 from parrot_gateway.backends.own.model_manager import ModelManager
@@ -291,11 +292,67 @@ async def test_nobody_waits_for_a_model_that_fails(models: Models) -> None:
         await work
 
 
-async def test_after_a_crash_nobody_waits(models: Models) -> None:
-    engine = models.registry.serving["first"][0]
-    models.registry.remove(engine.id, "it died")
-    await models.manager.wait_loaded("first")
-    assert models.state("first") == "loading"
+async def test_after_a_crash_calls_wait_for_the_restart() -> None:
+    async with Models(ModelSettings(model="first"), load_wait_s=0.001) as models:
+        engine = await models.join("first")
+        models.registry.remove(engine.id, "it died")
+        waits = [asyncio.create_task(models.manager.wait_loaded("first")) for _ in range(3)]
+        await asyncio.sleep(0)  # lets them begin
+        assert models.state("first") == "loading"
+        await models.join("first")
+        await asyncio.gather(*waits)
+
+
+async def test_the_wait_for_a_restart_ends_with_the_time_that_loading_takes() -> None:
+    async with Models(ModelSettings(model="first"), restart_wait_s=0.01) as models:
+        engine = await models.join("first")
+        (process,) = models.supervisor.processes
+        assert process.load_s is not None
+        process.load_s = 33.5
+        models.registry.remove(engine.id, "it died")
+        with pytest.raises(ModelLoadingError) as late:
+            await models.manager.wait_loaded("first")
+        assert late.value.retry_after_s is not None
+        assert 30 <= late.value.retry_after_s <= 34
+        # A call in mid-answer waits no longer, and counts for no limit.
+        with pytest.raises(ModelLoadingError):
+            await models.manager.wait_again("first")
+
+
+async def test_nobody_waits_for_an_engine_that_failed_for_good() -> None:
+    async with Models(ModelSettings(model="first")) as models:
+        engine = await models.join("first")
+        models.registry.remove(engine.id, "it died")
+        wait = asyncio.create_task(models.manager.wait_loaded("first"))
+        await asyncio.sleep(0)  # lets it begin
+        (process,) = models.supervisor.processes
+        models.supervisor._give_up(process, "it ended 3 times")
+        await wait
+        await models.manager.wait_loaded("first")
+
+
+async def test_an_engine_of_another_host_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Models() as models:
+        registry = models.registry
+        registration = Register("far", scripted_info("far"), TextAssets(EMPTY_TOKENIZER))
+        engine = registry.add(registration)
+        registry.remove(engine.id, "the connection broke")
+        assert registry.missing == ["far"]
+        wait = asyncio.create_task(models.manager.wait_again("far"))
+        await asyncio.sleep(0)  # lets it begin
+        engine = registry.add(registration)
+        await wait
+        assert registry.missing == []
+        # One that says goodbye does not.
+        registry.drain(engine.id)
+        registry.remove(engine.id, "its link was closed")
+        assert registry.missing == []
+        await models.manager.wait_again("far")
+        monkeypatch.setattr(registry_module, "REJOIN_TIMEOUT_S", 0.01)
+        engine = registry.add(registration)
+        registry.remove(engine.id, "the connection broke")
+        await models.manager.wait_again("far")
+        assert registry.missing == []
 
 
 async def test_an_idle_model_ends_and_is_started_for_a_call() -> None:

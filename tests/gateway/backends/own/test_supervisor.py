@@ -382,7 +382,7 @@ async def test_engine_processes_get_no_secrets(
 
 
 async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "_REJOIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "REJOIN_TIMEOUT_S", 0.2)
     async with supervised("serve") as (supervisor, registry):
         await settled(supervisor)
         first = await joined(registry)
@@ -412,7 +412,7 @@ async def test_a_process_whose_link_breaks_may_come_back() -> None:
 async def test_an_old_link_that_ends_late_says_nothing_of_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "_REJOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "REJOIN_TIMEOUT_S", 0.1)
     async with supervised("serve") as (supervisor, registry):
         await settled(supervisor)
         engine = await joined(registry)
