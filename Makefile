@@ -2,6 +2,7 @@
 # make test    sets up what is missing and runs the tests
 # make bench   sets up parrot-bench (benchmarks, simulator) and measures the gateway's overhead
 # make test-bench runs the tests of parrot-bench
+# make docs    builds the documentation as a site, build/site; `python3 -m http.server -d build/site` shows it
 # make drop-in runs agent frameworks against the gateway and writes docs/compatibility.md
 #
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
@@ -14,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CLIENT_VENV ?= .venv-openai3
 DROP_IN_VENV ?= .venv-drop-in
+DOCS_VENV ?= .venv-docs
 BIN = $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
@@ -22,7 +24,7 @@ NPM ?= npm
 DOCSTRINGS ?= .ci bench tests engine scheduler parrot_gateway integrations examples
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-bench drop-in lint format bench clean
+.PHONY: serve test test-bench drop-in lint format bench docs clean
 
 serve: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway serve $(ARGS)
@@ -53,8 +55,16 @@ bench: $(VENV)/.serve-stamp
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable bench
 	$(BIN)/parrot-gateway bench overhead
 
+# The pages keep their places, so that links between them are those of the repository.
+docs: $(DOCS_VENV)/.stamp
+	rm -rf build/docs build/site && mkdir -p build/docs
+	cp --parents -r *.md docs examples deploy bench/results build/docs
+	$(NPM) install --no-audit --no-fund --loglevel=error --prefix build/npm mermaid@11
+	mkdir -p build/docs/assets && cp build/npm/node_modules/mermaid/dist/mermaid.min.js build/docs/assets
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) $(CLIENT_VENV) $(DROP_IN_VENV) tests/drop_in/node/node_modules
+	rm -rf build $(VENV) $(CLIENT_VENV) $(DROP_IN_VENV) $(DOCS_VENV) tests/drop_in/node/node_modules
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12")'
@@ -75,6 +85,11 @@ $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
 $(CLIENT_VENV)/.stamp: pyproject.toml
 	$(PYTHON) -m venv $(CLIENT_VENV)
 	$(CLIENT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'openai>=3,<4' 'pytest>=8.4,<10' 'pytest-asyncio>=1.2,<2' 'pytest-timeout>=2.4,<3'
+	@touch $@
+
+$(DOCS_VENV)/.stamp: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'mkdocs-material>=9.7,<10'
 	@touch $@
 
 # Each Python program names its libraries and gets them in an environment of its own, by uv.

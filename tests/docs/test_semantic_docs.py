@@ -1,4 +1,4 @@
-"""The guide to semantic variables knows every header and field; the README's commands run."""
+"""The guide to semantic variables knows every header and field; its commands run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from parrot_gateway.api.semantic.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "semantic-variables.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def first_block(text: str, heading: str, language: str) -> str:
@@ -42,7 +41,7 @@ def test_the_guide_has_every_response_header() -> None:
 
 
 def test_the_curl_example_runs(demo: GatewayProcess) -> None:
-    code = first_block(README, "Calls that feed one another", "")
+    code = first_block(GUIDE, "With curl", "")
     code = code.replace("http://127.0.0.1:8000", demo.root)
     code = code.replace('-H "$J"', f'-H "$J" -H "Authorization: Bearer {API_KEY}"')
     ran = subprocess.run(["bash", "-ec", code], capture_output=True, text=True, timeout=60)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+DOCS = sorted(
+    path for folder in ("docs", "docs/tutorials") for path in (ROOT / folder).glob("*.md")
+)
+PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in DOCS))
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
