@@ -76,16 +76,17 @@ def unknown_formats(value: Any) -> list[str]:
 
 
 def _unknown(value: Any) -> Iterator[str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _unknown(item)
-    elif isinstance(value, Mapping):
-        name = value.get("format")
-        if isinstance(name, str) and name not in _NATIVE and name not in PATTERNS:
-            yield name
-        for key, item in value.items():
-            if key not in _DATA:
-                yield from _unknown(item)
+    # NOTE: not recursive. This runs before the depth of a schema is checked.
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            name = each.get("format")
+            if isinstance(name, str) and name not in _NATIVE and name not in PATTERNS:
+                yield name
+            each = [item for key, item in each.items() if key not in _DATA]
+        if isinstance(each, list):
+            left += reversed(each)
 
 
 def _decimal(rest: str) -> str:
