@@ -6,22 +6,20 @@ import json
 from typing import Any
 
 from harness.processes import GatewayProcess, wait_until
-from harness.raw_http import RawConnection, Response
+from harness.raw_http import Response, chat_body
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 
 from parrot_gateway.telemetry.logs import CALL_FIELDS, COMMON_FIELDS
 
 PROMPT = "a text that is nobody's business"
-CHAT = {"messages": [{"role": "user", "content": PROMPT}]}
 
 
-def ask(relay: GatewayProcess, model: str, **fields: Any) -> tuple[Response, dict[str, Any]]:
+def logged(relay: GatewayProcess, model: str, **fields: Any) -> tuple[Response, dict[str, Any]]:
     """The answer to a chat, and the line of that call."""
-    with RawConnection(relay.port) as connection:
-        body = {**CHAT, "model": model, **fields}
-        response = connection.ask(
-            "POST", "/v1/chat/completions", body, {"authorization": "Bearer sk-not-for-the-log"}
-        )
+    response = relay.ask(
+        "POST", "/v1/chat/completions", chat_body(model, PROMPT, **fields),
+        {"authorization": "Bearer sk-not-for-the-log"},
+    )  # fmt: skip
     id_ = response.headers["x-request-id"]
     wait_until(lambda: id_ in relay.stderr(), "the call is in the log")
     (line,) = (line for line in relay.stderr().splitlines() if id_ in line)
@@ -33,15 +31,13 @@ def ask(relay: GatewayProcess, model: str, **fields: Any) -> tuple[Response, dic
 
 def test_a_call_is_one_line(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(document(chat_document()))
-    _, line = ask(relay, model)
+    _, line = logged(relay, model)
     assert (line["level"], line["event"], line["status"]) == ("info", "call", 200)
     assert (line["path"], line["engine"]) == ("/v1/chat/completions", "scripted")
     assert (line["prompt_tokens"], line["output_tokens"]) == (3, 2)
     assert 0 <= line["prepared_ms"] <= line["first_token_ms"] <= line["duration_ms"]
     assert "error_message" not in line
-
-
-def test_every_line_is_json_without_prompts_and_keys(relay: GatewayProcess) -> None:
+    # Every line is JSON, and none tells prompts and keys.
     log = relay.stderr()
     assert all(json.loads(line)["event"] for line in log.splitlines())
     assert PROMPT not in log

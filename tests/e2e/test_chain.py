@@ -9,6 +9,7 @@ import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
 from harness.raw_http import RawConnection, Response, check_error
 
+PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {
     "model": DEMO_MODEL,
     "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -27,11 +28,6 @@ def front(demo: GatewayProcess) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-def ask(gateway: GatewayProcess, body: Any, path: str = "/v1/chat/completions") -> Response:
-    with RawConnection(gateway.port, api_key=gateway.api_key) as connection:
-        return connection.ask("POST", path, body)
-
-
 def plain(answer: dict[str, Any]) -> dict[str, Any]:
     """Without what differs from call to call."""
     usage = dict(answer.get("usage") or {})
@@ -46,7 +42,7 @@ def test_its_models_are_those_of_the_other(front: GatewayProcess, demo: GatewayP
 
 
 def test_documents(front: GatewayProcess, demo: GatewayProcess) -> None:
-    direct, through = ask(demo, CHAT), ask(front, CHAT)
+    direct, through = demo.ask("POST", PATH, CHAT), front.ask("POST", PATH, CHAT)
     assert through.status == 200
     assert plain(through.json) == plain(direct.json)
     assert through.headers["content-type"] == direct.headers["content-type"]
@@ -58,7 +54,7 @@ def test_documents(front: GatewayProcess, demo: GatewayProcess) -> None:
 @pytest.mark.parametrize("usage", [True, False])
 def test_streams(front: GatewayProcess, demo: GatewayProcess, usage: bool) -> None:
     body = CHAT | {"stream": True, "n": 2, "seed": 1, "stream_options": {"include_usage": usage}}
-    direct, through = ask(demo, body), ask(front, body)
+    direct, through = demo.ask("POST", PATH, body), front.ask("POST", PATH, body)
     for name in ("content-type", "cache-control", "x-accel-buffering"):
         assert through.headers[name] == direct.headers[name]
 
@@ -78,7 +74,7 @@ def test_completions_with_everything(front: GatewayProcess, demo: GatewayProcess
         "model": "gpt-4o", "prompt": ["Once", "Twice"], "echo": True, "logprobs": 2,
         "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
-    direct, through = (ask(gateway, body, "/v1/completions") for gateway in (demo, front))
+    direct, through = (gateway.ask("POST", "/v1/completions", body) for gateway in (demo, front))
     assert plain(through.json) == plain(direct.json)
 
 
@@ -95,19 +91,19 @@ def test_completions_with_everything(front: GatewayProcess, demo: GatewayProcess
 def test_errors_are_byte_identical(
     front: GatewayProcess, demo: GatewayProcess, body: dict[str, Any]
 ) -> None:
-    direct, through = ask(demo, body), ask(front, body)
+    direct, through = demo.ask("POST", PATH, body), front.ask("POST", PATH, body)
     check_error(through, 400)
     assert through.body == direct.body
 
 
 def test_an_unknown_model_is_unknown_here(front: GatewayProcess) -> None:
-    check_error(ask(front, CHAT | {"model": "nothing"}), 404, "model_not_found")
+    check_error(front.ask("POST", PATH, CHAT | {"model": "nothing"}), 404, "model_not_found")
 
 
 def test_other_routes_are_asked_behind(front: GatewayProcess, demo: GatewayProcess) -> None:
     body = {"model": DEMO_MODEL, "input": "x"}
-    check_error(ask(front, body, "/v1/moderations"), 404)
-    direct, through = (ask(gateway, body, "/v1/embeddings") for gateway in (demo, front))
+    check_error(front.ask("POST", "/v1/moderations", body), 404)
+    direct, through = (gateway.ask("POST", "/v1/embeddings", body) for gateway in (demo, front))
     assert through.status == 200
     assert through.json == direct.json
 

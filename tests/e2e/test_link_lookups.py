@@ -15,6 +15,7 @@ import aiohttp
 import httpx
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess, upstream_settings, wait_until
+from harness.raw_http import chat_body
 from harness.scripted_upstream import (
     Answer,
     Part,
@@ -78,10 +79,6 @@ def call_of(client: httpx.Client, name: str) -> dict[str, Any]:
 
 def links_of(client: httpx.Client, name: str) -> list[tuple[str, str]]:
     return [(link["from"], link["kind"]) for link in call_of(client, name)["links"]]
-
-
-def chat(model: str, text: str, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
 
 
 def answered(text: str, id: str) -> Answer:
@@ -245,9 +242,9 @@ def test_an_answer_in_single_bytes(client: httpx.Client, upstream: ScriptedUpstr
     whole = b"".join(streamed(story_of("bytes"), "chatcmpl-bytes"))
     parts: list[Part] = [whole[at : at + 1] for at in range(len(whole))]
     model = upstream.script(event_stream(*parts), answered("Fine.", "chatcmpl-bytes-2"))
-    client.post("/chat/completions", json=chat(model, "A story.", stream=True))
+    client.post("/chat/completions", json=chat_body(model, "A story.", stream=True))
     source = call_of(client, "chatcmpl-bytes")
-    client.post("/chat/completions", json=chat(model, f"Is this right? {story_of('bytes')}"))
+    client.post("/chat/completions", json=chat_body(model, f"Is this right? {story_of('bytes')}"))
     assert (source["id"], "output") in links_of(client, "chatcmpl-bytes-2")
 
 
@@ -260,10 +257,10 @@ def test_an_answer_that_is_compressed_unasked(
     packed = Answer(headers=(("content-encoding", "gzip"),), parts=(body,))
     damaged = Answer(parts=(body[:40],))
     model = upstream.script(packed, damaged)
-    answer = client.post("/chat/completions", json=chat(model, "A story."))
+    answer = client.post("/chat/completions", json=chat_body(model, "A story."))
     assert answer.json()["id"] == "chatcmpl-gzip"
     assert call_of(client, "chatcmpl-gzip")["state"] == "done"
-    answer = client.post("/chat/completions", json=chat(model, "A story."))
+    answer = client.post("/chat/completions", json=chat_body(model, "A story."))
     assert call_of(client, answer.headers["x-request-id"])["response_id"] is None
 
 
@@ -276,7 +273,7 @@ def test_answers_without_ids_or_with_equal_ones(
         answered("Two.", "chatcmpl-equal"),
     )
     names = [
-        client.post("/chat/completions", json=chat(model, text)).headers["x-request-id"]
+        client.post("/chat/completions", json=chat_body(model, text)).headers["x-request-id"]
         for text in ("A.", "B.", "C.")
     ]
     calls = [call_of(client, name) for name in names]
@@ -287,14 +284,14 @@ def test_answers_without_ids_or_with_equal_ones(
 @pytest.mark.parametrize("status", [400, 429, 500])
 def test_errors(client: httpx.Client, upstream: ScriptedUpstream, status: int) -> None:
     model = upstream.script(error(status))
-    answer = client.post("/chat/completions", json=chat(f"once/{model}", "A story."))
+    answer = client.post("/chat/completions", json=chat_body(f"once/{model}", "A story."))
     assert answer.status_code == status
     call = call_of(client, answer.headers["x-request-id"])
     assert (call["state"], call["error"], call["response_id"]) == ("failed", status, None)
 
 
 def test_models_that_nobody_has(demo: GatewayProcess) -> None:
-    status, headers, _ = demo.post("/v1/chat/completions", chat("no-such-model", "Hello."))
+    status, headers, _ = demo.post("/v1/chat/completions", chat_body("no-such-model", "Hello."))
     assert status == 404
     call = demo.get(f"/v1/calls/{headers['x-request-id']}")
     assert (call["state"], call["error"]) == ("failed", 404)
@@ -304,7 +301,7 @@ def test_a_stream_that_fails(client: httpx.Client, upstream: ScriptedUpstream) -
     model = upstream.script(
         event_stream(*streamed(story_of("broken"), "chatcmpl-broken")[:2], cut=True)
     )
-    client.post("/chat/completions", json=chat(f"once/{model}", "A story.", stream=True))
+    client.post("/chat/completions", json=chat_body(f"once/{model}", "A story.", stream=True))
     assert call_of(client, "chatcmpl-broken")["state"] == "failed"
 
 
@@ -315,7 +312,7 @@ def test_clients_that_leave(client: httpx.Client, upstream: ScriptedUpstream) ->
         event_stream(*streamed(story_of("left"), "chatcmpl-left")[:2], gate),
         answered("Fine.", "chatcmpl-after"),
     )
-    body = chat(model, "A story.", stream=True)
+    body = chat_body(model, "A story.", stream=True)
     with client.stream("POST", "/chat/completions", json=body) as stream:
         for line in stream.iter_lines():
             if "heron" in line:
@@ -327,7 +324,9 @@ def test_clients_that_leave(client: httpx.Client, upstream: ScriptedUpstream) ->
             return response.status_code == 200 and response.json()["state"] == "cancelled"
 
         wait_until(is_cancelled, "the end of the call")
-        client.post("/chat/completions", json=chat(model, f"Go on from this: {story_of('left')}"))
+        client.post(
+            "/chat/completions", json=chat_body(model, f"Go on from this: {story_of('left')}")
+        )
         source = call_of(client, "chatcmpl-left")
         assert links_of(client, "chatcmpl-after") == [(source["id"], "output")]
     finally:
@@ -341,7 +340,7 @@ def test_large_prompts(client: httpx.Client, upstream: ScriptedUpstream, megabyt
     model = upstream.script(answered("Fine.", id))
     text = "".join(f"Line {number} of a long text.\n" for number in range(megabytes * 2**20 // 28))
     before = client.get("/../health").json()["linking"]
-    client.post("/chat/completions", json=chat(model, text))
+    client.post("/chat/completions", json=chat_body(model, text))
     assert call_of(client, id)["state"] == "done"
     after = client.get("/../health").json()["linking"]
     assert after["linked"] == before["linked"] + 1
@@ -356,7 +355,7 @@ def test_more_than_the_process_can_take(client: httpx.Client, upstream: Scripted
     os.kill(before["pid"], signal.SIGSTOP)
     try:
         for id in ids:
-            body = chat(upstream.script(answered("Fine.", id)), text)
+            body = chat_body(upstream.script(answered("Fine.", id)), text)
             assert client.post("/chat/completions", json=body).status_code == 200
     finally:
         os.kill(before["pid"], signal.SIGCONT)
@@ -410,7 +409,7 @@ def test_sessions_that_clients_name(client: httpx.Client, upstream: ScriptedUpst
     )
     for number, (name, text) in enumerate([("mine", "A story."), ("yours", f"Check: {story}")], 1):
         answer = client.post(
-            "/chat/completions", json=chat(model, text), headers={"X-Parrot-Session": name}
+            "/chat/completions", json=chat_body(model, text), headers={"X-Parrot-Session": name}
         )
         call = call_of(client, f"chatcmpl-named-{number}")
         assert call["id"] == answer.headers["x-parrot-call"]
@@ -429,7 +428,7 @@ def test_the_header_that_keeps_calls_out(
 ) -> None:
     model = upstream.script(answered("Fine.", "chatcmpl-switch"))
     headers = {"X-Parrot-Link": value}
-    answer = client.post("/chat/completions", json=chat(model, "Hello."), headers=headers)
+    answer = client.post("/chat/completions", json=chat_body(model, "Hello."), headers=headers)
     assert answer.status_code == 200
     found = client.get(f"/calls/{answer.headers['x-request-id']}")
     assert (found.status_code == 200) == is_linked
@@ -455,10 +454,10 @@ def test_tenants_that_are_left_out(naming: httpx.Client, upstream: ScriptedUpstr
     }
     model = upstream.script(*[answered("Fine.", "chatcmpl-tenant")] * 2)
     with GatewayProcess(config=config) as gateway:
-        gateway.post("/v1/chat/completions", chat(model, "Hello."))
+        gateway.post("/v1/chat/completions", chat_body(model, "Hello."))
         found = gateway.get("/v1/calls/chatcmpl-tenant")
         assert "message" in found["error"]
-    naming.post("/chat/completions", json=chat(model, "Hello."))
+    naming.post("/chat/completions", json=chat_body(model, "Hello."))
     assert call_of(naming, "chatcmpl-tenant")["error"] is None
 
 

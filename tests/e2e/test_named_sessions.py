@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from harness.processes import GatewayProcess, upstream_settings, wait_until
-from harness.raw_http import RawConnection, Response
+from harness.raw_http import RawConnection
 from harness.scripted_upstream import (
     ScriptedUpstream,
     chat_document,
@@ -37,23 +37,8 @@ SOURCES: list[Source] = [
 ]
 
 
-def _key(gateway: GatewayProcess) -> dict[str, str]:
-    return {"Authorization": f"Bearer {gateway.api_key}"} if gateway.api_key else {}
-
-
-def ask(
-    gateway: GatewayProcess,
-    method: str,
-    path: str,
-    body: Any = None,
-    headers: dict[str, str] | None = None,
-) -> Response:
-    with RawConnection(gateway.port) as connection:
-        return connection.ask(method, path, body, {**_key(gateway), **(headers or {})})
-
-
 def graph_of(gateway: GatewayProcess, session: str) -> dict[str, Any]:
-    response = ask(gateway, "GET", f"/v1/sessions/{session}/graph")
+    response = gateway.ask("GET", f"/v1/sessions/{session}/graph")
     assert response.status == 200, response.body
     return dict(response.json)
 
@@ -92,7 +77,7 @@ def test_each_source_alone_names_the_session_of_upstream_calls(
     assert (call["model"], call["state"], call["engine"]) == (model, "done", "scripted")
     (received,) = upstream.calls(model)
     assert {field: received.json.get(field) for field in body} == body
-    ask(relay, "DELETE", f"/v1/sessions/{graph['session']['id']}")
+    relay.ask("DELETE", f"/v1/sessions/{graph['session']['id']}")
 
 
 @pytest.mark.parametrize(("headers", "body", "name"), [SOURCES[2], SOURCES[7], SOURCES[9]])
@@ -115,7 +100,7 @@ def test_and_of_calls_to_own_models(
     graph = graph_of(demo, name)
     assert [call["state"] for call in graph["calls"]] == ["done"] * 3
     assert all(call["tokens"] for call in graph["calls"])
-    listed = ask(demo, "GET", "/v1/sessions").json["data"]
+    listed = demo.ask("GET", "/v1/sessions").json["data"]
     assert name in [session["name"] for session in listed]
 
 
@@ -128,7 +113,7 @@ def test_the_first_source_of_the_order_counts(
         headers, body = all_of(left)
         model = upstream.script(document(chat_document("x")))
         response = say(client, model, headers, body)
-        session = ask(relay, "GET", f"/v1/sessions/{response.headers['x-parrot-session']}").json
+        session = relay.ask("GET", f"/v1/sessions/{response.headers['x-parrot-session']}").json
         assert session["name"] == left.pop(0)[2]
 
 
@@ -144,8 +129,7 @@ def test_bytes_stay_as_they_are(
         model = upstream.script(document(expected))
     fields = {"model": model, "messages": [], "metadata": {"session_id": "bytes"}, "x": 1.50}
     body = json.dumps({**fields, "stream": stream}, indent=3).encode()
-    with RawConnection(relay.port) as connection:
-        response = connection.ask("POST", CHAT, body, {"X-Session-Id": "bytes"})
+    response = relay.ask("POST", CHAT, body, {"X-Session-Id": "bytes"})
     (received,) = upstream.calls(model)
     assert received.body == body
     assert response.body == expected
@@ -157,9 +141,9 @@ def test_refusals_of_an_upstream_are_failed_calls(
 ) -> None:
     model = upstream.script(error(400))
     body = {"model": model, "messages": []}
-    response = ask(relay, "POST", CHAT, body, {"x-session-id": "refused"})
+    response = relay.ask("POST", CHAT, body, {"x-session-id": "refused"})
     assert response.status == 400
-    unknown = ask(relay, "POST", CHAT, {"messages": []}, {"x-session-id": "refused"})
+    unknown = relay.ask("POST", CHAT, {"messages": []}, {"x-session-id": "refused"})
     assert unknown.status == 400
     assert [call["state"] for call in graph_of(relay, "x-session-id:refused")["calls"]] == [
         "failed"
@@ -197,7 +181,7 @@ def test_responses_of_an_upstream_are_one_session(
         answer = {"id": f"resp_{number}", "object": "response", "output": []}
         model = upstream.script(document(answer))
         body = {"model": model, "input": "x", **previous}
-        ask(relay, "POST", "/v1/responses", body, headers)
+        relay.ask("POST", "/v1/responses", body, headers)
         previous, headers = {"previous_response_id": f"resp_{number}"}, {}
     graph = graph_of(relay, "x-session-id:chain")
     assert [call["name"] for call in graph["calls"]] == ["responses"] * 3
@@ -252,7 +236,7 @@ def test_semantic_calls_join_such_a_session(
     headers = {"traceparent": f"00-{'ab' * 16}-00f067aa0ba902b7-00"}
     for fields in ({}, {"parrot": {"output": "o"}}):
         model = upstream.script(document(chat_document("x")))
-        ask(relay, "POST", CHAT, {"model": model, "messages": [], **fields}, headers)
+        relay.ask("POST", CHAT, {"model": model, "messages": [], **fields}, headers)
     assert [call["name"] for call in graph_of(relay, f"traceparent:{'ab' * 16}")["calls"]] == [
         "chat",
         "o",
@@ -265,18 +249,18 @@ def test_the_order_is_a_setting_and_sessions_are_bounded(upstream: ScriptedUpstr
         "sessions": {"identity": ["header:x-mine"], "max_sessions_per_tenant": 3},
     }
     with GatewayProcess(config=settings) as gateway:
-        ask(gateway, "POST", "/v1/variables", {"session": "kept", "value": "v"})
+        gateway.ask("POST", "/v1/variables", {"session": "kept", "value": "v"})
         for number in range(8):
             model = upstream.script(document(chat_document("x")))
             headers = {"x-session-id": "no", "x-mine": str(number)}
-            response = ask(gateway, "POST", CHAT, {"model": model, "messages": []}, headers)
+            response = gateway.ask("POST", CHAT, {"model": model, "messages": []}, headers)
             assert response.status == 200
-        listed = ask(gateway, "GET", "/v1/sessions").json["data"]
+        listed = gateway.ask("GET", "/v1/sessions").json["data"]
         assert [session["name"] for session in listed] == ["x-mine:7", "x-mine:6", "kept"]
         for number in range(2):
-            ask(gateway, "POST", "/v1/variables", {"session": f"more-{number}", "value": "v"})
+            gateway.ask("POST", "/v1/variables", {"session": f"more-{number}", "value": "v"})
         model = upstream.script(document(chat_document("x")))
-        response = ask(gateway, "POST", CHAT, {"model": model, "messages": []}, {"x-mine": "9"})
+        response = gateway.ask("POST", CHAT, {"model": model, "messages": []}, {"x-mine": "9"})
         assert (response.status, response.headers.get("x-parrot-session")) == (200, None)
-        recorded = ask(gateway, "GET", "/health").json["semantic"]["recorded_calls"]
+        recorded = gateway.ask("GET", "/health").json["semantic"]["recorded_calls"]
         assert recorded == {"recorded": 8, "skipped": 1}

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from harness.processes import GatewayProcess, upstream_settings, wait_until
-from harness.raw_http import RawConnection, Response
+from harness.raw_http import RawConnection, chat_body
 from harness.scripted_upstream import (
     ScriptedUpstream,
     chat_document,
@@ -23,23 +23,8 @@ from harness.scripted_upstream import (
 CHAT = "/v1/chat/completions"
 
 
-def ask(
-    relay: GatewayProcess,
-    method: str,
-    path: str,
-    body: Any = None,
-    headers: dict[str, str] | None = None,
-) -> Response:
-    with RawConnection(relay.port) as connection:
-        return connection.ask(method, path, body, headers)
-
-
-def chat(model: str, text: str, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
-
-
 def value(relay: GatewayProcess, variable: str) -> dict[str, Any]:
-    return dict(ask(relay, "GET", f"/v1/variables/{variable}").json)
+    return dict(relay.ask("GET", f"/v1/variables/{variable}").json)
 
 
 def content_of(call: Any) -> str:
@@ -48,7 +33,7 @@ def content_of(call: Any) -> str:
 
 def check_quiet(relay: GatewayProcess) -> None:
     """Nothing waits, runs or is held."""
-    semantic = ask(relay, "GET", "/health").json["semantic"]
+    semantic = relay.ask("GET", "/health").json["semantic"]
     calls = semantic["calls"]
     names = ("waiting", "in_line", "running", "held_bytes")
     assert [calls[name] for name in names] == [0, 0, 0, 0]
@@ -64,16 +49,16 @@ def test_two_deferred_calls_feed_a_third(relay: GatewayProcess, upstream: Script
     parrot = {"X-Parrot-Session": "up", "X-Parrot-Defer": "true"}
 
     def deferred(model: str) -> str:
-        answer = client.chat.completions.create(**chat(model, "go"), extra_headers=parrot)
+        answer = client.chat.completions.create(**chat_body(model, "go"), extra_headers=parrot)
         return answer.choices[0].message.content or ""
 
     prompt = f"{deferred(one)} + {deferred(two)}"
-    answer = client.chat.completions.create(**chat(three, prompt))
+    answer = client.chat.completions.create(**chat_body(three, prompt))
     assert answer.choices[0].message.content == "third"
     (received,) = upstream.calls(three)
     assert content_of(received) == "first + second"
     (received,) = upstream.calls(one)
-    assert received.json == chat(one, "go", stream=True)
+    assert received.json == chat_body(one, "go", stream=True)
     assert not [name for name in received.headers if name.startswith("x-parrot")]
     check_quiet(relay)
 
@@ -83,7 +68,7 @@ def test_nothing_of_ours_reaches_the_upstream(
 ) -> None:
     model = upstream.script(document(completion_document("text")))
     body = {"model": model, "prompt": "x", "unknown": {"a": 1.0}, "parrot": {"output": "o"}}
-    response = ask(relay, "POST", "/v1/completions", body, {"X-Parrot-Session": "s2"})
+    response = relay.ask("POST", "/v1/completions", body, {"X-Parrot-Session": "s2"})
     (received,) = upstream.calls(model)
     assert received.json == {"model": model, "prompt": "x", "unknown": {"a": 1.0}}
     assert not [name for name in received.headers if name.startswith("x-parrot")]
@@ -99,18 +84,18 @@ def test_other_routes_of_upstreams_take_references(
 ) -> None:
     producer = upstream.script(event_stream(*chat_events(["the ", "value"])))
     parrot = {"session": "embed", "defer": True}
-    reference = ask(relay, "POST", CHAT, chat(producer, "go", parrot=parrot))
+    reference = relay.ask("POST", CHAT, chat_body(producer, "go", parrot=parrot))
     text = reference.json["choices"][0]["message"]["content"]
     model = upstream.script(document({"object": "list", "data": []}))
-    response = ask(relay, "POST", path, {"model": model, "input": f"of {text}", "user": text})
+    response = relay.ask("POST", path, {"model": model, "input": f"of {text}", "user": text})
     assert response.json == {"object": "list", "data": []}
     (received,) = upstream.calls(model)
     assert received.json == {"model": model, "input": "of the value", "user": text}
     # What looks like a reference and is none stays; an unknown one is refused here.
-    ask(relay, "POST", path, {"model": model, "input": "[[parrot:x]]"})
+    relay.ask("POST", path, {"model": model, "input": "[[parrot:x]]"})
     assert upstream.calls(model)[-1].json["input"] == "[[parrot:x]]"
-    ask(relay, "DELETE", "/v1/sessions/embed")
-    refused = ask(relay, "POST", path, {"model": model, "input": text})
+    relay.ask("DELETE", "/v1/sessions/embed")
+    refused = relay.ask("POST", path, {"model": model, "input": text})
     assert (refused.status, refused.json["error"]["code"]) == (404, "variable_not_found")
     assert len(upstream.calls(model)) == 2
     check_quiet(relay)
@@ -124,9 +109,8 @@ def test_ordinary_calls_pass_byte_for_byte(
     raw = json.dumps(chat_document("[[parrot:x]]"), separators=spacing, indent=1).encode()
     model = upstream.script(document(raw))
     text = 'say "parrot": [[parrot:aaaa]] {{x}} \u00e4'
-    body = json.dumps(chat(model, text, tool_choice="none"), separators=spacing).encode()
-    with RawConnection(relay.port) as connection:
-        response = connection.ask("POST", CHAT, body)
+    body = json.dumps(chat_body(model, text, tool_choice="none"), separators=spacing).encode()
+    response = relay.ask("POST", CHAT, body)
     (received,) = upstream.calls(model)
     assert received.body == body
     assert response.body == raw
@@ -139,7 +123,7 @@ def test_streams_with_an_output_pass_byte_for_byte(
 ) -> None:
     events = chat_events(["Hel", "lo"])
     model = upstream.script(event_stream(*events))
-    response = ask(relay, "POST", CHAT, chat(model, "x", stream=True, parrot={"output": "o"}))
+    response = relay.ask("POST", CHAT, chat_body(model, "x", stream=True, parrot={"output": "o"}))
     assert response.body == b"".join(events)
     assert value(relay, response.headers["x-parrot-variable"])["value"] == "Hello"
 
@@ -150,7 +134,7 @@ def test_deferred_text_can_be_read_as_it_is_written(
     gate = upstream.gate()
     role, first, second, *rest = chat_events(["Hel", "lo"])
     model = upstream.script(event_stream(role, first, gate, second, *rest))
-    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    answer = relay.ask("POST", CHAT, chat_body(model, "x", parrot={"defer": True}))
     variable = answer.headers["x-parrot-variable"]
     with RawConnection(relay.port) as connection:
         headers = {"Accept": "text/event-stream"}
@@ -167,10 +151,10 @@ def test_deferred_text_can_be_read_as_it_is_written(
 
 def test_errors_of_the_upstream_travel(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(error(400))
-    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    answer = relay.ask("POST", CHAT, chat_body(model, "x", parrot={"defer": True}))
     reference = answer.json["choices"][0]["message"]["content"]
     never = upstream.script(document(chat_document("never")))
-    dependent = ask(relay, "POST", CHAT, chat(never, reference))
+    dependent = relay.ask("POST", CHAT, chat_body(never, reference))
     assert dependent.status == 424
     assert dependent.json["error"]["code"] == "dependency_failed"
     assert "scripted 400" in dependent.json["error"]["message"]
@@ -186,12 +170,12 @@ def test_a_stream_that_breaks_off_fails_the_variable_not_the_client(
 ) -> None:
     role, first, *_ = chat_events(["Hel"])
     model = upstream.script(event_stream(role, first, cut=True))
-    attended = ask(relay, "POST", CHAT, chat(model, "x", stream=True, parrot={"output": "o"}))
+    attended = relay.ask("POST", CHAT, chat_body(model, "x", stream=True, parrot={"output": "o"}))
     assert attended.events[-1] == "[DONE]"
     assert value(relay, attended.headers["x-parrot-variable"])["error"]["code"] == (
         "dependency_failed"
     )
-    deferred = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    deferred = relay.ask("POST", CHAT, chat_body(model, "x", parrot={"defer": True}))
     failed = value(relay, deferred.headers["x-parrot-variable"])
     assert failed["variable"]["failure"]["code"] == "upstream_error"
 
@@ -200,12 +184,12 @@ def test_answers_that_ignore_the_stream_are_read_too(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document(chat_document("whole")))
-    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    answer = relay.ask("POST", CHAT, chat_body(model, "x", parrot={"defer": True}))
     assert value(relay, answer.headers["x-parrot-variable"])["value"] == "whole"
 
 
 def test_tool_arguments_take_values_too(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
-    source = ask(relay, "POST", "/v1/variables", {"session": "tools", "value": 'a "b"\n'}).json
+    source = relay.ask("POST", "/v1/variables", {"session": "tools", "value": 'a "b"\n'}).json
     model = upstream.script(document(chat_document("ok")))
     arguments = json.dumps({"query": source["reference"]})
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -214,7 +198,7 @@ def test_tool_arguments_take_values_too(relay: GatewayProcess, upstream: Scripte
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "done"}]},
     ]
-    response = ask(relay, "POST", CHAT, {"model": model, "messages": messages})
+    response = relay.ask("POST", CHAT, {"model": model, "messages": messages})
     assert response.status == 200
     (received,) = upstream.calls(model)
     sent = received.json["messages"][1]["tool_calls"][0]["function"]["arguments"]
@@ -224,13 +208,13 @@ def test_tool_arguments_take_values_too(relay: GatewayProcess, upstream: Scripte
 def test_cancelling_reaches_the_upstream(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     gate = upstream.gate()
     model = upstream.script(event_stream(*chat_events(["x"]), before=gate))
-    body = chat(model, "x", parrot={"session": "cancelled", "defer": True})
-    answer = ask(relay, "POST", CHAT, body)
+    body = chat_body(model, "x", parrot={"session": "cancelled", "defer": True})
+    answer = relay.ask("POST", CHAT, body)
     (received,) = upstream.wait_for_calls(model)
-    assert ask(relay, "DELETE", "/v1/sessions/cancelled").status == 200
+    assert relay.ask("DELETE", "/v1/sessions/cancelled").status == 200
     assert received.aborted.wait(10)
     gate.open()
-    assert ask(relay, "GET", f"/v1/calls/{answer.headers['x-parrot-call']}").status == 404
+    assert relay.ask("GET", f"/v1/calls/{answer.headers['x-parrot-call']}").status == 404
     check_quiet(relay)
 
 
@@ -238,9 +222,9 @@ def test_own_routes_go_before_the_upstream(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     before = len(upstream.received)
-    assert ask(relay, "GET", "/v1/sessions").json["object"] == "list"
-    assert ask(relay, "POST", "/v1/resolve", {"text": "x"}).json == {"text": "x"}
-    assert ask(relay, "DELETE", "/v1/variables/vnone").status == 404
+    assert relay.ask("GET", "/v1/sessions").json["object"] == "list"
+    assert relay.ask("POST", "/v1/resolve", {"text": "x"}).json == {"text": "x"}
+    assert relay.ask("DELETE", "/v1/variables/vnone").status == 404
     assert len(upstream.received) == before
 
 
@@ -253,12 +237,12 @@ def test_running_deferred_calls_may_finish_when_the_gateway_stops(
     with GatewayProcess(
         config={"upstreams": [upstream_settings("u", upstream.base_url)]}
     ) as stopped:
-        answer = ask(stopped, "POST", CHAT, chat(first, "x", parrot={"defer": True}))
+        answer = stopped.ask("POST", CHAT, chat_body(first, "x", parrot={"defer": True}))
         reference = answer.json["choices"][0]["message"]["content"]
-        ask(stopped, "POST", CHAT, chat(second, reference, parrot={"defer": True}))
+        stopped.ask("POST", CHAT, chat_body(second, reference, parrot={"defer": True}))
         (received,) = upstream.wait_for_calls(first)
         stopped.signal(signal.SIGTERM)
-        wait_until(lambda: ask(stopped, "GET", "/v1/sessions").status == 503, "the drain to begin")
+        wait_until(lambda: stopped.ask("GET", "/v1/sessions").status == 503, "the drain to begin")
         assert upstream.calls(second) == []
         gate.open()
         assert stopped.wait() == 0
@@ -273,6 +257,6 @@ def test_deferred_calls_with_tools_never_reach_the_upstream(
 ) -> None:
     model = upstream.script(document(chat_document("never")))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    response = ask(relay, "POST", CHAT, chat(model, "x", tools=[tool], parrot={"defer": True}))
+    response = relay.ask("POST", CHAT, chat_body(model, "x", tools=[tool], parrot={"defer": True}))
     assert (response.status, response.json["error"]["param"]) == (400, "parrot.defer")
     assert upstream.calls(model) == []

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
 from harness.raw_http import RawConnection
 
 #: Several blocks of the cache.
 PROMPT = "Once upon a time there was a parrot who " * 20
-
-
-def ask(gateway: GatewayProcess, path: str, body: dict[str, Any], *, key: bool) -> Any:
-    with RawConnection(gateway.port, api_key=API_KEY if key else None) as connection:
-        return connection.ask("POST" if path != "GET" else "GET", path, body).json
 
 
 def tell_as_guest(gateway: GatewayProcess, end: str) -> None:
@@ -31,7 +24,7 @@ def tell_as_guest(gateway: GatewayProcess, end: str) -> None:
 def cached(gateway: GatewayProcess, end: str) -> int:
     """Tokens of the prompt that were found, as a call with the key is told."""
     body = {"model": DEMO_MODEL, "prompt": PROMPT + end, "max_tokens": 2}
-    usage = ask(gateway, "/v1/completions", body, key=True)["usage"]
+    usage = gateway.ask("POST", "/v1/completions", body).json["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from harness.processes import GatewayProcess, upstream_settings
-from harness.raw_http import RawConnection, Response, check_error
+from harness.raw_http import check_error
 from harness.scripted_upstream import Answer, ScriptedUpstream, document, event_stream
 
 DEEP = b"[" * 30_000 + b"]" * 30_000
@@ -23,19 +22,10 @@ def bare(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-def ask(gateway: GatewayProcess, path: str, body: Any, **headers: str) -> Response:
-    connection = RawConnection(gateway.port)
-    try:
-        named = {name.replace("_", "-"): text for name, text in headers.items()}
-        return connection.ask("POST", path, body, named)
-    finally:
-        connection.close()
-
-
 def test_a_path_names_no_other_host(bare: GatewayProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        answer = ask(bare, f"/v1%2F@127.0.0.1:{port}/x", {"model": "m"})
+        answer = bare.ask("POST", f"/v1%2F@127.0.0.1:{port}/x", {"model": "m"})
         check_error(answer, 400, "invalid_path")
         other.settimeout(0.1)
         with pytest.raises(TimeoutError):
@@ -51,13 +41,13 @@ def test_a_path_does_not_leave_the_routes_of_the_upstream(
     bare: GatewayProcess, upstream: ScriptedUpstream, path: str
 ) -> None:
     before = len(upstream.received)
-    check_error(ask(bare, path, {}), 400, "invalid_path")
+    check_error(bare.ask("POST", path, {}), 400, "invalid_path")
     assert len(upstream.received) == before
 
 
 def test_dots_within_a_name_pass(bare: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(document({"id": "x"}))
-    assert ask(bare, "/v1/files/..a/b..%2Fc", {"model": model}).json == {"id": "x"}
+    assert bare.ask("POST", "/v1/files/..a/b..%2Fc", {"model": model}).json == {"id": "x"}
     assert upstream.calls(model)[0].target == "/files/..a/b..%2Fc"
 
 
@@ -66,7 +56,7 @@ def test_a_status_that_no_http_knows(
     relay: GatewayProcess, upstream: ScriptedUpstream, status: int
 ) -> None:
     model = upstream.script(Answer(status, (), (b"{}",)))
-    answer = ask(relay, "/v1/chat/completions", {"model": model, "messages": []})
+    answer = relay.ask("POST", "/v1/chat/completions", {"model": model, "messages": []})
     check_error(answer, 502, "upstream_error")
 
 
@@ -74,7 +64,7 @@ def test_a_header_that_no_server_may_send(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document({}, headers={"x-name": "a\x01b"}))
-    answer = ask(relay, "/v1/chat/completions", {"model": model, "messages": []})
+    answer = relay.ask("POST", "/v1/chat/completions", {"model": model, "messages": []})
     check_error(answer, 502, "upstream_error")
 
 
@@ -83,7 +73,7 @@ def test_a_deeply_nested_answer_passes_as_it_is(
 ) -> None:
     body = b'{"usage":{"prompt_tokens":1},"x":' + DEEP + b"}"
     model = upstream.script(document(body))
-    answer = ask(relay, "/v1/chat/completions", {"model": model, "messages": []})
+    answer = relay.ask("POST", "/v1/chat/completions", {"model": model, "messages": []})
     assert (answer.status, answer.body) == (200, body)
 
 
@@ -92,7 +82,7 @@ def test_a_number_of_thousands_of_digits_ends_a_broken_stream_like_any_other(
 ) -> None:
     event = b'data: {"type":"response.created","sequence_number":' + b"9" * 5000 + b"}\n\n"
     model = upstream.script(event_stream(event, cut=True))
-    answer = ask(relay, "/v1/responses", {"model": model, "input": "x", "stream": True})
+    answer = relay.ask("POST", "/v1/responses", {"model": model, "input": "x", "stream": True})
     assert answer.body.startswith(event)
     assert b"event: error\n" in answer.body
 
@@ -102,6 +92,6 @@ def test_a_wrong_type_in_a_deferred_call_is_told(
 ) -> None:
     body = {"model": upstream.script(document({})), "prompt": "x", "best_of": "many",
             "parrot": {"defer": True}}  # fmt: skip
-    variable = ask(relay, "/v1/completions", body).headers["x-parrot-variable"]
+    variable = relay.ask("POST", "/v1/completions", body).headers["x-parrot-variable"]
     failure = relay.get(f"/v1/variables/{variable}")["variable"]["failure"]
     assert "'best_of'" in failure["message"]

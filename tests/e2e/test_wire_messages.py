@@ -30,7 +30,7 @@ USAGE = {
 }
 
 
-def ask(
+def answer_to(
     relay: GatewayProcess, model: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> Response:
     body = {
@@ -39,8 +39,7 @@ def ask(
         "messages": [{"role": "user", "content": "Hello."}],
         **fields,
     }
-    with RawConnection(relay.port) as connection:
-        return connection.ask("POST", f"{PATH}?beta=true", body, headers)
+    return relay.ask("POST", f"{PATH}?beta=true", body, headers)
 
 
 def check_refusal(response: Response, status: int, kind: str) -> str:
@@ -53,7 +52,7 @@ def check_refusal(response: Response, status: int, kind: str) -> str:
 
 def test_a_message_becomes_a_chat(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(document(chat_document("Hi.")))
-    response = ask(
+    response = answer_to(
         relay,
         model,
         {
@@ -175,7 +174,7 @@ def test_an_authorization_goes_before_a_key(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document(chat_document("Hi.")))
-    ask(relay, model, {"x-api-key": "one", "authorization": "Bearer two"})
+    answer_to(relay, model, {"x-api-key": "one", "authorization": "Bearer two"})
     (call,) = upstream.calls(model)
     assert call.headers["authorization"] == "Bearer two"
 
@@ -203,7 +202,7 @@ def test_streamed_tool_calls(
             b"data: [DONE]\n\n",
         )
     )
-    message = message_of(events_of(ask(relay, model, tools=[TOOL], stream=True).body))
+    message = message_of(events_of(answer_to(relay, model, tools=[TOOL], stream=True).body))
     assert message["content"] == [
         {"type": "text", "text": "Well."},
         {"type": "tool_use", "id": "c0", "name": "f0", "input": {"a": 1}},
@@ -231,7 +230,7 @@ def test_stop_reasons(
 ) -> None:
     answer = chat_document("Hi.")
     answer["choices"][0].update(choice)
-    message = ask(relay, upstream.script(document(answer))).json
+    message = answer_to(relay, upstream.script(document(answer))).json
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
@@ -252,18 +251,18 @@ def test_errors_keep_their_status(
     relay: GatewayProcess, upstream: ScriptedUpstream, status: int, kind: str, streamed: bool
 ) -> None:
     model = upstream.script(error(status))
-    response = ask(relay, f"once/{model}", stream=streamed)
+    response = answer_to(relay, f"once/{model}", stream=streamed)
     assert check_refusal(response, status, kind) == f"scripted {status}"
 
 
 def test_an_upstream_that_is_not_there(relay: GatewayProcess) -> None:
-    message = check_refusal(ask(relay, "dead/x"), 502, "api_error")
+    message = check_refusal(answer_to(relay, "dead/x"), 502, "api_error")
     assert "'dead' cannot be reached" in message
 
 
 def test_the_fallback_answers(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     upstream.script_listed(document(chat_document("Instead.")))
-    message = ask(relay, "lame/x").json
+    message = answer_to(relay, "lame/x").json
     assert message["content"] == [{"type": "text", "text": "Instead."}]
 
 
@@ -271,7 +270,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(event_stream(*chat_events(["Hel", "lo"])[:2], cut=True))
-    events = events_of(ask(relay, f"once/{model}", stream=True).body)
+    events = events_of(answer_to(relay, f"once/{model}", stream=True).body)
     assert events[0]["type"] == "message_start"
     assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
 
@@ -293,8 +292,12 @@ def test_deferred_messages(relay: GatewayProcess, upstream: ScriptedUpstream) ->
     one = upstream.script(event_stream(*chat_events(["fir", "st"])))
     two = upstream.script(document(chat_document("second")))
     session = {"X-Parrot-Session": "deferred-messages"}
-    reference = ask(relay, one, session | {"X-Parrot-Defer": "true"}).json["content"][0]["text"]
-    message = ask(relay, two, session, messages=[{"role": "user", "content": f"Go: {reference}"}])
+    reference = answer_to(relay, one, session | {"X-Parrot-Defer": "true"}).json["content"][0][
+        "text"
+    ]
+    message = answer_to(
+        relay, two, session, messages=[{"role": "user", "content": f"Go: {reference}"}]
+    )
     assert message.json["content"][0]["text"] == "second"
     assert message.headers["x-parrot-session"]
     (call,) = upstream.calls(two)
@@ -303,8 +306,7 @@ def test_deferred_messages(relay: GatewayProcess, upstream: ScriptedUpstream) ->
 
 def count(relay: GatewayProcess, model: str, **fields: Any) -> Response:
     body = {"model": model, "messages": [{"role": "user", "content": "x"}], **fields}
-    with RawConnection(relay.port) as connection:
-        return connection.ask("POST", f"{PATH}/count_tokens", body)
+    return relay.ask("POST", f"{PATH}/count_tokens", body)
 
 
 def test_an_upstream_counts_the_tokens_of_its_models(
@@ -419,7 +421,7 @@ def test_reasoning_becomes_thinking(
         whole["choices"][0]["message"][field] = "Why?"
         script = document({**whole, "usage": usage})
     model = upstream.script(script, document(chat_document("Ok.")))
-    response = ask(relay, model, stream=stream, thinking={"type": thinking})
+    response = answer_to(relay, model, stream=stream, thinking={"type": thinking})
     message = message_of(events_of(response.body)) if stream else response.json
     *thoughts, text = message["content"]
     assert text == {"type": "text", "text": "So."}
@@ -431,7 +433,7 @@ def test_reasoning_becomes_thinking(
     other = {"type": "thinking", "thinking": "Of another server", "signature": "s"}
     turn = {"role": "assistant", "content": [other, *thoughts, text]}
     asked = [{"role": "user", "content": text} for text in "?!"]
-    ask(relay, model, messages=[asked[0], turn, asked[1]])
+    answer_to(relay, model, messages=[asked[0], turn, asked[1]])
     assert upstream.calls(model)[-1].json["messages"][1] == {
         "role": "assistant",
         "content": "So.",
@@ -443,6 +445,6 @@ def test_names_of_tools_are_checked_for_upstreams_too(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document(chat_document("x")))
-    assert ask(relay, model, tools=[{**TOOL, "name": "n" * 128}]).status == 200
-    response = ask(relay, model, tools=[{**TOOL, "name": "n" * 129}])
+    assert answer_to(relay, model, tools=[{**TOOL, "name": "n" * 128}]).status == 200
+    response = answer_to(relay, model, tools=[{**TOOL, "name": "n" * 129}])
     assert "tools[0].name" in check_refusal(response, 400, "invalid_request_error")

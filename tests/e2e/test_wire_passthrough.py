@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
 
 import pytest
 from harness.processes import GatewayProcess
-from harness.raw_http import RawConnection, Response, check_error
+from harness.raw_http import RawConnection, chat_body, check_error
 from harness.scripted_upstream import (
     LISTED_MODEL,
     Answer,
@@ -20,14 +19,6 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
-
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
-
-
-def ask(relay: GatewayProcess, model: str, **extra: Any) -> Response:
-    with RawConnection(relay.port) as connection:
-        return connection.ask("POST", "/v1/chat/completions", CHAT | {"model": model} | extra)
-
 
 STREAMS: dict[str, bytes] = {
     "plain": b"".join(chat_events(["Hello", " there"])),
@@ -52,7 +43,7 @@ def test_streams_are_byte_identical(
     raw = STREAMS[name]
     size = max(1, len(raw) // pieces)
     parts = [raw[i : i + size] for i in range(0, len(raw), size)]
-    response = ask(relay, upstream.script(event_stream(*parts)), stream=True)
+    response = relay.chat(upstream.script(event_stream(*parts)), stream=True)
     assert response.status == 200
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.body == raw
@@ -73,8 +64,8 @@ def test_documents_and_errors_are_byte_identical(
     relay: GatewayProcess, upstream: ScriptedUpstream, name: str, status: int
 ) -> None:
     raw = DOCUMENTS[name]
-    response = ask(
-        relay, upstream.script(document(raw, status, {"x-odd": "yes", "x-request-id": "theirs"}))
+    response = relay.chat(
+        upstream.script(document(raw, status, {"x-odd": "yes", "x-request-id": "theirs"}))
     )
     assert response.status == status
     assert response.body == raw
@@ -87,7 +78,7 @@ def test_a_compressed_answer_stays_compressed(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     raw = gzip.compress(json.dumps(chat_document()).encode())
-    response = ask(relay, upstream.script(document(raw, 200, {"content-encoding": "gzip"})))
+    response = relay.chat(upstream.script(document(raw, 200, {"content-encoding": "gzip"})))
     assert response.headers["content-encoding"] == "gzip"
     assert response.body == raw
 
@@ -97,8 +88,7 @@ def test_the_request_body_is_byte_identical(
 ) -> None:
     model = upstream.script(document(chat_document()))
     raw = b'{ "model" : "%s",\n "messages":[],"temperature":1.0e0,"x":"\\u00e4"}' % model.encode()
-    with RawConnection(relay.port) as connection:
-        connection.ask("POST", "/v1/chat/completions?a=1&b=%2F", raw)
+    relay.ask("POST", "/v1/chat/completions?a=1&b=%2F", raw)
     [call] = upstream.calls(model)
     assert call.body == raw
     assert call.target == "/v1/chat/completions?a=1&b=%2F"
@@ -109,19 +99,17 @@ def test_a_prefixed_name_is_the_only_change(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document(chat_document()))
-    with RawConnection(relay.port) as connection:
-        connection.ask(
-            "POST", "/v1/chat/completions",
-            b'{"model":"once/%s","a":1.0e0,"b":"\\u00e4"}' % model.encode(),
-        )  # fmt: skip
+    relay.ask(
+        "POST", "/v1/chat/completions",
+        b'{"model":"once/%s","a":1.0e0,"b":"\\u00e4"}' % model.encode(),
+    )  # fmt: skip
     [call] = upstream.calls(model)
     assert call.body == b'{"model":"%s","a":1.0e0,"b":"\\u00e4"}' % model.encode()
 
 
 def test_other_routes_pass_too(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(document({"object": "list", "data": []}))
-    with RawConnection(relay.port) as connection:
-        response = connection.ask("POST", "/v1/embeddings", {"model": model, "input": "x"})
+    response = relay.ask("POST", "/v1/embeddings", {"model": model, "input": "x"})
     assert response.json == {"object": "list", "data": []}
     assert upstream.calls(model)[0].target == "/v1/embeddings"
 
@@ -137,7 +125,7 @@ def test_a_broken_stream_ends_with_an_error_event(
     with RawConnection(relay.port) as connection:
         response = connection.ask(
             "POST", "/v1/chat/completions",
-            CHAT | {"model": _break_off(upstream, cut), "stream": True},
+            chat_body(_break_off(upstream, cut), stream=True),
         )  # fmt: skip
         raw = b"".join(chat_events(["One", " two"])[:2])
         assert response.body.startswith(raw)
@@ -150,8 +138,8 @@ def test_a_broken_stream_ends_with_an_error_event(
 
 def test_half_an_event_is_not_passed_on(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     role, word, *_ = chat_events(["One"])
-    response = ask(
-        relay, upstream.script(event_stream(role, word[: len(word) // 2], cut=True)), stream=True
+    response = relay.chat(
+        upstream.script(event_stream(role, word[: len(word) // 2], cut=True)), stream=True
     )
     assert response.body.startswith(role + b'data: {"error":')
 
@@ -160,7 +148,7 @@ def test_a_body_that_breaks_off_is_no_success(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(Answer(parts=(b'{"half":',), chunked=True, cut=True))
-    response = ask(relay, model)
+    response = relay.chat(model)
     check_error(response, 502, "upstream_error")
     assert response.headers["x-should-retry"] == "false"
     assert len(upstream.calls(model)) == 3
@@ -168,7 +156,7 @@ def test_a_body_that_breaks_off_is_no_success(
 
 def test_a_stream_with_an_error_status(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     model = upstream.script(error(400))
-    response = ask(relay, model, stream=True)
+    response = relay.chat(model, stream=True)
     assert check_error(response, 400)["code"] == "scripted_400"
 
 
@@ -176,12 +164,11 @@ def test_the_callers_address_and_hop_headers_do_not_leak(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
     model = upstream.script(document(chat_document(), 200, {"connection": "x-hop", "x-hop": "1"}))
-    with RawConnection(relay.port) as connection:
-        response = connection.ask(
-            "POST", "/v1/chat/completions", CHAT | {"model": model},
-            {"connection": "keep-alive, x-secret", "x-secret": "1", "te": "trailers",
-             "cookie": "a=b"},
-        )  # fmt: skip
+    response = relay.ask(
+        "POST", "/v1/chat/completions", chat_body(model),
+        {"connection": "keep-alive, x-secret", "x-secret": "1", "te": "trailers",
+         "cookie": "a=b"},
+    )  # fmt: skip
     call: Received = upstream.calls(model)[0]
     assert not {"x-secret", "te", "cookie"} & set(call.headers)
     assert "x-hop" not in response.headers
@@ -194,11 +181,11 @@ def test_a_fallback_answers_when_an_upstream_cannot(
     raw = STREAMS["plain"] if stream else DOCUMENTS["nulls stay"]
     upstream.script_listed(event_stream(raw) if stream else document(raw))
     known = len(upstream.calls(LISTED_MODEL))
-    response = ask(relay, "lame/some-model", stream=stream)
+    response = relay.chat("lame/some-model", stream=stream)
     assert response.status == 200
     assert response.body == raw
     [call] = upstream.calls(LISTED_MODEL)[known:]
-    assert call.json["messages"] == CHAT["messages"]
+    assert call.json["messages"] == chat_body("")["messages"]
 
 
 def test_an_upstream_that_keeps_failing_is_left_alone(
@@ -206,8 +193,8 @@ def test_an_upstream_that_keeps_failing_is_left_alone(
 ) -> None:
     model = upstream.script(error(500))
     for _ in range(2):
-        check_error(ask(relay, f"fragile/{model}"), 500, "scripted_500")
-    response = ask(relay, f"fragile/{model}")
+        check_error(relay.chat(f"fragile/{model}"), 500, "scripted_500")
+    response = relay.chat(f"fragile/{model}")
     check_error(response, 503, "upstream_unavailable")
     assert float(response.headers["retry-after"]) > 0
     assert len(upstream.calls(model)) == 2

@@ -13,11 +13,6 @@ from harness.scripted_upstream import event_stream as scripted_stream
 RESPONSES = "/v1/responses"
 
 
-def ask(gateway: GatewayProcess, method: str, path: str, body: Any = None) -> Response:
-    with RawConnection(gateway.port, api_key=gateway.api_key) as connection:
-        return connection.ask(method, path, body)
-
-
 def events_of(response: Response) -> list[dict[str, Any]]:
     """Each an `event:` line, a `data:` line and a blank line; nothing else but comments."""
     text = response.body.decode()
@@ -36,7 +31,7 @@ def events_of(response: Response) -> list[dict[str, Any]]:
 def test_order_of_events(demo: GatewayProcess) -> None:
     body = {"model": DEMO_MODEL, "input": "Hello!", "stream": True, "max_output_tokens": 20,
             "temperature": 0, "ignore_eos": True}  # fmt: skip
-    response = ask(demo, "POST", RESPONSES, body)
+    response = demo.ask("POST", RESPONSES, body)
     assert response.status == 200
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = events_of(response)
@@ -60,7 +55,7 @@ def test_order_of_events(demo: GatewayProcess) -> None:
     # The last event comes with the end of the stream, so that a connection can be used again.
     assert response.segments[-1].endswith(b"0\r\n\r\n")
     assert b"response.incomplete" in response.segments[-1]
-    again = ask(demo, "GET", f"{RESPONSES}/{ids.pop()}?stream=true")
+    again = demo.ask("GET", f"{RESPONSES}/{ids.pop()}?stream=true")
     assert again.body == response.body
 
 
@@ -108,7 +103,7 @@ def test_contexts_before_an_upstream(relay: GatewayProcess, upstream: ScriptedUp
             "parrot": {"session": f"app-{model}", "context": "chat"},
             **extra,
         }
-        return ask(relay, "POST", "/v1/chat/completions", body)
+        return relay.ask("POST", "/v1/chat/completions", body)
 
     assert say("a").json["choices"][0]["message"]["content"] == "One."
     assert say("b").status == 400
@@ -123,5 +118,5 @@ def test_contexts_before_an_upstream(relay: GatewayProcess, upstream: ScriptedUp
 def test_deep_json_is_a_bad_request(demo: GatewayProcess, relay: GatewayProcess) -> None:
     deep = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
     for path in ("/v1/conversations", RESPONSES, "/v1/embeddings"):
-        check_error(ask(relay, "POST", path, deep), 400)
-    check_error(ask(demo, "POST", "/v1/conversations", deep), 400)
+        check_error(relay.ask("POST", path, deep), 400)
+    check_error(demo.ask("POST", "/v1/conversations", deep), 400)

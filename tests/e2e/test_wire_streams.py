@@ -29,16 +29,15 @@ COMPLETION = {
 ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 
 
-def ask(demo: GatewayProcess, path: str, body: dict[str, Any]) -> Response:
-    with RawConnection(demo.port, api_key=demo.api_key) as connection:
-        response = connection.ask("POST", path, body)
+def answered(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> Response:
+    response = gateway.ask("POST", path, body)
     assert response.status == 200, response.body
     return response
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_headers_of_a_stream(demo: GatewayProcess, path: str, body: dict[str, Any]) -> None:
-    headers = ask(demo, path, body).headers
+    headers = answered(demo, path, body).headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
@@ -56,7 +55,7 @@ def test_headers_and_first_event_arrive_together(
 ) -> None:
     # A client that delays its ACKs would see a second packet 40 ms later.
     for _ in range(5):
-        first = ask(demo, path, body).segments[0]
+        first = answered(demo, path, body).segments[0]
         head, separator, rest = first.partition(b"\r\n\r\n")
         assert separator, head
         assert b"data: " in rest
@@ -67,7 +66,7 @@ def test_done_and_the_terminating_chunk_arrive_together(
     demo: GatewayProcess, path: str, body: dict[str, Any]
 ) -> None:
     for _ in range(5):
-        last = ask(demo, path, body).segments[-1]
+        last = answered(demo, path, body).segments[-1]
         assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
@@ -76,7 +75,7 @@ def test_passed_on_events_arrive_together_too(
 ) -> None:
     model = upstream.script(event_stream(*chat_events(["One", " two"])))
     for _ in range(5):
-        response = ask(relay, "/v1/chat/completions", CHAT | {"model": model})
+        response = answered(relay, "/v1/chat/completions", CHAT | {"model": model})
         assert b"\r\n\r\n" in response.segments[0]
         assert b"data: " in response.segments[0].partition(b"\r\n\r\n")[2]
         assert response.segments[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

@@ -17,8 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -28,6 +26,7 @@ from typing import IO, Any
 import pytest
 
 from harness.forks import ForkedProcess
+from harness.raw_http import RawConnection, Response, chat_body
 
 #: See `closed_port`.
 _HELD = socket.socket()
@@ -267,28 +266,25 @@ class GatewayProcess(ServerProcess):
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Content-Type": "application/json", **key}
 
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Response:
+        """The answer to a request with the gateway's key, on a connection of its own."""
+        with RawConnection(self.port, api_key=self.api_key) as connection:
+            return connection.ask(method, path, body, headers)
+
+    def chat(self, model: str, text: str = "Hello.", **fields: Any) -> Response:
+        """The answer to a chat of one message, whatever the status."""
+        return self.ask("POST", "/v1/chat/completions", chat_body(model, text, **fields))
+
     def get(self, path: str) -> Any:
         """A JSON document of a path, whatever the status."""
-        request = urllib.request.Request(self.root + path, headers=self.headers())
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=DEADLINE_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        return self.ask("GET", path).json
 
-    def post(
-        self, path: str, body: Any, deadline_s: float = DEADLINE_S
-    ) -> tuple[int, dict[str, str], Any]:
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
         """POST a JSON body: status, headers in lower case, JSON answer."""
-        encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.root + path, encoded, self.headers())
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=deadline_s) as answer:
-                return answer.status, _lower(answer.headers), json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, _lower(error.headers), json.load(error)
+        answer = self.ask("POST", path, body)
+        return answer.status, answer.headers, answer.json
 
     def health(self) -> Any:
         """The state of all parts."""
@@ -350,10 +346,6 @@ class GatewayProcess(ServerProcess):
         """See `ServerProcess.close`."""
         super().close()
         self._settings_folder.cleanup()
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): text for name, text in headers.items()}
 
 
 def run_cli(

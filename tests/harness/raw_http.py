@@ -11,7 +11,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-TIMEOUT_S = 20.0
+#: Longest silence.
+TIMEOUT_S = 100.0
 
 
 @dataclass
@@ -156,6 +157,11 @@ class RawConnection:
                 raise ConnectionError(f"ended after {self._buffer!r}")
             self._buffer += data
         return self._buffer
+
+
+def chat_body(model: str, text: str = "Hello.", **fields: Any) -> dict[str, Any]:
+    """The body of a chat of one message."""
+    return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
 
 
 def _json(body: Any) -> bytes:
