@@ -1,7 +1,7 @@
 """Kernels over the rows of activations: RMSNorm with or without a residual, and SwiGLU.
 
-Each reads its inputs once and writes its outputs once; arithmetic is float32, rounded at the
-end. The launching functions take what `torch` would.
+Each reads its inputs once and writes its outputs once; arithmetic is float32, rounded at the end.
+The launching functions take the arguments of torch's counterparts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row. With `HAS_DELTA` the row is x + delta, which goes to `summed` as well."""
+    """Normalise one row per program. With `HAS_DELTA` the row is x + delta, which goes to `summed`
+    too.
+    """
     row = tl.program_id(0).to(tl.int64) * SIZE
     lanes = tl.arange(0, BLOCK)
     inside = lanes < SIZE
@@ -35,7 +37,7 @@ def rms_norm_kernel(
         values += tl.load(delta + row + lanes, mask=inside, other=0.0).to(tl.float32)
         rounded = values.to(summed.dtype.element_ty)
         tl.store(summed + row + lanes, rounded, mask=inside)
-        # The residual stream is what later layers see: normalise that, not the unrounded sum.
+        # Later layers see the rounded residual stream, so normalise that, not the unrounded sum.
         values = rounded.to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
     scale = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
@@ -44,7 +46,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a (row, `BLOCK` columns): silu(gate) x up, arXiv 2002.05202."""
+    """Compute silu(gate) x up for a (row, `BLOCK` columns) per program; arXiv 2002.05202."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -56,14 +58,14 @@ def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of contiguous `x` `[rows, size]`."""
+    """Return the RMSNorm of contiguous `x` `[rows, size]`."""
     out = torch.empty_like(x)
     _launch_rms_norm(x, x, weight, out, out, eps, has_delta=False)
     return out
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(RMSNorm of x + delta, x + delta) for contiguous `[rows, size]`."""
+    """Return (RMSNorm of x + delta, x + delta) for contiguous `[rows, size]`."""
     out, summed = torch.empty_like(x), torch.empty_like(x)
     _launch_rms_norm(x, delta, weight, summed, out, eps, has_delta=True)
     return out, summed
@@ -98,7 +100,7 @@ def _launch_rms_norm(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) x up for contiguous `[rows, 2 x size]`, gate first."""
+    """Return silu(gate) x up for contiguous `[rows, 2 x size]`, gate first."""
     assert gate_up.is_contiguous()
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)

@@ -1,4 +1,4 @@
-"""The choice of kernels for a device: Triton's on an NVIDIA GPU, torch's operators elsewhere.
+"""Chooses the kernels for a device: Triton's on an NVIDIA GPU, torch's operators elsewhere.
 
 Does not import triton.
 """
@@ -14,19 +14,19 @@ from parrot_engine.exceptions import SettingsError
 
 Kernels: TypeAlias = Literal["torch", "triton"]
 
-#: Compute capability from which on the kernels are written for: bfloat16 matrix instructions.
+#: Minimum compute capability of the kernels: bfloat16 matrix instructions.
 MIN_CAPABILITY = (8, 0)
-#: And from which on they can read a cache of float8_e4m3fn: Triton has no conversion for others.
+#: Minimum capability for a float8_e4m3fn cache: Triton has no conversion below it.
 MIN_FP8_CAPABILITY = (8, 9)
 
 
 def resolve_kernels(name: str, device: torch.device) -> Kernels:
-    """The kernels for a setting.
+    """Return the kernels for a setting.
 
-    `auto` takes Triton on a GPU that is new enough where triton is installed, else torch.
-    `triton` on a CPU is for tests: it works in Triton's interpreter only.
+    `auto` means Triton if triton is installed and the GPU is new enough, otherwise torch. `triton`
+    on a CPU is for tests: it works only in Triton's interpreter.
 
-    Raises `SettingsError` for an unknown name, or where triton is required and not installed.
+    Raises `SettingsError` for an unknown name, or if triton is required but not installed.
     """
     if name not in ("auto", "torch", "triton"):
         raise SettingsError("kernels", f"{name!r} is none of auto, torch, triton")
@@ -40,7 +40,7 @@ def resolve_kernels(name: str, device: torch.device) -> Kernels:
 
 
 def reads_float8(device: torch.device) -> bool:
-    """Return True if Triton's kernels can read float8 on a device."""
+    """Return true if Triton's kernels can read float8 on a device."""
     if device.type != "cuda":
         return True
     return bool(torch.cuda.get_device_capability(device) >= MIN_FP8_CAPABILITY)

@@ -1,13 +1,13 @@
-"""Sums over the ranks of a model, with the residual and the norm that follow, in one kernel.
+"""Sums over a model's ranks, with the following residual and norm, in one kernel.
 
-What o and down yield on a rank is a share of a sum. Each rank writes its share of a token's row
-into the memory of all others and waits until theirs have come into its own: one way over the link,
-where reading from others takes two and a meeting of the ranks before and after. A place that
-nothing has come to holds `EMPTY`, so that an element says itself whether it has arrived.
+The outputs of o and down on a rank are a share of a sum. Each rank writes its share of a token's
+row into all other ranks' memory and waits until theirs have arrived in its own. That takes one trip
+over the link, whereas reading from others takes two, with a barrier before and after. An empty
+place holds `EMPTY`, so each element itself shows whether it has arrived.
 
-Rows are exchanged by turns through three *boxes*. A call fills one and empties the one before:
-nobody writes there before the call after next, for which all ranks must have ended this one. Which
-turn it is each row counts for itself, in the device's memory: a CUDA graph repeats the arguments.
+Rows are exchanged in turns through three *boxes*. A call fills one and empties the previous one:
+nobody writes there before the call after next, and by then all ranks must have ended this one. Each
+row counts its turns in the device's memory, because a CUDA graph repeats its arguments.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Boxes of a row.
+#: Boxes per row.
 BOXES = 3
-#: Elements of a row that one warp takes: 16 bytes a thread, of two bytes each.
+#: Elements of a row per warp: 16 bytes per thread, two bytes each.
 _WARP_ELEMENTS = 256
 
 
 class Exchange(NamedTuple):
-    """The memory through which one rank exchanges rows with the others."""
+    """The memory through which a rank exchanges rows with the others."""
 
     rank: int
-    #: int64 `[ranks]`: the address of every rank's boxes.
+    #: int64 `[ranks]`: the address of each rank's boxes.
     addresses: Tensor
-    #: int32 `[max_rows]`: exchanges of each row so far; zeros at first.
+    #: int32 `[max_rows]`: exchanges of each row so far, initially zero.
     turns: Tensor
 
     @property
@@ -40,9 +40,10 @@ class Exchange(NamedTuple):
 
 
 def empty_boxes(ranks: int, max_rows: int, size: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Elements that a rank's boxes hold, and the integer as wide as `dtype` that fills them.
+    """Return the number of elements in a rank's boxes, and the integer of `dtype`'s width that
+    marks them empty.
 
-    It is the bits of -0, which nobody sends. Rows are `size` elements long.
+    The mark has the bits of -0, which is never sent. Rows are `size` elements long.
     """
     return BOXES * ranks * max_rows * size, -(1 << (8 * dtype.itemsize - 1))
 
@@ -65,7 +66,9 @@ def sum_ranks(
     BLOCK: tl.constexpr,
     BOXES: tl.constexpr,
 ):
-    """One program a row: hidden + the sum of all ranks' shares, to `summed`; its norm to `out`."""
+    """Write hidden + the sum of all ranks' shares to `summed`, and its norm to `out`; one program
+    per row.
+    """
     BITS: tl.constexpr = tl.int16 if share.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
     EMPTY: tl.constexpr = -(2 ** (share.dtype.element_ty.primitive_bitwidth - 1))
     row = tl.program_id(0)
@@ -90,7 +93,7 @@ def sum_ranks(
     for rank in tl.static_range(RANKS):
         if rank != RANK:
             tl.store(ours + before + rank * max_rows * SIZE + places, nothing, mask=inside)
-    # In the order of ranks, so that all get the same bits.
+    # Always in the order of ranks, so that all ranks get the same bits.
     for rank in tl.static_range(RANKS):
         if rank == RANK:
             total += bits.to(share.dtype.element_ty, bitcast=True).to(tl.float32)
@@ -100,13 +103,13 @@ def sum_ranks(
             while tl.max((came == EMPTY).to(tl.int32), 0) != 0:
                 came = tl.load(source, mask=inside, other=0, volatile=True)
             total += came.to(share.dtype.element_ty, bitcast=True).to(tl.float32)
-    # All of the program's threads have read it.
+    # All threads of the program have read the turn.
     tl.debug_barrier()
     tl.store(turns + row, turn + 1)
     rounded = total.to(summed.dtype.element_ty)
     tl.store(summed + places, rounded, mask=inside)
     if HAS_NORM:
-        # The residual stream is what later layers see: normalise that, not the unrounded sum.
+        # Later layers see the rounded residual stream, so normalise that, not the unrounded sum.
         values = rounded.to(tl.float32)
         factor = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
         tl.store(out + places, (values * factor * scale).to(out.dtype.element_ty), mask=inside)
@@ -115,10 +118,10 @@ def sum_ranks(
 def sum_ranks_onto(
     share: Tensor, hidden: Tensor, exchange: Exchange, norm: tuple[Tensor, float] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(RMSNorm of the sum, the sum) of `hidden` and every rank's `share`, `[rows, size]` each.
+    """Return (RMSNorm of the sum, the sum) of `hidden` and all ranks' `share`, `[rows, size]` each.
 
-    Without a `norm`, (weight, eps), the sum twice. All ranks call this with as many rows, in the
-    same order; there may be as many as `exchange` has room for.
+    Without a `norm`, (weight, eps), returns the sum twice. All ranks must call this with the same
+    number of rows, in the same order; `exchange` limits the number.
     """
     assert share.is_contiguous()
     assert hidden.is_contiguous()

@@ -1,6 +1,6 @@
-"""The options of a product's kernel, and the tables of the options that were measured best.
+"""Options of a product's kernel, and tables of the best measured options.
 
-A table is a CSV file in `tunings/`, which the sweeps of `parrot_bench.engine.studies` write. The
+A table is a CSV file in `tunings/`, written by the sweeps of `parrot_bench.engine.studies`. The
 choice of a kernel depends on the model and on classes of batch sizes, never on timing at run time.
 Does not import triton.
 """
@@ -20,49 +20,52 @@ import torch
 class Tuning(NamedTuple):
     """Options of a product's kernel; see `skinny_matmul`."""
 
-    #: `split`: a tile for x in two numbers of 8 bits, weights of FP8 only; `rounded`: in one;
-    #: `specialized`: as `split`, by warps of different kinds (`hopper_product`).
+    #: `split`: a tile with x as two 8-bit numbers, for FP8 weights only; `rounded`: as one 8-bit
+    #: number; `specialized`: like `split`, with specialised warps (`hopper_product`).
     kind: Literal["vector", "tile", "split", "rounded", "specialized"]
     #: Most tokens, a power of two: 1 to 4 for vectors, 8 to 128 for tiles.
     tokens: int
-    #: Outputs of a program (of either half where gate and up are multiplied).
+    #: Outputs per program (of either half if gate and up are multiplied).
     block_out: int
-    #: Columns of a step.
+    #: Columns per step.
     block_in: int
     num_warps: int
     num_stages: int
-    #: Parts that the columns are cut into.
+    #: Number of parts that the columns are split into.
     splits: int = 1
-    #: The copy engine fetches what it can (compute capability 9.0 and later; tiles only).
+    #: True: the copy engine fetches operands if possible (compute capability 9.0 and later; tiles
+    #: only).
     descriptors: bool = False
 
 
-#: Outputs of each group of warps of a `specialized` kernel.
+#: Outputs of each group of warps in a `specialized` kernel.
 GROUP_ROWS = 64
 
 
 def num_counters(tuning: Tuning, out_size: int) -> int:
-    """Counters of a product whose columns are cut: by program, or by group of its warps."""
+    """Return the number of counters for a product with split columns: one per program or group of
+    warps.
+    """
     groups = tuning.block_out // GROUP_ROWS if tuning.kind == "specialized" else 1
     return -(-out_size // tuning.block_out) * groups
 
 
 class Product(NamedTuple):
-    """The properties of a product that the choice of a kernel depends on."""
+    """The properties of a product that determine the kernel."""
 
     num_tokens: int
     #: Width of the output.
     out_size: int
     in_size: int
     dtype: torch.dtype
-    #: Two weights of that width, gate and up, are read.
+    #: True: two weights of that width, gate and up, are read.
     gated: bool = False
-    #: x is normalised on the way.
+    #: True: x is normalised while it is read.
     norm: bool = False
 
 
 class Measured(NamedTuple):
-    """The weight of a measured product; experts have no sizes (0)."""
+    """Format and shape of a measured weight; experts have no sizes (0)."""
 
     #: Its format: `dense`, `fp8`, `fp8 in groups`, …
     weight: str
@@ -71,7 +74,7 @@ class Measured(NamedTuple):
     in_size: int
 
 
-#: The best tuning by the largest number of tokens of a class, in order; None: torch's is faster.
+#: Best tuning by the largest number of tokens of a class, in order; None: torch is faster.
 Classes: TypeAlias = Mapping[int, Tuning | None]
 Table: TypeAlias = Mapping[Measured, Classes]
 
@@ -81,7 +84,7 @@ COLUMNS = (*Measured._fields, "tokens", "kind", *Tuning._fields[2:])
 
 @cache
 def read_table(path: Path) -> Table:
-    """The table in a file; its rows stay in order, which decides between sizes equally near."""
+    """Read a table from a file; the order of rows decides between equally near sizes."""
     table: dict[Measured, dict[int, Tuning | None]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
@@ -98,9 +101,9 @@ def read_table(path: Path) -> Table:
 
 
 def nearest(table: Table, weight: str, case: Product) -> Classes:
-    """The classes of the measured size of `weight` that is nearest to that of `case`.
+    """Return the classes of the measured size of `weight` nearest to `case`.
 
-    Distances are factors of two, and as much for the gate.
+    Distances are factors of two; a different gate counts as one.
     """
     return table[
         min(
@@ -115,5 +118,7 @@ def nearest(table: Table, weight: str, case: Product) -> Classes:
 
 
 def for_tokens(classes: Classes, num_tokens: int) -> Tuning | None:
-    """The tuning of the first class that holds `num_tokens`, beyond all of them the last one's."""
+    """Return the tuning of the first class that holds `num_tokens`, or of the last class beyond
+    all.
+    """
     return classes[next((most for most in classes if num_tokens <= most), max(classes))]

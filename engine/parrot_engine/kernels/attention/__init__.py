@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache, and the writing of new keys and values into it."""
+"""Attention over a paged KV cache, and writes of new keys and values into it."""

@@ -1,9 +1,9 @@
 """Attention of queries over a range of keys: online softmax over tiles of a paged KV cache.
 
-Scores are in base 2 throughout: they are multiplied once by scale x log2(e), which must be
-positive, and what the loop keeps is `m` (largest score of a row so far), `l` (sum of
-2^(score - m)) and the weighted sum of values. Nothing here knows work lists, rows of a batch, or
-where results go. A cache of float8 has a loop of its own (`softmax_fp8`).
+Scores are in base 2 throughout. They are multiplied once by scale x log2(e), which must be
+positive. The loop keeps `m` (a row's largest score so far), `l` (the sum of 2^(score - m)) and the
+weighted sum of values. This file is independent of work lists, rows of a batch, and destinations of
+results. A float8 cache has a loop of its own (`softmax_fp8`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from parrot_engine.kernels.attention.softmax_fp8 import attend_quantized_keys, p
 def attend(
     q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C: tl.constexpr
 ):
-    """Normalised output `[block_m, block_d]` and log-sum-exp of queries `q` and these keys.
+    """Return the normalised output `[block_m, block_d]` and log-sum-exp of queries `q` over these
+    keys.
 
-    All queries see keys `begin` … `masked_from` - 1, of the others those up to their own position
-    (and within the window). With a window `masked_from` must be `begin`. A row that sees nothing
-    has output 0 and log-sum-exp -inf. For `cache` and `run` see `paged_cache.load_tiles`.
+    All queries see keys `begin` … `masked_from` - 1; of the rest each sees those up to its own
+    position (and within the window). With a window `masked_from` must be `begin`. A row that sees
+    nothing has output 0 and log-sum-exp -inf. `paged_cache.load_tiles` describes `cache` and `run`.
     """
     BLOCK_M: tl.constexpr = C.block_m
     WIDTH: tl.constexpr = C.block_d // 2 if C.pairs else C.block_d
@@ -73,23 +74,23 @@ def attend(
                 masked == 1,
                 C,
             )
-    # A row that saw nothing: not 0 / 0.
+    # Avoid 0 / 0 for a row that saw nothing.
     result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
     return result, largest + tl.log2(denominator)
 
 
 @triton.jit
 def beside_sink(sink, lse2):
-    """The factor on an output of keys with this log-sum-exp, whose head has a score without value.
+    """Return the factor on an output with this log-sum-exp, whose head has a score without a value.
 
-    `sink` is that score as the model has it, not to base 2.
+    `sink` is that score in the model's form, not in base 2.
     """
     return 1.0 / (1.0 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - lse2))
 
 
 @triton.jit
 def cap_scores(scores, C: tl.constexpr):
-    """cap x tanh(scores / cap), for scores to base 2 and the cap of the model."""
+    """Return cap x tanh(scores / cap), for scores in base 2 and the model's cap."""
     turned = tl.exp2(scores * (2.8853900817779268 / C.softcap_log2))
     return C.softcap_log2 - 2.0 * C.softcap_log2 / (turned + 1.0)
 
@@ -112,11 +113,11 @@ def attend_keys(
 ):
     """Let the queries `q` `[block_m, block_d]` attend to keys `begin` … `end` - 1.
 
-    Positions of keys are absolute; `begin` less the position that `run` begins with is a multiple
-    of `block_n`. Without `MASKED` every query must see every key, and the range must be whole
-    tiles. With it a query sees keys up to its own position (and within the window), and keys at or
-    behind `limit` are not even read. `sums` are the weighted sum of values, the denominator and the
-    largest score; they are returned, these keys added.
+    Positions of keys are absolute; `begin` minus the first position of `run` is a multiple of
+    `block_n`. Without `MASKED` every query must see every key, and the range must be whole tiles.
+    With it a query sees keys up to its own position (and within the window), and keys at or beyond
+    `limit` are not read. `sums` has the weighted sum of values, the denominator and the largest
+    score; returns them with these keys added.
     """
     total, denominator, largest = sums
     for start in range(begin, end, C.block_n):
@@ -128,7 +129,7 @@ def attend_keys(
         if MASKED:
             scores = hide_unseen(scores, keys, positions, window, C)
         raised = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
-        # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
+        # A row that has seen nothing keeps -inf; -inf minus -inf would be NaN.
         anchor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
         decay = tl.exp2(largest - anchor)
         weights = tl.exp2(scores * scale_log2 - anchor[:, None])

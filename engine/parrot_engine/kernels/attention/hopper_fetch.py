@@ -1,8 +1,8 @@
-"""Keys and values for `hopper_prefill`: the warps that bring them to shared memory, in Gluon.
+"""The warps of `hopper_prefill` that bring keys and values to shared memory, in Gluon.
 
-One warp has the copy engine write a ring of buffers of which each is 128 keys or values. A cache of
-float8 comes into a ring of its own, from which four more warps convert it, scales included, into
-the buffers that products read: those who multiply know nothing of it.
+One warp lets the copy engine fill a ring of buffers, each with 128 keys or values. A float8 cache
+comes into a separate ring. From there four more warps convert it, with scales, into the buffers
+that products read, so the multiplying warps are unaware of it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from parrot_engine.kernels.attention.prefill_attention import TILE_FIELDS
 
-#: What the copy engine fetches at a time: so many keys, so many of their elements.
+#: Size of one fetch by the copy engine: keys, and elements of each.
 BOX_KEYS = 64
 BOX_COLUMNS = 64
-#: How such boxes lie in shared memory, of 16 bits and of float8.
+#: Layout of these boxes in shared memory, for 16 bits and for float8.
 BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 CODE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
 
@@ -28,32 +28,32 @@ CODE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, ra
 class HopperConstants:
     """Constants that `hopper_prefill` is compiled for."""
 
-    #: The cache holds float8 with scales (`attention.storage`).
+    #: True if the cache is float8 with scales (`attention.storage`).
     quantized: bool
     num_kv_heads: int
-    #: Query heads of a KV head.
+    #: Query heads per KV head.
     group: int
     head_dim: int
-    #: Tokens of a block.
+    #: Tokens per block.
     block_size: int
     #: Rows of a (block, head) tile of the cache, scales included.
     tile_rows: int
-    #: Keys of a buffer, and buffers of a ring.
+    #: Keys per buffer, and buffers per ring.
     block_n: int
     stages: int
-    #: Of a thread of each kind of warps: 65,536 of all together, less a reserve.
+    #: Registers per thread of each kind of warp: 65,536 in total, minus a reserve.
     consumer_registers: int
     converter_registers: int
     producer_registers: int
 
 
-# Triton 3.7 and later have other names for some of what 3.6 has.
+# Triton 3.7 and later renamed some functions of 3.6.
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @builtin
 def _boxes(memory, count, _semantic=None):
-    """A buffer as `count` boxes: those of its first columns come first."""
+    """Split a buffer into `count` boxes; those of its first columns come first."""
     view = getattr(memory, "reinterpret", None) or memory._reinterpret
     return view(
         memory.dtype, [count, BOX_KEYS, BOX_COLUMNS], memory.type.layout, _semantic=_semantic
@@ -62,10 +62,10 @@ def _boxes(memory, count, _semantic=None):
 
 @gluon.jit
 def nth_work(index):
-    """The program's `index`-th pair of a tile and a KV head.
+    """Return the program's `index`-th pair of a tile and a KV head.
 
-    Tiles come largest first: every other round goes to the programs in the opposite order, so that
-    all get about as much.
+    Tiles are sorted largest first. Every other round runs through the programs in the opposite
+    order, so that all get about equal work.
     """
     place = gl.program_id(0)
     if index % 2 == 1:
@@ -75,10 +75,10 @@ def nth_work(index):
 
 @gluon.jit
 def fetch_tiles(boxes, work, ring, C: gl.constexpr):
-    """Keys and values of all tiles of the program, in the order in which they are read.
+    """Fetch keys and values of all the program's tiles in reading order.
 
-    `boxes` are those of keys and of values, `work` the tiles, their number and the block ids, and
-    `ring` the buffers to fill.
+    `boxes` has those of keys and values; `work` has the tiles, their number and the block ids;
+    `ring` has the buffers to fill.
     """
     tiles, num_tiles, block_ids = work
     num_work = gl.load(num_tiles) * C.num_kv_heads
@@ -103,7 +103,7 @@ def fetch_tiles(boxes, work, ring, C: gl.constexpr):
 
 @gluon.jit
 def _nth_buffer(buffers, count, C: gl.constexpr):
-    """The buffer, its two barriers, and the phase of these when used for the `count`-th time."""
+    """Return the buffer, its two barriers, and their phase at the `count`-th use."""
     memory, full, empty = buffers
     stage = count % C.stages
     return memory.index(stage), full.index(stage), empty.index(stage), (count // C.stages) & 1
@@ -111,7 +111,7 @@ def _nth_buffer(buffers, count, C: gl.constexpr):
 
 @gluon.jit
 def _fetch_buffer(boxes, buffer, start, last_block, table, head, C: gl.constexpr):
-    """Fetch the keys or values from `start` on into a buffer, as soon as it is free."""
+    """Fetch the keys or values from `start` on into a buffer once it is free."""
     memory, full, empty, phase = buffer
     ROWS: gl.constexpr = C.block_n // 64
     COLUMNS: gl.constexpr = C.head_dim // 64
@@ -120,7 +120,7 @@ def _fetch_buffer(boxes, buffer, start, last_block, table, head, C: gl.constexpr
     mbarrier.expect(full, C.block_n * C.head_dim * memory.dtype.primitive_bitwidth // 8)
     for row in gl.static_range(ROWS):
         offset = start + row * 64
-        # Behind the last key any block will do: what comes from there is masked.
+        # Beyond the last key any block will do, because its content is masked.
         block = gl.load(table + gl.minimum(offset // C.block_size, last_block))
         place = (block * C.num_kv_heads + head) * C.tile_rows + offset % C.block_size
         for column in gl.static_range(COLUMNS):
@@ -129,7 +129,7 @@ def _fetch_buffer(boxes, buffer, start, last_block, table, head, C: gl.constexpr
 
 @gluon.jit
 def convert_tiles(scales, work, code_ring, ring, C: gl.constexpr):
-    """Convert what `fetch_tiles` brings to `code_ring` and write it to `ring`; by four warps.
+    """Convert tiles from `code_ring`, filled by `fetch_tiles`, into `ring`; runs in four warps.
 
     `scales` are the caches of keys and of values as float32.
     """
@@ -167,7 +167,7 @@ def _convert_buffer(scales, code_buffer, buffer, start, end, table, head, C: gl.
     mbarrier.wait(empty, phase ^ 1)
     for row in gl.static_range(ROWS):
         keys = start + row * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
-        # Behind the last key there may be no block: that of the last will do.
+        # Beyond the last key there may be no block, so read the last one.
         keys = gl.minimum(keys, end - 1)
         block = gl.load(table + keys // C.block_size).to(gl.int64)
         first = ((block * C.num_kv_heads + head) * C.tile_rows + C.block_size) * (C.head_dim // 4)

@@ -1,13 +1,13 @@
-"""Causal attention of prefill tiles for Hopper GPUs, by warps of different kinds, in Gluon.
+"""Causal attention of prefill tiles on Hopper GPUs with specialised warps, in Gluon.
 
-The same tiles, and the same results, as `prefill_attention`; products in 16 bits and blocks of a
-multiple of 64 keys only. A program has a multiprocessor for itself and works through several tiles.
-One warp fetches keys and values into a ring of buffers (`hopper_fetch`); two groups of four warps
-have half of a tile's rows each, and neither waits for the other. A group computes the scores of the
-next keys and the sum of the last values on the matrix units while it makes weights of the scores in
-between (FlashAttention-3, arXiv 2407.08608): the matrix units need not wait for exponentials.
+It takes the tiles and gives the results of `prefill_attention`, for 16-bit products and block sizes
+that are multiples of 64. A program has a multiprocessor to itself and works through several tiles.
+One warp fetches keys and values into a ring of buffers (`hopper_fetch`). Two groups of four warps
+process half of a tile's rows each, without waiting for each other. A group runs two products on the
+matrix units, the next keys' scores and the last values' sum, while it turns scores into weights in
+between (FlashAttention-3, arXiv 2407.08608), so the matrix units need not wait for exponentials.
 
-Keys are walked from a tile's last to its first, so that those that need a mask come first.
+Keys are processed from a tile's last to its first, so that masked ones come first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from parrot_engine.kernels.attention.hopper_fetch import (
 )
 from parrot_engine.kernels.attention.prefill_attention import TILE_FIELDS
 
-#: Rows of a tile, and of each group of warps.
+#: Rows per tile, and per group of warps.
 TILE_ROWS = 128
 _GROUP_ROWS = gl.constexpr(64)
 _BUFFER = gl.constexpr(BOX_LAYOUT)
@@ -55,14 +55,14 @@ def hopper_prefill(
     scale_log2,
     C: gl.constexpr,
 ):
-    """`key_boxes` and `value_boxes` describe the cache as `[rows, head_dim]`, in boxes.
+    """Attend; `key_boxes` and `value_boxes` describe the cache as `[rows, head_dim]`, in boxes.
 
-    For the other arguments see `prefill_attention`. The kernel takes four warps, besides those
+    `prefill_attention` describes the other arguments. The kernel takes four warps besides those
     that it starts itself.
     """
     DTYPE: gl.constexpr = query.dtype.element_ty
     q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, C.head_dim], _BUFFER)
-    # A buffer is free when both groups are done with it.
+    # A buffer is free once both groups are done with it.
     ring = _make_ring(DTYPE, _BUFFER, 2, C)
     work = (tiles, num_tiles, block_ids)
     boxes = (key_boxes, value_boxes)
@@ -94,7 +94,7 @@ def hopper_prefill(
 
 @gluon.jit
 def _make_ring(DTYPE: gl.constexpr, LAYOUT: gl.constexpr, READERS: gl.constexpr, C: gl.constexpr):
-    """For keys and for values: buffers, and two barriers for each: it is full, it is free."""
+    """Make rings for keys and values: buffers, each with two barriers, for full and for free."""
     k_memory = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.head_dim], LAYOUT)
     v_memory = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.head_dim], LAYOUT)
     k_full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], _BARRIER)
@@ -112,7 +112,7 @@ def _make_ring(DTYPE: gl.constexpr, LAYOUT: gl.constexpr, READERS: gl.constexpr,
 
 @gluon.jit
 def _attend(arguments, q_memory, ring, FIRST_ROW: gl.constexpr, C: gl.constexpr):
-    """A group's rows, from `FIRST_ROW` on, of all tiles of the program."""
+    """Process a group's rows, from `FIRST_ROW` on, for all tiles of the program."""
     query, query_stride, work, results, scale_log2 = arguments
     tiles, num_tiles, _block_ids = work
     keys_ring, values_ring = ring
@@ -156,15 +156,15 @@ def _attend(arguments, q_memory, ring, FIRST_ROW: gl.constexpr, C: gl.constexpr)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(stage))
             largest = gl.full([_GROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-            # The last keys of a part may be seen, and are another's all the same.
+            # The last keys of a part may be visible, but still belong to another part.
             weights, _decay, largest = _weigh(
                 scores, largest, gl.minimum(positions, end - 1), start, scale_log2, True
             )
             denominator = _lane_sums(weights)
             packed = _pack(weights, DTYPE)
             if start + BLOCK_N > end:
-                # Slots behind the last key may hold anything, also what times 0 is not 0. Both
-                # groups write the same.
+                # Slots beyond the last key may contain anything, even values whose product with 0
+                # is not 0. Both groups write the same.
                 mbarrier.wait(v_full.index(stage), phase)
                 keys = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY))
                 values = v_memory.index(stage).load(COPY)
@@ -173,7 +173,7 @@ def _attend(arguments, q_memory, ring, FIRST_ROW: gl.constexpr, C: gl.constexpr)
             total = gl.zeros([_GROUP_ROWS, HEAD_DIM], gl.float32, TOTAL)
             count += 1
 
-            # Whole tiles of keys that the first of these tokens sees, all of them see.
+            # Whole tiles of keys visible to the first of these tokens are visible to all.
             seen = gl.maximum(0, first_position + 1 - begin) // BLOCK_N * BLOCK_N + begin
             masked = gl.maximum(0, start - seen) // BLOCK_N
             for part in gl.static_range(2):
@@ -217,7 +217,7 @@ def _load_query(
     LAYOUT: gl.constexpr,
     C: gl.constexpr,
 ):
-    """Bring a group's rows of a tile to shared memory, where products take them from."""
+    """Bring a group's rows of a tile to shared memory, where products read them."""
     rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, LAYOUT))
     tokens = (first_token + rows // C.group).to(gl.int64)
@@ -243,7 +243,7 @@ def _store_rows(
     LAYOUT: gl.constexpr,
     C: gl.constexpr,
 ):
-    """Write a group's rows, or where keys were cut, the partial results of this part of them."""
+    """Write a group's rows, or this part's partial results if keys were cut."""
     out, partial, lse2 = results
     rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, LAYOUT))
@@ -251,7 +251,7 @@ def _store_rows(
     present = member < gl.load(tile + 4)
     heads = head * C.group + rows % C.group
     denominator = gl.convert_layout(denominator, gl.SliceLayout(1, LAYOUT))
-    # A row that saw none of a part's keys: output 0 and log-sum-exp -inf, not 0 / 0.
+    # A row that saw none of a part's keys gets output 0 and log-sum-exp -inf instead of 0 / 0.
     result = total / gl.where(denominator == 0.0, 1.0, denominator)[:, None]
     first_slot = gl.load(tile + 6)
     if first_slot < 0:
@@ -286,7 +286,7 @@ def _step(
     TOTAL: gl.constexpr,
     C: gl.constexpr,
 ):
-    """Weights of the keys from `start` on, and the sum with the values of the keys before."""
+    """Weigh the keys from `start` on, and add the values of the previous keys."""
     total, packed, largest, denominator = sums
     keys_ring, values_ring = ring
     k_memory, k_full, k_empty = keys_ring
@@ -310,8 +310,8 @@ def _step(
     weights, decay, largest = _weigh(scores, largest, positions, start, scale_log2, MASKED)
     lane_decay = gl.convert_layout(decay, gl.SliceLayout(1, LANES))
     denominator = denominator * lane_decay[:, None] + _lane_sums(weights)
-    # NOTE: this barrier was passed above. The compiler moves no instruction across the branch of
-    # a wait, but would move the exponentials behind the wait for the product.
+    # NOTE: this barrier was passed above. The compiler moves no instruction across a wait's branch,
+    # but without it would move the exponentials behind the wait for the product.
     mbarrier.wait(v_full.index(before), before_phase)
     total, packed = warpgroup_mma_wait(0, deps=[total, _pack(weights, DTYPE)])
     mbarrier.arrive(v_empty.index(before))
@@ -321,9 +321,9 @@ def _step(
 
 @gluon.jit
 def _weigh(scores, largest, positions, start, scale_log2, MASKED: gl.constexpr):
-    """Weights of `scores`, by what older weights shrink, and the largest score so far.
+    """Return the weights of `scores`, the decay of older weights, and the largest score so far.
 
-    All queries see all keys, or with `MASKED` those up to their own position.
+    All queries see all keys or, with `MASKED`, those up to their own position.
     """
     if MASKED:
         SCORES: gl.constexpr = scores.type.layout
@@ -332,7 +332,7 @@ def _weigh(scores, largest, positions, start, scale_log2, MASKED: gl.constexpr):
     raised = gl.maximum(largest, gl.max(scores, 1) * scale_log2)
     anchor = raised
     if MASKED:
-        # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
+        # A row that has seen nothing keeps -inf; -inf minus -inf would be NaN.
         anchor = gl.where(raised == float("-inf"), 0.0, raised)
     decay = _exp2(largest - anchor)
     weights = _exp2(scores * scale_log2 - anchor[:, None])
@@ -341,7 +341,7 @@ def _weigh(scores, largest, positions, start, scale_log2, MASKED: gl.constexpr):
 
 @gluon.jit
 def _exp2(x):
-    """2^x; what would be subnormal is 0, which spares three instructions of four."""
+    """Return 2^x, with 0 for subnormal results, which saves three of four instructions."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -349,7 +349,7 @@ def _exp2(x):
 
 @gluon.jit
 def _lane_sums(weights):
-    """Sums `[rows, 4]` of what each of the four lanes holds of a row: they are added up later."""
+    """Sum a row within each of its four lanes, `[rows, 4]`; the lanes are added later."""
     ROWS: gl.constexpr = weights.shape[0]
     COLUMNS: gl.constexpr = weights.shape[1]
     return gl.sum(gl.sum(gl.reshape(weights, [ROWS, COLUMNS // 8, 4, 2]), 3), 1)
@@ -357,7 +357,9 @@ def _lane_sums(weights):
 
 @gluon.jit
 def _pack(weights, DTYPE: gl.constexpr):
-    """Pairs of columns as 32 bits: 16 bits that go through a loop are moved one by one."""
+    """Pack pairs of columns into 32 bits, because 16-bit values would move through a loop one by
+    one.
+    """
     ROWS: gl.constexpr = weights.shape[0]
     COLUMNS: gl.constexpr = weights.shape[1]
     low, high = gl.split(gl.reshape(weights, [ROWS, COLUMNS // 2, 2]))

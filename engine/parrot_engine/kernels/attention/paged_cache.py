@@ -1,6 +1,6 @@
-"""Reading of a paged KV cache: tiles of keys and values, whatever their layout.
+"""Reads tiles of keys and values from a paged KV cache in any layout.
 
-Nothing here knows work lists, rows of a batch, or what is computed of keys and values.
+This file is independent of work lists, rows of a batch, and the use of keys and values.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ import triton.language as tl
 class AttentionConstants:
     """Constants that the attention kernels are compiled for."""
 
-    #: Whole tiles of keys come through the copy engine.
+    #: True: whole tiles of keys come through the copy engine.
     descriptors: bool
-    #: The cache holds float8 with scales (`attention.storage`) …
+    #: True: the cache is float8 with scales (`attention.storage`) …
     quantized: bool
     #: … and is read as pairs of bytes.
     pairs: bool
     has_window: bool
     num_kv_heads: int
-    #: Query heads of a KV head.
+    #: Query heads per KV head.
     group: int
     head_dim: int
     #: `head_dim`, rounded up to a power of two.
     block_d: int
-    #: Tokens of a block.
+    #: Tokens per block.
     block_size: int
     #: Rows of a (block, head) tile of the cache, scales included.
     tile_rows: int
-    #: Rows of a tile of queries, and keys of a tile of keys.
+    #: Rows per query tile, and keys per key tile.
     block_m: int
     block_n: int
-    #: Bound of the scores, to base 2; 0: none.
+    #: Bound of the scores in base 2; 0: none.
     softcap_log2: float = 0.0
-    #: Each head has a score beside those of keys, without a value.
+    #: True: each head has a score without a value beside those of keys.
     has_sinks: bool = False
 
 
 @triton.jit
 def load_tiles(cache, run, start, limit, head, MASKED: tl.constexpr, C: tl.constexpr):
-    """The `block_n` keys and values from position `start` on, `[block_n, columns]` each.
+    """Load the `block_n` keys and values from position `start` on, `[block_n, columns]` each.
 
-    `cache` holds, each for keys and values: pointers, tile descriptors, float32 pointers to the
-    scales and descriptors of these. `run` is the sequence's block ids, the index in them of the
-    block that a run of blocks begins with, and the position of its first key.
+    `cache` has, each for keys and values: pointers, tile descriptors, float32 pointers to the
+    scales, and descriptors of these. `run` has the sequence's block ids, the index in them of the
+    run's first block, and the position of its first key.
 
-    With `MASKED` keys at or behind `limit` are not even read: their slots may hold anything.
-    Without it all of them must be there. With `C.descriptors` unmasked tiles come through the copy
-    engine: descriptors see the cache as `[rows, head_dim]` in tiles of `[block_n, block_d]`, and a
-    tile must lie within one block.
+    With `MASKED` keys at or beyond `limit` are not read: their slots may contain anything. Without
+    it all of them must exist. With `C.descriptors` unmasked tiles come through the copy engine.
+    Descriptors see the cache as `[rows, head_dim]` in tiles of `[block_n, block_d]`, and a tile
+    must lie within one block.
 
-    Returns keys, values, and what `load_scales` needs: the (block, head) tile of each key (or of
-    all), the keys' places in it, and where they came by descriptor the row of the first scale.
+    Returns keys, values, and the origin for `load_scales`: the (block, head) tile of each key (or
+    of all), the keys' places in it and, for descriptor loads, the row of the first scale.
     """
     pointers, descriptors, _scales, _scale_tiles = cache
     key_cache, value_cache = pointers
     key_tiles, value_tiles = descriptors
     block_ids, first_block, base = run
-    # Elements of a row of keys, as they are read.
+    # Elements per row of keys, as read.
     WIDTH: tl.constexpr = C.head_dim // 2 if C.pairs else C.head_dim
     BLOCK_W: tl.constexpr = C.block_d // 2 if C.pairs else C.block_d
     lanes = tl.arange(0, C.block_n)
     offset = start - base
     if C.block_size % C.block_n == 0 or (C.descriptors and not MASKED):
-        # One block holds all of them: a scalar id, and places that follow each other.
+        # One block contains all of them: a scalar id, and consecutive places.
         block = tl.load(block_ids + first_block + offset // C.block_size)
         places = offset % C.block_size + lanes
     else:
@@ -105,16 +105,16 @@ def load_tiles(cache, run, start, limit, head, MASKED: tl.constexpr, C: tl.const
 
 @triton.jit
 def load_scales(cache, origin, present, MASKED: tl.constexpr, C: tl.constexpr):
-    """The float32 scales of the keys and values of a tile, `[block_n]` each.
+    """Load the float32 scales of a tile's keys and values, `[block_n]` each.
 
-    `origin` is the last of what `load_tiles` returns. With `MASKED` only those of the keys that are
-    `present` are read.
+    `origin` is the last result of `load_tiles`. With `MASKED` only those of `present` keys are
+    read.
     """
     _pointers, _descriptors, pointers, descriptors = cache
     key_scales, value_scales = pointers
     key_tiles, value_tiles = descriptors
     tiles, places, row = origin
-    # Rows of the cache that the scales of a tile of keys fill, if whole ones.
+    # Rows of the cache filled by the scales of a tile of keys, if they are whole rows.
     ROWS: tl.constexpr = 4 * C.block_n // C.head_dim
     if C.descriptors and not MASKED and ROWS * C.head_dim == 4 * C.block_n:
         k_scale = tl.reshape(key_tiles.load([row, 0]), [C.block_n])
@@ -133,7 +133,7 @@ def load_scales(cache, origin, present, MASKED: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def hide_unseen(scores, keys, positions, window, C: tl.constexpr):
-    """`scores` `[queries, keys]`, -inf for keys behind a query, or before its window."""
+    """Return `scores` `[queries, keys]` with -inf for keys behind a query, or before its window."""
     seen = keys[None, :] <= positions[:, None]
     if C.has_window:
         seen = seen & (keys[None, :] > positions[:, None] - window)

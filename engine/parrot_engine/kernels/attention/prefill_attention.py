@@ -1,9 +1,9 @@
 """Causal attention of many consecutive queries of one sequence over its paged cache.
 
-A tile is some tokens of one row of the batch, all query heads of a KV head packed together; one
-program walks the keys that the tile sees (FlashAttention-2, arXiv 2307.08691), those of the step
-itself included, which must be in the cache already. Where few tiles have to read many keys, each
-reads a part of them, and what it yields is left to `merge_splits`.
+A tile has some tokens of one row of the batch, with all query heads of a KV head packed together.
+One program processes the keys visible to the tile (FlashAttention-2, arXiv 2307.08691); those of
+the step itself must be in the cache already. If a few tiles read many keys, each program reads a
+part of them, and `merge_splits` combines the results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from parrot_engine.kernels.attention.attend import attend, beside_sink
 
-#: Integers of a tile: see `attention.tiles.Tiles`, whose order this is.
+#: Integers per tile, in the order of `attention.tiles.Tiles`.
 TILE_FIELDS = tl.constexpr(8)
 
 
@@ -40,7 +40,7 @@ def prefill_attention(
     sinks,
     C: tl.constexpr,
 ):
-    """One program a (tile, KV head); those behind the last tile do nothing."""
+    """Run one program per (tile, KV head); those beyond the last tile do nothing."""
     if tl.program_id(0) // C.num_kv_heads >= tl.load(num_tiles):
         return
     cache = (
@@ -73,11 +73,11 @@ def prefill_attention(
     )
     masked_from = begin
     if not C.has_window:
-        # Whole tiles of keys that the first of these tokens sees, all of them see.
+        # Whole tiles of keys visible to the first of these tokens are visible to all.
         seen = (first_position + 1) // C.block_n * C.block_n
         masked_from = tl.maximum(begin, tl.minimum(seen, end))
     run = (block_ids, first_block, 0)
-    # Rows beyond the tile's tokens compute along; they are not stored.
+    # Rows beyond the tile's tokens are computed but not stored.
     result, row_lse2 = attend(
         q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C
     )

@@ -1,11 +1,11 @@
-"""New keys and values into the paged cache, rotated (and normalised) on the way.
+"""Writes new keys and values into the paged cache, rotated (and normalised) on the way.
 
-For each token: optional RMSNorm of q and k heads, rotary embedding of both, q to a buffer of its
-own, k and v to their slots. One pass over the output of the fused projection. `write_kv` is the
-plain variant for keys that are rotated already.
+For each token: optional RMSNorm of q and k heads, rotary embedding of both, q to a separate buffer,
+k and v to their slots. This takes one pass over the output of the fused projection. `write_kv` is
+the plain variant for keys that are already rotated.
 
-With `QUANTIZED` heads are stored as `attention.storage` says: bytes of float8_e4m3fn, and a scale
-for each head of each token behind the keys of its tile.
+With `QUANTIZED` heads are stored in the form of `attention.storage`: bytes of float8_e4m3fn, and a
+scale per head and token behind the keys of its tile.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import triton.language as tl
 
 @triton.jit
 def scale_of(largest, zeros):
-    """The scales of heads with these largest magnitudes; `zeros` is NaN for heads not finite."""
+    """Return the scales for heads with these largest magnitudes; `zeros` is NaN for heads that are
+    not finite.
+    """
     # NOTE: 448 x 2^-60, see `attention.storage`.
     return tl.div_rn(tl.maximum(largest, 3.885780586188048e-16), 448.0) + zeros
 
 
 @triton.jit
 def e4m3_bits(x):
-    """The byte of float8_e4m3fn that is nearest to x (of equals the even one); |x| < 464.
+    """Return the byte of the float8_e4m3fn nearest to x (ties to even); |x| < 464.
 
-    NOTE: spelt out, because Triton's interpreter loses the carry of a rounding.
+    NOTE: written out, because Triton's interpreter loses the carry of a rounding.
     """
     magnitude = tl.abs(x)
     bits = magnitude.to(tl.uint32, bitcast=True)
-    # Three bits of the fraction, and another bias of the exponent: 7 instead of 127.
+    # Keep three fraction bits, and change the exponent's bias from 127 to 7.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
-    # Below 2^-6 multiples of 2^-9, which is the last digit that 2^14 leaves.
+    # Below 2^-6 only multiples of 2^-9 exist, which is the last digit left by adding 2^14.
     small = (magnitude + 16384.0).to(tl.uint32, bitcast=True) & 15
     code = tl.where(magnitude < 0.015625, small, normal)
     return (code | tl.where(x < 0, 128, 0).to(tl.uint32)).to(tl.uint8)
@@ -65,12 +67,13 @@ def rotate_and_write(
     TILE_ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
+    """Run one program per (token, `BLOCK_H` heads); a row of `qkv` has heads of q, k and v in this
+    order.
 
-    `cos` and `sin` are `[num_tokens, head_dim / 2]`. Of a head `ROTATED` pairs are rotated, of
-    elements that are as far apart or, if `INTERLEAVED`, of neighbours; for those behind them cos
-    is 1 and sin is 0, and any two are a pair. `slots` `[num_tokens]` is block x block_size +
-    offset, or -1 for what is not to be written.
+    `cos` and `sin` are `[num_tokens, head_dim / 2]`. `ROTATED` pairs of a head are rotated:
+    elements that far apart or, if `INTERLEAVED`, neighbours. For the elements behind them cos is 1
+    and sin is 0, and any two form a pair. `slots` `[num_tokens]` is block x block_size + offset, or
+    -1 to write nothing.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -156,9 +159,9 @@ def write_kv(
     TILE_ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are.
+    """Write `key` and `value` `[num_tokens, kv_heads, head_dim]` unchanged, one program per token.
 
-    Tokens of slot -1 are not written.
+    Tokens with slot -1 are not written.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, BLOCK_H)

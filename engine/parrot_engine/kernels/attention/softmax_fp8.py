@@ -1,17 +1,17 @@
-"""Online softmax over tiles of a cache of float8: the loop of `attend` for such a cache.
+"""Online softmax over tiles of a float8 cache: the counterpart of `attend`'s loop.
 
-What differs, and why (counts of instructions and times: bench/results/engine-log.md, 16):
+Differences and their reasons (instruction counts and times: bench/results/engine-log.md, 16):
 
-- Products are in float16, which holds every number of float8_e4m3fn: one instruction converts
-  two elements to it. To bfloat16 it takes two more, of the slowest kind.
+- Products are in float16, which represents every float8_e4m3fn exactly: one instruction converts
+  two elements. Conversion to bfloat16 takes two more, of the slowest kind.
 - Tiles of few rows read the cache as pairs of bytes. Their matrix instructions take from a register
-  what lies under each other in memory; 16 bits can be transposed so on the way from shared memory,
-  8 cannot. So even and odd elements of heads are multiplied apart.
-- A value's scale goes into the exponent of its weight: the power of two in it is added to the
-  score. The largest weight of a row *times that* is 1 then, so that float16 has digits for all that
-  count, however small the scales; the denominator is divided by it again.
+  elements that are adjacent in a column of memory. 16-bit values can be transposed on the way from
+  shared memory, 8-bit values cannot, so even and odd elements of heads are multiplied separately.
+- A value's scale goes into the exponent of its weight: the scale's power of two is added to the
+  score. A row's largest weight *times that power* is then 1, so float16 has enough digits for all
+  relevant weights, however small the scales; the denominator is divided by it again.
 
-Queries of bfloat16 are divided by a constant; what still exceeds float16 fails its row.
+Bfloat16 queries are divided by a constant; if a value still exceeds float16, its row fails.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ import triton.language as tl
 
 from parrot_engine.kernels.attention.paged_cache import hide_unseen, load_scales, load_tiles
 
-#: What queries of bfloat16 are divided by: float16 reaches no further than 65,504.
+#: Divisor of bfloat16 queries, because float16 ends at 65,504.
 QUERY_DIVISOR = tl.constexpr(16.0)
-#: Whether this is Triton's interpreter, which knows no assembler.
+#: True in Triton's interpreter, which does not support assembler.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def product_query(q, scale_log2):
-    """`q` as the products take it, bfloat16 as float16, and what scales those products."""
+    """Return `q` in the products' dtype (bfloat16 becomes float16), and the scale of the
+    products.
+    """
     if q.dtype == tl.bfloat16:
         scaled = q.to(tl.float32) / QUERY_DIVISOR
         # NOTE: not infinity, which could leave a row that seems to have seen nothing.
@@ -40,13 +42,13 @@ def product_query(q, scale_log2):
 
 @triton.jit
 def convert(codes, dtype: tl.constexpr):
-    """Numbers of `dtype` from bytes of float8_e4m3fn, the low ones of integers."""
+    """Convert bytes of float8_e4m3fn, the low bytes of integers, to `dtype`."""
     return codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
 
 
 @triton.jit
 def convert_pairs(codes, dtype: tl.constexpr):
-    """Even and odd numbers from pairs of bytes; `codes` are int16."""
+    """Convert pairs of bytes to even and odd numbers; `codes` are int16."""
     if INTERPRETED or dtype != tl.float16:
         even, odd = convert(codes, dtype), convert(codes >> 8, dtype)
     else:
@@ -71,7 +73,7 @@ def convert_pairs(codes, dtype: tl.constexpr):
 
 @triton.jit
 def split_scale(scale):
-    """Powers of two not above scales: their logarithms, their inverses, and what is left."""
+    """Split scales into the power of two below: its logarithm, its inverse, and the remainder."""
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
     inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
     return ((exponent >> 23) - 127).to(tl.float32), inverse, scale * inverse
@@ -96,12 +98,12 @@ def attend_quantized_keys(
 ):
     """Let queries `q` attend to keys `begin` … `end` - 1; see `attend.attend_keys`.
 
-    `q` and `scale_log2` are those of `product_query`. `sums` are the weighted sums of values, those
-    of odd elements, and denominator and largest of the scores with the scales of values in them:
-    the log-sum-exp of scores is `largest + log2(denominator)` all the same.
+    `q` and `scale_log2` come from `product_query`. `sums` has the weighted sums of values, those of
+    odd elements, the denominator, and the largest score including the values' scales. The
+    log-sum-exp of scores is still `largest + log2(denominator)`.
 
-    With `C.pairs` the cache is one of int16, pairs of bytes; `q` and the first sum are the even
-    elements of heads, `odd_q` and the second sum the odd ones. Without, these two are not used.
+    With `C.pairs` the cache is int16, pairs of bytes; `q` and the first sum have the even elements
+    of heads, `odd_q` and the second sum the odd ones. Otherwise these two are unused.
     """
     total, odd_total, denominator, largest = sums
     for start in range(begin, end, C.block_n):
@@ -125,7 +127,7 @@ def attend_quantized_keys(
         if MASKED:
             scores = hide_unseen(scores, keys, positions, window, C)
         raised = tl.maximum(largest, tl.max(scores, 1))
-        # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
+        # A row that has seen nothing keeps -inf; -inf minus -inf would be NaN.
         anchor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
         decay = tl.exp2(largest - anchor)
         weights = tl.exp2(scores - anchor[:, None])

@@ -1,14 +1,14 @@
 """Attention of few queries over long caches: split KV with a work list, then a merge.
 
-One item is a chunk of keys of one run of blocks and the queries ("members") that read it, query
-heads of a KV head packed together. A decode alone is an item a chunk; sequences that share
-blocks stand as members in one item, so that the chunk is read once for all of them. Items come
-in two classes by the number of rows a tile holds, each with its own launch.
+An item is a chunk of keys from one run of blocks and the queries ("members") that read it, with the
+query heads of a KV head packed together. A single decode has one item per chunk. Sequences that
+share blocks are members of one item, so the chunk is read once for all of them. Items come in two
+classes by the rows of a tile, each with its own launch.
 
-Grids are fixed: programs walk the list in strides and read its length from device memory, so a
-captured graph can be replayed with another list. What an item yields goes to its members' slots
-as (normalised output, base-2 log-sum-exp); `merge_splits` combines the slots of a query, always
-in the order of its chunks. A query of a single chunk is written to the output at once.
+Grids are fixed: programs stride through the list and read its length from device memory, so a
+captured graph can be replayed with another list. An item writes (normalised output, base-2
+log-sum-exp) to its members' slots; `merge_splits` combines a query's slots, always in the order of
+its chunks. A query with a single chunk is written to the output directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from parrot_engine.kernels.attention.attend import attend, beside_sink
 
-#: Integers of an item: see `work_list.Items`, whose order this is.
+#: Integers per item, in the order of `work_list.Items`.
 ITEM_FIELDS = tl.constexpr(8)
 
 
@@ -48,7 +48,9 @@ def split_attention(
     sinks,
     C: tl.constexpr,
 ):
-    """See the module; `query` is `[num_tokens, heads, head_dim]` with any stride of tokens."""
+    """Attend as the module describes; `query` is `[num_tokens, heads, head_dim]` with any token
+    stride.
+    """
     NUM_HEADS: tl.constexpr = C.num_kv_heads * C.group
     cache = (
         (key_cache, value_cache),
@@ -81,7 +83,7 @@ def split_attention(
             mask=filled,
             other=0.0,
         )
-        # Rows that no member fills compute along; they are not stored.
+        # Rows without a member are computed but not stored.
         result, row_lse2 = attend(
             q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C
         )
@@ -117,9 +119,10 @@ def merge_splits(
     BLOCK_C: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """out = sum_i 2^(lse2_i - m) O_i / sum_i 2^(lse2_i - m) with m = max_i lse2_i, for each head.
+    """Compute out = sum_i 2^(lse2_i - m) O_i / sum_i 2^(lse2_i - m) with m = max_i lse2_i, per
+    head.
 
-    `merges` holds (token, first slot, slots) of each query whose keys were cut. A program combines
+    `merges` has (token, first slot, slots) of each query whose keys were cut. A program combines
     one of `PARTS` equal parts of a head's elements.
     """
     lanes = tl.arange(0, BLOCK_C)

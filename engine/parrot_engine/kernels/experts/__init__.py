@@ -1,1 +1,1 @@
-"""Products of experts' weights: routing, tiles of pairs, packed weights."""
+"""Products with experts' weights: routing, tiles of pairs, packed weights."""

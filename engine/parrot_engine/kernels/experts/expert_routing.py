@@ -1,10 +1,10 @@
-"""Routing of a mixture of experts: which experts a token takes, and tokens sorted by expert.
+"""Routing of a mixture of experts: each token's experts, and tokens sorted by expert.
 
 A *pair* is a token and one of its experts: pair p belongs to token `p // top_k`. Products of many
-pairs go by tiles of one expert's pairs each (`grouped_product`), padded to whole tiles. The tiles
-of an expert follow each other; the order of experts among the tiles is that in which programs
-arrive, so nothing but the place of a result in scratch memory depends on it. All sizes follow from
-the number of tokens: no value goes to the host.
+pairs use tiles of one expert's pairs (`grouped_product`), padded to whole tiles. The tiles of an
+expert are consecutive. The order of experts among the tiles depends on the programs' arrival and
+affects only the place of results in scratch memory. All sizes follow from the number of tokens: no
+value goes to the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Pairs that a program of `align` looks at in one go.
+#: Pairs that a program of `align` examines at once.
 _BLOCK = 1024
 _LARGE_BLOCK = 4096
 
@@ -24,27 +24,27 @@ _LARGE_BLOCK = 4096
 class Chosen(NamedTuple):
     """The experts of each token."""
 
-    #: int32 `[num_tokens, top_k]`, by falling probability; of those that are held here the index
-    #: among them, -1 for others.
+    #: int32 `[num_tokens, top_k]`, by falling probability: index among the experts held here, -1
+    #: for others.
     experts: Tensor
-    #: float32 `[num_tokens, top_k]`: factors on what the experts yield.
+    #: float32 `[num_tokens, top_k]`: factors on the experts' outputs.
     factors: Tensor
-    #: int32 `[1]`: 0, for `align` to count tiles in.
+    #: int32 `[1]`: 0, in which `align` counts tiles.
     num_tiles: Tensor
-    #: Whether other ranks hold some of the experts.
+    #: True if other ranks hold some of the experts.
     partial: bool = False
 
 
 class Tiles(NamedTuple):
-    """Pairs in tiles of one expert each; int32."""
+    """Pairs grouped into tiles of one expert each; int32."""
 
     #: `[capacity x size]`: the pairs of each tile, -1 for padding.
     pairs: Tensor
     #: `[capacity]`: the expert of each tile.
     experts: Tensor
-    #: `[1]`: how many tiles there are.
+    #: `[1]`: the number of tiles.
     count: Tensor
-    #: Pairs of a tile.
+    #: Pairs per tile.
     size: int
 
     @property
@@ -66,10 +66,10 @@ def choose_experts(
     TOP_K: tl.constexpr,
     TOP_K_BLOCK: tl.constexpr,
 ):
-    """One program a token: softmax over all experts, the `TOP_K` most probable ones.
+    """Run one program per token: softmax over all experts, then the `TOP_K` most probable ones.
 
-    Of equals the first. With `NORMALIZE` the factors of a token add up to 1. A token whose logits
-    are NaN gets factors of NaN, and experts that exist. Experts `FIRST` and on are held, `HELD`.
+    The first of equals wins. With `NORMALIZE` a token's factors add up to 1. A token with NaN
+    logits gets NaN factors, and valid experts. `HELD` experts from `FIRST` on are held here.
     """
     token = tl.program_id(0)
     if token == 0:
@@ -90,7 +90,7 @@ def choose_experts(
         chosen = tl.where(slots == slot, expert, chosen)
         kept = tl.where(slots == slot, best, kept)
         left = tl.where(lanes == expert, -1.0, left)
-    # NOTE: what is not a number is dropped by `tl.max`, but not by a sum.
+    # NOTE: `tl.max` drops NaN, a sum does not.
     factor = kept + total * 0.0
     factor /= tl.sum(tl.where(slots < TOP_K, kept, 0.0), 0) if NORMALIZE else total
     if HELD < EXPERTS:
@@ -104,7 +104,7 @@ def choose_experts(
 def align_pairs(
     experts, pairs, tile_experts, num_tiles, num_pairs, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program an expert: finds its pairs, takes as many tiles as they fill, and writes both."""
+    """Run one program per expert: find its pairs, reserve the tiles they fill, and write both."""
     expert = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.int32)
@@ -136,9 +136,9 @@ def align_pairs(
 
 
 def choose(logits: Tensor, top_k: int, *, normalize: bool, local: range | None = None) -> Chosen:
-    """The experts of each token for contiguous `logits` `[num_tokens, experts]`.
+    """Choose the experts of each token from contiguous `logits` `[num_tokens, experts]`.
 
-    `local` are those whose weights are here; None: all.
+    `local` are the experts with weights here; None: all.
     """
     assert logits.is_contiguous()
     num_tokens, num_experts = logits.shape
@@ -164,10 +164,12 @@ def choose(logits: Tensor, top_k: int, *, normalize: bool, local: range | None =
 
 
 def align(chosen: Chosen, num_experts: int, size: int) -> Tiles:
-    """Tiles of `size` pairs of the `num_experts` that are held here; once for a `chosen`, whose
-    count of tiles it raises."""
+    """Build tiles of `size` pairs for the `num_experts` held here.
+
+    Call it once per `chosen`, whose count of tiles it raises.
+    """
     num_pairs = chosen.experts.numel()
-    # Of each expert that has any pairs the last tile may be a part of one.
+    # The last tile of each expert with pairs may be partial.
     capacity = num_pairs // size + min(num_experts, num_pairs)
     device = chosen.experts.device
     pairs = torch.empty(capacity * size, dtype=torch.int32, device=device)

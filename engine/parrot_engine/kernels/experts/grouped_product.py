@@ -1,12 +1,12 @@
-"""Products of the tokens of a mixture of experts with the weights of their experts.
+"""Products of a mixture's tokens with the weights of their experts.
 
-Of few tokens each pair (a token and one of its experts, see `expert_routing`) is a product of its
-own: `vector_gate_up`, then `vector_down`, which adds up the token's experts and the residual. Of
-more tokens the pairs of an expert share the reading of its weights: `tile_product` multiplies
+With few tokens each pair (a token and one of its experts, see `expert_routing`) is a separate
+product: `vector_gate_up`, then `vector_down`, which adds up the token's experts and the residual.
+With more tokens the pairs of an expert share the reading of its weights: `tile_product` multiplies
 tiles of them, once for gate and up and once for down, and `sum_experts` adds up.
 
-Sums are float32, in a fixed order; what a token gets depends on its own row, and on nothing but
-shapes otherwise. Weights are `[experts, out, in]`, gate above up. `mixture` launches the kernels.
+Sums are float32, in a fixed order. A token's result depends only on its own row and on shapes.
+Weights are `[experts, out, in]`, gate above up. `mixture` launches the kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def gate_units(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """silu(gate) x up; with a `LIMIT` gpt-oss's kind, both bounded (NaN stays NaN)."""
+    """Return silu(gate) x up; with a `LIMIT` gpt-oss's bounded variant (NaN stays NaN)."""
     if LIMIT > 0.0:
         nan: tl.constexpr = tl.PropagateNan.ALL
         gate = tl.minimum(gate, LIMIT, propagate_nan=nan)
@@ -40,7 +40,7 @@ def store_units(
     LIMIT: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """Write `gate_units` of a pair; `above` are the places of the gate's `rows` in the bias."""
+    """Write `gate_units` of a pair; `above` locates the gate's `rows` in the bias."""
     if HAS_BIAS:
         gate += tl.load(bias + above).to(tl.float32)
         up += tl.load(bias + above + OUT).to(tl.float32)
@@ -95,7 +95,7 @@ def store_tile(
     HAS_FACTORS: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """Write a tile's outputs, `total` `[rows, pairs]`; `biases` point to those of its rows."""
+    """Write a tile's outputs, `total` `[rows, pairs]`; `biases` points to those of its rows."""
     if HAS_BIAS:
         total += tl.load(biases).to(tl.float32)[:, None]
         if GATED:
@@ -128,9 +128,9 @@ def vector_gate_up(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them.
+    """Compute gate, up and `gate_units` for `BLOCK_OUT` outputs of a pair per program.
 
-    Where experts are held in `PARTIAL`, pairs of others are passed over.
+    With `PARTIAL`, pairs of experts held elsewhere are skipped.
     """
     pair = tl.program_id(0)
     expert = tl.load(experts + pair).to(tl.int64)
@@ -177,7 +177,9 @@ def vector_down(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a token: its experts' sum, and the residual."""
+    """Compute `BLOCK_OUT` outputs of a token per program: the sum of its experts, and the
+    residual.
+    """
     token = tl.program_id(0)
     rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
@@ -185,13 +187,13 @@ def vector_down(
     source = weight + present[:, None] * IN + lanes[None, :]
     total = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     STEPS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
-    # One loop over experts and columns, so that fetching goes on from one expert to the next.
+    # One loop over experts and columns, so that prefetching continues into the next expert.
     for step in tl.range(0, TOP_K * STEPS, num_stages=STAGES):
         pair = token * TOP_K + step // STEPS
         start = step % STEPS * BLOCK_IN
         expert = tl.load(experts + pair).to(tl.int64)
         factor = tl.load(factors + pair)
-        # Nobody has written the inner rows of experts that are not here.
+        # Inner rows of experts held elsewhere were never written.
         inside = start + lanes < (tl.where(expert >= 0, IN, 0) if PARTIAL else IN)
         w = tl.load(
             source + expert * (OUT * IN) + start,
@@ -233,10 +235,10 @@ def tile_product(
     DESCRIPTORS: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a tile of pairs; W is the large operand.
+    """Compute `BLOCK_OUT` outputs of a tile of pairs per program; W is the large operand.
 
-    Pair p reads row `p // TOP_K` of x and writes row p of `out`: `gate_units` where `GATED`,
-    times its factor where it `HAS_FACTORS`. With `DESCRIPTORS` the copy engine fetches W.
+    Pair p reads row `p // TOP_K` of x and writes row p of `out`: `gate_units` if `GATED`, times its
+    factor if `HAS_FACTORS`. With `DESCRIPTORS` the copy engine fetches W.
     """
     tile = tl.program_id(1)
     if tile >= tl.load(num_tiles):
@@ -270,7 +272,7 @@ def tile_product(
             w = tl.load(source + start, mask=inside, other=0.0)
             if GATED:
                 v = tl.load(source + start + OUT * IN, mask=inside, other=0.0)
-        # Padding is zero, and so is what lies behind the last column.
+        # Padding is zero, and so is everything beyond the last column.
         if IN % BLOCK_IN == 0:
             value = tl.load(values + start, mask=wanted[:, None], other=0.0)
         else:
@@ -301,7 +303,7 @@ def sum_experts(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program `BLOCK` columns of a token: the rows of its pairs, and the residual."""
+    """Sum `BLOCK` columns of a token's pairs and the residual per program."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

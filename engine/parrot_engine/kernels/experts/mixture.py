@@ -1,4 +1,4 @@
-"""Launches the kernels of a mixture of experts, whose weights are tensors or codes and scales."""
+"""Launches the kernels of a mixture of experts with weights as tensors or as codes and scales."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SUM_BLOCK = 1024
 
 
 class _Matrix(NamedTuple):
-    """One of the two matrices of all experts, with the bias of each."""
+    """One of the two matrices of all experts, with their biases."""
 
     dense: Tensor
     packed: PackedWeight | None
@@ -40,14 +40,14 @@ class _Matrix(NamedTuple):
     out_size: int
 
     def operands(self) -> tuple[Tensor, ...]:
-        """The matrix as the kernels of vectors take it."""
+        """Return the matrix in the form of the vector kernels."""
         weight = self.packed
         if weight is None:
             return (self.dense,)
         return weight.codes, weight.scales, weight.scales if weight.zeros is None else weight.zeros
 
     def constants(self, tuning: Tuning) -> dict[str, Any]:
-        """The constants of a kernel that depend on the matrix and on `tuning`."""
+        """Return a kernel's constants that depend on the matrix and on `tuning`."""
         if self.packed is not None:
             layout, blocks = layout_of(self.packed), blocks_of(tuning)
         else:
@@ -68,7 +68,7 @@ def _down(experts: ExpertWeights) -> _Matrix:
 
 
 def layout_of(weight: PackedWeight) -> dict[str, Any]:
-    """Constants of the kernels: how codes and scales lie."""
+    """Return the kernel constants that describe the layout of codes and scales."""
     return {
         "BITS": 4 if weight.kind == "int4" else 8,
         "HAS_ZEROS": weight.zeros is not None,
@@ -80,7 +80,7 @@ def layout_of(weight: PackedWeight) -> dict[str, Any]:
 
 
 def blocks_of(tuning: Tuning) -> dict[str, int]:
-    """Constants of the kernels: what a program takes in a step."""
+    """Return the kernel constants that describe a program's blocks."""
     return {
         "BLOCK_OUT": tuning.block_out,
         "BLOCK_IN": tuning.block_in,
@@ -90,9 +90,9 @@ def blocks_of(tuning: Tuning) -> dict[str, int]:
 
 
 def _gate_up_vectors(x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning) -> Tensor:
-    """The inner row of each pair, `[pairs, size]`, for `x` `[num_tokens, in]`.
+    """Compute the inner row of each pair, `[pairs, size]`, for `x` `[num_tokens, in]`.
 
-    Of packed experts `tuning.block_in` are bytes, here and in `_down_vectors`.
+    For packed experts `tuning.block_in` counts bytes, here and in `_down_vectors`.
     """
     matrix, num_pairs = _gate_up(experts), chosen.experts.numel()
     size = matrix.out_size
@@ -116,7 +116,7 @@ def _gate_up_vectors(x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: 
 def _down_vectors(
     x: Tensor, experts: ExpertWeights, chosen: Chosen, tuning: Tuning, residual: Tensor | None
 ) -> Tensor:
-    """Each token's sum over its experts, `[num_tokens, out]`, and the residual."""
+    """Compute each token's sum over its experts, `[num_tokens, out]`, with the residual."""
     matrix, (num_tokens, top_k) = _down(experts), chosen.experts.shape
     size = matrix.out_size
     out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
@@ -146,11 +146,11 @@ def _tiled(
     num_pairs: int,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """A product of each pair, `[num_pairs, out]`; `tiles` are of `tuning.tokens` pairs.
+    """Compute a product per pair, `[num_pairs, out]`; `tiles` have `tuning.tokens` pairs.
 
-    Without `factors` the inner row, `x` having a row a token. With them, one a pair, the product
-    with down, `x` having a row a pair. By packed experts x is multiplied in numbers of 8 bits where
-    the `tuning` says so.
+    Without `factors` it is the inner row, and `x` has a row per token. With factors, one per pair,
+    it is the product with down, and `x` has a row per pair. For packed experts `tuning` decides
+    whether x is multiplied as 8-bit numbers.
     """
     matrix = _gate_up(experts) if factors is None else _down(experts)
     weight, size = matrix.packed, matrix.out_size
@@ -175,7 +175,7 @@ def _tiled(
         "DESCRIPTORS": tuning.descriptors,
         **matrix.constants(tuning),
     }
-    # The outputs of a tile are neighbours: together they read the same rows of x.
+    # Neighbouring programs compute one tile's outputs, because they read the same rows of x.
     grid = triton.cdiv(size, tuning.block_out), tiles.capacity
     if weight is None:
         dense = matrix.dense
@@ -209,14 +209,14 @@ def _tiled(
 
 
 def _boxes(rows: Tensor, tuning: Tuning, columns: int) -> Any:
-    """The tiles of a matrix for the copy engine; the matrix where it fetches none."""
+    """Return tile descriptors of a matrix for the copy engine, or the matrix itself."""
     if not tuning.descriptors:
         return rows
     return TensorDescriptor.from_tensor(rows, [tuning.block_out, columns])
 
 
 def _sum_pairs(parts: Tensor, chosen: Chosen, residual: Tensor | None) -> Tensor:
-    """Each token's sum over its pairs, `[num_tokens, size]`, and the residual."""
+    """Compute each token's sum over its pairs, `[num_tokens, size]`, with the residual."""
     num_tokens, size = len(chosen.experts), parts.shape[1]
     out = torch.empty((num_tokens, size), dtype=parts.dtype, device=parts.device)
     block = min(_SUM_BLOCK, triton.next_power_of_2(size))
@@ -242,9 +242,9 @@ def mixture(
     tuning: MixtureTuning,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The sum of each token's experts, `[num_tokens, hidden_size]`, and the residual.
+    """Compute the sum of each token's experts, `[num_tokens, hidden_size]`, with the residual.
 
-    `x` is contiguous.
+    `x` must be contiguous.
     """
     if tuning.gate_up.kind == "vector":
         inner = _gate_up_vectors(x, experts, chosen, tuning.gate_up)

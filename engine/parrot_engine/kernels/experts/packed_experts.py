@@ -1,9 +1,9 @@
-"""Products of the tokens of a mixture with experts that are codes and scales.
+"""Products of a mixture's tokens with experts stored as codes and scales.
 
-The same ways as `grouped_product`, whose routing and sums they share: pairs one by one, or tiles of
-one expert's pairs. The matrices of all experts are one `PackedWeight`, above each other. How codes
-become numbers is as in `quantized_matmul`: registers of float32 for single pairs; in tiles FP8 is
-multiplied as it is, by x in two numbers of 8 bits, and everything else in the dtype of x.
+It works like `grouped_product` and shares its routing and sums: pairs one by one, or tiles of one
+expert's pairs. The matrices of all experts are one stacked `PackedWeight`. Codes become numbers as
+in `quantized_matmul`. Single pairs use float32 registers. In tiles, FP8 codes are multiplied
+directly by x in two 8-bit numbers, and all other codes in the dtype of x.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
 
 @triton.jit
 def _load_values(x, place, inside, BITS: tl.constexpr):
-    """x in float32 at the columns of bytes: (of their lower halves, of their upper halves)."""
+    """Load x in float32 at the columns of bytes: (of lower halves, of upper halves)."""
     low = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     high = low
     if BITS == 4:
@@ -31,7 +31,7 @@ def _load_values(x, place, inside, BITS: tl.constexpr):
 
 @triton.jit
 def _sum_chunks(low, high, CHUNKS: tl.constexpr, BITS: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    """Sums of x over chunks, by which zero points are multiplied; 0 without these."""
+    """Sum x over chunks, for the zero points; 0 without zero points."""
     sums = tl.zeros([CHUNKS], tl.float32)
     if HAS_ZEROS:
         added = low + high if BITS == 4 else low
@@ -53,7 +53,7 @@ def _add_bytes(
     BITS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
 ):
-    """`total` `[rows, chunks of 16 bytes]` and the products of `codes` with x, scaled."""
+    """Add the scaled products of `codes` and x to `total` `[rows, chunks of 16 bytes]`."""
     if BITS == 4:
         products = ((codes & 15).to(tl.float32) - 8.0) * low[None, :]
         products += ((codes >> 4).to(tl.float32) - 8.0) * high[None, :]
@@ -90,10 +90,10 @@ def packed_vector_gate_up(
     BLOCK_IN: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a pair: gate and up, and `gate_units` of them.
+    """Compute gate, up and `gate_units` for `BLOCK_OUT` outputs of a pair per program.
 
-    A step is `BLOCK_IN` bytes of a row; `SCALES` are the blocks of rows of all experts. Steps are
-    unrolled by hand: otherwise each waits for what it fetches, having little else to do.
+    A step is `BLOCK_IN` bytes of a row; `SCALES` counts the blocks of rows of all experts. Steps
+    are unrolled by hand, because otherwise each would wait for its own fetches.
     """
     pair = tl.program_id(0)
     expert = tl.load(experts + pair)
@@ -158,7 +158,9 @@ def packed_vector_down(
     BLOCK_IN: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of a token: its experts' sum, and the residual."""
+    """Compute `BLOCK_OUT` outputs of a token per program: the sum of its experts, and the
+    residual.
+    """
     token = tl.program_id(0)
     rows = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
@@ -169,14 +171,14 @@ def packed_vector_down(
     chunks = tl.arange(0, CHUNKS) * _HALF
     total = tl.zeros([BLOCK_OUT, CHUNKS], tl.float32)
     STEPS: tl.constexpr = (ROW_BYTES + BLOCK_IN - 1) // BLOCK_IN
-    # One loop over experts and bytes, so that fetching goes on from one expert to the next.
+    # One loop over experts and bytes, so that prefetching continues into the next expert.
     for step in tl.range(0, TOP_K * STEPS, loop_unroll_factor=UNROLL):
         pair = token * TOP_K + step // STEPS
         start = step % STEPS * BLOCK_IN
         expert = tl.load(experts + pair)
         above = expert * OUT + present
         factor = tl.load(factors + pair)
-        # Nobody has written the inner rows of experts that are not here.
+        # Inner rows of experts held elsewhere were never written.
         end = tl.where(expert >= 0, ROW_BYTES, 0) if PARTIAL else ROW_BYTES
         inside = start + lanes < end
         there = start + chunks < end
@@ -204,7 +206,7 @@ def packed_vector_down(
 
 @triton.jit
 def _load_tile(x, place, wanted, inside, WHOLE: tl.constexpr):
-    """Rows of x at `place` `[pairs, columns]`; padding is 0, and so is what lies behind a row."""
+    """Load rows of x at `place` `[pairs, columns]`, with 0 for padding and beyond a row's end."""
     if WHOLE:
         value = tl.load(x + place, mask=wanted[:, None], other=0.0)
     else:
@@ -249,9 +251,11 @@ def packed_tile_product(
     DESCRIPTORS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """`grouped_product.tile_product` for codes, `BLOCK_IN` columns a step, within a group.
+    """Do the work of `grouped_product.tile_product` for codes, `BLOCK_IN` columns per step within a
+    group.
 
-    x `[num_rows, IN]` is as it comes (`X_PARTS` 0), or that many numbers of 8 bits (`split_rows`).
+    x `[num_rows, IN]` is unchanged (`X_PARTS` 0), or split into that many 8-bit numbers
+    (`split_rows`).
     """
     tile = tl.program_id(1)
     if tile >= tl.load(num_tiles):

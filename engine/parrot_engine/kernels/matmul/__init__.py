@@ -1,1 +1,3 @@
-"""Products of few rows: two-byte, quantised and low-rank weights, with their tables of sizes."""
+"""Products of few rows with two-byte, quantised and low-rank weights, and the choice of their
+kernels.
+"""

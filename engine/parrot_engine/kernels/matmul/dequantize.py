@@ -1,4 +1,4 @@
-"""Packed weights back to numbers, in one pass."""
+"""Converts packed weights to numbers in one pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
 
 @triton.jit
 def columns_of(lanes, BITS: tl.constexpr):
-    """The columns whose codes are the bytes `lanes`; of 4 bits, the lower half of each byte.
+    """Return the columns whose codes are the bytes `lanes`; for 4 bits, those of lower halves.
 
-    That of the upper half is 16 further.
+    The column of the upper half is 16 further.
     """
     columns = lanes
     if BITS == 4:
@@ -40,7 +40,7 @@ def dequantize_kernel(
     SCALE_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row, i): `BLOCK` bytes of a row as numbers."""
+    """Dequantise `BLOCK` bytes of a row per program (row, i)."""
     row = tl.program_id(0).to(tl.int64)
     SCALES: tl.constexpr = (OUT + SCALE_ROWS - 1) // SCALE_ROWS
     ROW_BYTES: tl.constexpr = IN * BITS // 8
@@ -62,7 +62,7 @@ def dequantize_kernel(
 
 
 def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """`PackedWeight.dense` in one pass."""
+    """Compute `PackedWeight.dense` in one pass."""
     out_size, row_bytes = weight.codes.shape
     out = torch.empty((out_size, weight.in_size), dtype=dtype, device=weight.codes.device)
     block = min(1024, triton.next_power_of_2(row_bytes))

@@ -1,9 +1,9 @@
-"""Products of few tokens with FP8 weights for Hopper GPUs, by warps of different kinds, in Gluon.
+"""Products of few tokens with FP8 weights on Hopper GPUs with specialised warps, in Gluon.
 
-The same products as `quantized_matmul`'s with x in two numbers of 8 bits (`split_rows`), where
-columns come in whole steps of 128. One warp has the copy engine fill a ring of buffers with codes
-and x; groups of four warps have 64 outputs each, and neither waits for the other: while one adds a
-step's sums of 8-bit products up in float32, which are short of digits, the others multiply.
+It computes `quantized_matmul`'s products with x in two 8-bit numbers (`split_rows`), for columns in
+whole steps of 128. One warp lets the copy engine fill a ring of buffers with codes and x. Groups of
+four warps have 64 outputs each and do not wait for each other: 8-bit products lose precision in
+long sums, so while one group adds a step's sums in float32, the others multiply.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from parrot_engine.kernels.matmul.split_rows import split_rows
 from parrot_engine.kernels.tuning import GROUP_ROWS, Tuning, num_counters
 from parrot_engine.quantization.packed import PackedWeight
 
-#: How codes and x lie in shared memory.
+#: Layout of codes and x in shared memory.
 BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
 
 _ROWS = gl.constexpr(GROUP_ROWS)
 _COLUMNS = gl.constexpr(STEP_COLUMNS)
 _BOX = gl.constexpr(BOX_LAYOUT)
 _BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
-#: Of a thread: of 65,536 of all together, less a reserve.
+#: Registers per thread: 65,536 in total, minus a reserve.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 240, 24
-#: So that two programs of one group fit a multiprocessor.
+#: Registers per thread with which two one-group programs fit a multiprocessor.
 _HALF_OF_REGISTERS = 128
 
 
@@ -51,22 +51,23 @@ class ProductConstants:
     has_residual: bool
     in_size: int
     out_size: int
-    #: Scales differ along a row, by so many columns; rows that share one, and their blocks.
+    #: True if scales differ along a row, and the columns per scale; then the rows that share a
+    #: scale, and their blocks.
     grouped: bool
     group: int
     scale_rows: int
     scale_blocks: int
-    #: Of a program: tokens, groups of four warps (one or two), buffers of the ring.
+    #: Sizes of a program: tokens, groups of four warps (one or two), buffers of the ring.
     tokens: int
     groups: int
     stages: int
-    #: Parts that the columns are cut into.
+    #: Number of parts that the columns are split into.
     splits: int
     consumer_registers: int
     producer_registers: int
 
 
-# Triton 3.7 and later have other names for some of what 3.6 has.
+# Triton 3.7 and later renamed some functions of 3.6.
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 
@@ -85,9 +86,10 @@ def hopper_product(
     num_tokens,
     C: gl.constexpr,
 ):
-    """Program (t, i, s): `C.groups` x 64 outputs of `C.tokens` tokens from a part of the columns.
+    """Compute `C.groups` x 64 outputs of `C.tokens` tokens over part of the columns: program (t, i,
+    s).
 
-    Columns are cut as in `quantized_tiles`. The kernel takes four warps, besides those that it
+    Columns are split as in `quantized_tiles`. The kernel takes four warps besides those that it
     starts itself.
     """
     STAGES: gl.constexpr = C.stages
@@ -124,7 +126,7 @@ def hopper_product(
 
 @gluon.jit
 def _steps(C: gl.constexpr):
-    """The first step of the program, and the one behind its last."""
+    """Return the program's first step and the step after its last."""
     STEPS: gl.constexpr = C.in_size // _COLUMNS
     PART: gl.constexpr = (STEPS + C.splits - 1) // C.splits
     first = gl.program_id(2) * PART
@@ -133,7 +135,7 @@ def _steps(C: gl.constexpr):
 
 @gluon.jit
 def _fetch_steps(boxes, num_tokens, ring, C: gl.constexpr):
-    """Codes and x of all steps of the program, by one warp."""
+    """Fetch codes and x for all steps of the program, in one warp."""
     x_boxes, code_boxes = boxes
     codes, values, full, empty = ring
     HALVES: gl.constexpr = 2 if C.gated else 1
@@ -143,7 +145,7 @@ def _fetch_steps(boxes, num_tokens, ring, C: gl.constexpr):
     row = gl.program_id(1) * (C.groups * _ROWS)
     token = gl.program_id(0) * C.tokens
     first, end = _steps(C)
-    # What fills the ring first: codes wait for nobody, x for the kernel that splits it.
+    # First fill of the ring: codes depend on nothing, x on the kernel that splits it.
     ready = gl.minimum(first + C.stages, end)
     for step in range(first, ready):
         mbarrier.expect(full.index(step - first), BYTES)
@@ -173,7 +175,7 @@ def _fetch_codes(code_boxes, codes, full, row, step, stage, C: gl.constexpr):
 
 @gluon.jit
 def _fetch_values(x_boxes, values, full, token, num_tokens, step, stage, C: gl.constexpr):
-    # What lies behind the last token is another's, or nothing: it is not stored.
+    # Data beyond the last token is foreign or missing; it is not stored.
     for part in gl.static_range(2):
         place = [token + part * num_tokens, step * _COLUMNS]
         _fetch(x_boxes, place, full.index(stage), values.index(stage * 2 + part))
@@ -181,7 +183,7 @@ def _fetch_values(x_boxes, values, full, token, num_tokens, step, stage, C: gl.c
 
 @gluon.jit
 def _load_scales(scales, rows, step, C: gl.constexpr):
-    """The scales of `rows` of W in a step."""
+    """Load the scales of `rows` of W in a step."""
     group = step * _COLUMNS // C.group
     last: gl.constexpr = (C.in_size - 1) // C.group
     return gl.load(scales + gl.minimum(group, last) * C.scale_blocks + rows // C.scale_rows)
@@ -189,7 +191,7 @@ def _load_scales(scales, rows, step, C: gl.constexpr):
 
 @gluon.jit
 def _begin_product(codes, values, stage, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Begin the product of a box of codes with both numbers of x."""
+    """Start the product of a box of codes with both numbers of x."""
     TOKENS: gl.constexpr = C.tokens
     product = gl.zeros([_ROWS, TOKENS], gl.float32, LAYOUT)
     nearest = values.index(stage * 2).permute((1, 0))
@@ -200,7 +202,7 @@ def _begin_product(codes, values, stage, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _multiply(arguments, ring, GROUP: gl.constexpr, C: gl.constexpr):
-    """The outputs of a group of warps."""
+    """Compute the outputs of a group of warps."""
     x_scales, scales, results, num_tokens = arguments
     _bias, _residual, _out, partial, arrivals = results
     codes, values, full, empty = ring
@@ -269,7 +271,7 @@ def _multiply(arguments, ring, GROUP: gl.constexpr, C: gl.constexpr):
         place = gl.program_id(1) * C.groups + GROUP
         parts = partial + place * (C.splits * SIZE) + lines
         gl.store(parts + gl.program_id(2) * SIZE, total)
-        # All threads have stored before the count is raised.
+        # All threads must have stored before the count is raised.
         _thread_barrier()
         arrived = gl.atomic_add(arrivals + place, 1, sem="acq_rel")
         if arrived == C.splits - 1:
@@ -312,7 +314,7 @@ def _finish(total, upper, first_row, x_scales, results, num_tokens, C: gl.conste
 def product_constants(
     weight: PackedWeight, tuning: Tuning, *, gated: bool, has_bias: bool, has_residual: bool
 ) -> ProductConstants:
-    """The constants of the kernel for a product with `weight`."""
+    """Return the kernel's constants for a product with `weight`."""
     return ProductConstants(
         gated=gated,
         has_bias=has_bias,
@@ -333,7 +335,7 @@ def product_constants(
 
 
 def register_limit(constants: ProductConstants) -> int | None:
-    """Registers of a thread, all kinds of warps on average; None: as many as there are."""
+    """Return the registers per thread, averaged over all warps; None: as many as exist."""
     return _HALF_OF_REGISTERS if constants.groups == 1 else None
 
 
@@ -348,7 +350,7 @@ def specialized_product(
     residual: Tensor | None = None,
     arrivals: Tensor | None = None,
 ) -> Tensor:
-    """`quantized_matmul.quantized_product` for tunings of this kind."""
+    """Do the work of `quantized_matmul.quantized_product` for specialised tunings."""
     assert takes_ring(weight)
     assert tuning.block_in == STEP_COLUMNS
     num_tokens, _ = x.shape

@@ -1,10 +1,10 @@
-"""Low-rank products of several adapters at once: `out += (x A^T) B^T`, A and B by token.
+"""Low-rank products of several adapters at once: `out += (x A^T) B^T`, with A and B per token.
 
-Two kernels: *shrink* computes x A^T, the columns of x divided among programs, whose sums are kept
-apart; *expand* adds them up in their order and multiplies with B. Both go by tiles of tokens of one
-adapter, which the host lays out (`models.lora.AdapterRows`): no launch depends on what is in it, so
-that a CUDA graph can hold it, and a program of a tile without tokens ends at once. Of ranks no more
-is read than an adapter has.
+Two kernels: *shrink* computes x A^T with the columns of x divided among programs, whose sums stay
+separate; *expand* adds them in order and multiplies by B. Both use tiles of one adapter's tokens,
+which the host lays out (`models.lora.AdapterRows`). No launch depends on their content, so a CUDA
+graph can contain it; a program whose tile has no tokens ends at once. Only an adapter's actual
+ranks are read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Bytes of a row of x that a program takes at a time, and outputs of a program.
+#: Bytes of a row of x that a program takes at a time, and outputs per program.
 _BYTES_IN, _BLOCK_OUT = 256, 64
-#: Programs that divide the columns of x, at most.
+#: Maximum programs that divide the columns of x.
 _MAX_SPLITS = 8
-#: The most projections of one product: q, k and v.
+#: Maximum projections in one product: q, k and v.
 _MAX_PROJECTIONS = 3
 
 
@@ -42,7 +42,7 @@ def shrink_kernel(
     SPLITS: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """One program a (tile, `BLOCK_RANK` ranks of a projection, part of the columns)."""
+    """Run one program per (tile, `BLOCK_RANK` ranks of a projection, part of the columns)."""
     tile = tl.program_id(0)
     blocks: tl.constexpr = (MAX_RANK + BLOCK_RANK - 1) // BLOCK_RANK
     projection = tl.program_id(1) // blocks
@@ -103,7 +103,7 @@ def expand_kernel(
     SPLITS: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """One program a (tile, `BLOCK_OUT` outputs of a projection), adding to `out`."""
+    """Run one program per (tile, `BLOCK_OUT` outputs of a projection), adding to `out`."""
     tile = tl.program_id(0)
     block = tl.program_id(1)
     blocks_0: tl.constexpr = (SIZE_0 + BLOCK_OUT - 1) // BLOCK_OUT
@@ -169,7 +169,7 @@ class StackedWeights(NamedTuple):
 
 
 def num_splits(num_blocks: int, num_programs: int, num_cores: int) -> int:
-    """The parts to divide blocks of columns into, with `num_programs` others keeping cores busy."""
+    """Return the parts for blocks of columns, given `num_programs` others that keep cores busy."""
     wanted = max(1, 2 * num_cores // max(1, num_programs))
     return min(_MAX_SPLITS, num_blocks, 1 << (wanted - 1).bit_length())
 
@@ -184,15 +184,15 @@ def add_lora(
     *,
     num_cores: int = 1,
 ) -> None:
-    """Add to `out` `[num_tokens, out]` what adapters make of `x` `[num_tokens, in]`.
+    """Add adapters' products of `x` `[num_tokens, in]` to `out` `[num_tokens, out]`.
 
     Args:
         out, x: contiguous, of the dtype of the weights.
-        weights: of the slots.
-        order: int32: tokens that have adapters, by slot.
-        tiles: int32 `[n, 3]`: slot, and begin and end among `order`; nothing where these are equal.
-        tile_size: the largest difference of the two; 16 or more.
-        num_cores: of the device.
+        weights: stacked weights of the slots.
+        order: int32: tokens with adapters, by slot.
+        tiles: int32 `[n, 3]`: slot, and begin and end in `order`; empty if these are equal.
+        tile_size: the largest tile; 16 or more.
+        num_cores: cores of the device.
     """
     num_tokens, in_size = x.shape
     a, b, used, sizes = weights

@@ -1,11 +1,11 @@
 """Products with quantised weights: y = x W^T, W as codes and scales (`quantization.packed`).
 
-Codes are turned into the numbers that they stand for on the way to the matrix instructions, in
-the dtype of x, which is exact; scales multiply what a group of columns sums up to, in float32. So
-a product costs the reading of the codes. What is fused is what `skinny_matmul` fuses, and what a
-token gets depends on its own row of x only.
+Codes are converted to numbers on the way to the matrix instructions, in the dtype of x, which is
+exact; scales multiply the sum over a group of columns, in float32. So a product costs the reading
+of the codes. Fusions are those of `skinny_matmul`. A token's result depends only on its own row of
+x.
 
-Of 4 bits, a byte holds two columns 16 apart: a tile of bytes is two tiles of columns.
+With 4 bits, a byte holds two columns 16 apart: a tile of bytes is two tiles of columns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
 
 
 def _halves_of(dtype: str, base: int, one: int, less: int) -> tl.constexpr:
-    """Four bytes to their lower and upper halves, in pairs of 16 bits.
+    """Build assembly that splits four bytes into lower and upper halves, as pairs of 16 bits.
 
     Args:
-        dtype: of the pairs, as PTX names it.
+        dtype: PTX name of the pairs' dtype.
         base: the bits of a number whose last four bits count ones.
         one: the bits of 1.
         less: the bits of -(that number + 8).
@@ -58,7 +58,7 @@ def _halves_of(dtype: str, base: int, one: int, less: int) -> tl.constexpr:
     )
 
 
-#: 128 and more in steps of 1, and 1,024.
+#: 128 and 1,024: the numbers from which each dtype has steps of 1.
 _BFLOAT16_HALVES: tl.constexpr = _halves_of("bf16", 0x4300, 0x3F80, 0xC308)
 _REGISTERS: tl.constexpr = tl.constexpr("=r,=r,=r,=r,r")
 _FLOAT16_HALVES: tl.constexpr = _halves_of("f16", 0x6400, 0x3C00, 0xE408)
@@ -66,10 +66,10 @@ _FLOAT16_HALVES: tl.constexpr = _halves_of("f16", 0x6400, 0x3C00, 0xE408)
 
 @triton.jit
 def code_halves(pairs, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
-    """(Lower, upper) codes of bytes, less 8, in `DTYPE`.
+    """Return (lower, upper) codes of bytes, minus 8, in `DTYPE`.
 
-    Four bits become the last ones of a number whose steps are 1: 128 in bfloat16, 1,024 in
-    float16. What is subtracted with the eight is that number: as x 1 - 136, in pairs.
+    Four bits become the last bits of a number with steps of 1: 128 in bfloat16, 1,024 in float16.
+    That number is subtracted together with the eight: as x 1 - 136, in pairs.
     """
     if INTERPRETED:
         return (pairs & 15).to(DTYPE) - 8, (pairs >> 4).to(DTYPE) - 8
@@ -97,7 +97,7 @@ def _load_x(
     IN: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """(x times the norm's weight, squares of x) at `columns`, `[tokens, columns]`."""
+    """Load (x times the norm's weight, squares of x) at `columns`, `[tokens, columns]`."""
     inside = columns < IN
     places = columns
     if HAS_ORDER:
@@ -116,7 +116,7 @@ def _load_x(
 
 @triton.jit
 def load_of_step(values, places, PRESENT: tl.constexpr):
-    """Scales, or zero points, of a step; 0 where it has none of its own."""
+    """Load the scales or zero points of a step; 0 if it has none of its own."""
     value = tl.zeros(places.shape, tl.float32)
     if PRESENT:
         value = tl.load(values + places).to(tl.float32)
@@ -125,7 +125,7 @@ def load_of_step(values, places, PRESENT: tl.constexpr):
 
 @triton.jit
 def sum_columns(x_low, x_high, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
-    """Sums of x over a step's columns, by which zero points are multiplied; 0 without these."""
+    """Sum x over a step's columns, for the zero points; 0 without zero points."""
     sums = tl.zeros([x_low.shape[0]], tl.float32)
     if HAS_ZEROS:
         sums = tl.sum(x_low.to(tl.float32), 1)
@@ -150,10 +150,10 @@ def add_product(
     HAS_ZEROS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """`total` and what a step's `codes` add to it.
+    """Return `total` plus the product of a step's `codes`.
 
-    x `[columns, tokens]` is in two parts: columns of lower and upper halves, or nearest and left
-    where it is two numbers of 8 bits (`X_PARTS`).
+    x `[columns, tokens]` has two parts: columns of lower and upper halves, or, with `X_PARTS`, the
+    nearest 8-bit numbers and the remainder.
     """
     if BITS == 4:
         low, high = code_halves(codes, tl.float32 if INTERPRETED else DTYPE, INTERPRETED)
@@ -163,11 +163,11 @@ def add_product(
             low = low.to(tl.float32)
         elif X_PARTS == 0:
             if low.dtype == tl.float8e4nv:
-                # Before compute capability 9.0 there is no way but this.
+                # Needed before compute capability 9.0.
                 low = low.to(tl.float32)
             low = low.to(DTYPE)
         high = low
-    # Sums of 8-bit products are short of digits: a step's are added up in float32.
+    # 8-bit products lose precision in long sums, so a step's sums are added up in float32.
     if not GROUPED and X_PARTS == 0:
         total = tl.dot(low, x_low, total, input_precision="ieee")
         if BITS == 4:
@@ -222,11 +222,11 @@ def quantized_tiles(
     DESCRIPTORS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Compute `BLOCK_OUT` outputs of `TOKENS` tokens from a part of the columns: program (t, i, s).
+    """Compute `BLOCK_OUT` outputs of `TOKENS` tokens over part of the columns: program (t, i, s).
 
-    `BLOCK_IN` columns are a step, within one group where `GROUPED`. Columns are cut as in
-    `skinny_matmul.tile_product`, for one block of tokens only. With `X_PARTS` x is that number of
-    `split_rows`' numbers, and codes are multiplied as they are.
+    A step has `BLOCK_IN` columns, within one group if `GROUPED`. Columns are split as in
+    `skinny_matmul.tile_product`, for a single block of tokens only. With `X_PARTS` x is that number
+    of `split_rows`' numbers, and codes are multiplied directly.
     """
     first = tl.program_id(1) * BLOCK_OUT
     rows = first + tl.arange(0, BLOCK_OUT)
@@ -367,10 +367,10 @@ def quantized_product(
     residual: Tensor | None = None,
     arrivals: Tensor | None = None,
 ) -> Tensor:
-    """`skinny_matmul.product` for a packed weight, of any number of tokens.
+    """Do the work of `skinny_matmul.product` for a packed weight and any number of tokens.
 
-    `tuning.tokens` are those of a program; where x has more, columns cannot be cut. Where scales
-    are those of groups, `tuning.block_in` columns must be a part of one.
+    `tuning.tokens` is per program; if x has more, columns cannot be split. With scales per group,
+    `tuning.block_in` columns must be within one group.
     """
     assert x.is_contiguous()
     if tuning.kind == "specialized":
@@ -399,7 +399,7 @@ def quantized_product(
         source, x_scales = split_rows(x, norm)
         norm = None
     norm_weight, eps = norm or (x, 0.0)
-    # An absent tensor is never read: any pointer does.
+    # An absent tensor is never read, so any pointer will do.
     operands = (x if bias is None else bias, x if residual is None else residual)
     blocks = triton.cdiv(out_size, tuning.block_out)
     sizes = {

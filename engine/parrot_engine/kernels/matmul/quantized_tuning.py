@@ -1,6 +1,6 @@
-"""The kernel and tile of a product with packed weights: tables measured offline.
+"""Chooses the kernel and tile of a product with packed weights from offline measurements.
 
-`parrot-gateway bench studies quantized_matmul` writes them. Does not import triton.
+`parrot-gateway bench studies quantized_matmul` writes the tables. Does not import triton.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from parrot_engine.kernels.matmul.skinny_tuning import MAX_NORM_TOKENS
 from parrot_engine.kernels.tuning import TABLES, Product, Tuning, for_tokens, nearest, read_table
 from parrot_engine.quantization.packed import PackedWeight
 
-#: Of tiles for any GPU, and of the programs of `hopper_product`.
+#: Tables of tiles for any GPU, and of programs of `hopper_product`.
 TABLE, HOPPER_TABLE = TABLES / "packed.csv", TABLES / "packed_hopper.csv"
 
-#: Most tokens that the kernels take: beyond, torch multiplies, in 8 bits or a dequantised weight.
+#: Most tokens for the kernels; beyond it torch multiplies, in 8 bits or with a dequantised weight.
 MAX_PACKED_TOKENS = {"fp8": 128, "fp8 in groups": 256}
 _MAX_OTHER_TOKENS = 64
 
-#: Columns of a step of `hopper_product`.
+#: Columns per step of `hopper_product`.
 STEP_COLUMNS = 128
 
-#: Programs of one token read rows in steps of so many bytes a warp: 16 a lane.
+#: One-token programs read rows in steps of this many bytes per warp: 16 per lane.
 VECTOR_COLUMNS = 512
 
 
 def kind_of(weight: PackedWeight) -> str:
-    """The format that a weight's speed depends on: `fp8`, `int8`, `fp8 in groups`, …"""
+    """Return the format that determines a weight's speed: `fp8`, `int8`, `fp8 in groups`, …"""
     return f"{weight.kind} in groups" if is_grouped(weight) else weight.kind
 
 
 def is_grouped(weight: PackedWeight) -> bool:
-    """Return True if scales differ along a row, or zero points have to be subtracted."""
+    """Return true if scales differ along a row, or zero points must be subtracted."""
     return weight.group < weight.in_size or weight.zeros is not None
 
 
@@ -46,10 +46,10 @@ def quantized_tuning(
     copy_engine: bool,
     hopper: bool = False,
 ) -> Tuning | None:
-    """The kernel for `case` with `weight`; None where the norm, or the product, is torch's.
+    """Choose the kernel for `case` with `weight`; None if torch does the norm or the product.
 
-    What was not measured gets what the nearest size did, codes of 8 bits that are integers what
-    those of 4 bits did. `hopper`: of compute capability 9.0.
+    Unmeasured sizes get the nearest size's result; 8-bit integer codes get that of 4-bit codes.
+    `hopper` means compute capability 9.0.
     """
     num_tokens, kind = case.num_tokens, kind_of(weight)
     most = MAX_PACKED_TOKENS.get(kind, _MAX_OTHER_TOKENS)
@@ -67,12 +67,12 @@ def quantized_tuning(
             return vector if fuses or not case.norm else None
         choice = _measured(TABLE, measured, case._replace(num_tokens=2))
     tokens = min(128, max(16, 1 << (num_tokens - 1).bit_length()))
-    # More blocks of tokens than one have not been compared with float64 on a device.
+    # More than one block of tokens has not been compared with float64 on a device.
     if hopper and takes_ring(weight) and num_tokens <= tokens:
         tuning = _measured(HOPPER_TABLE, kind, case)
         tuning = tuning._replace(tokens=tokens, splits=1 if case.gated else tuning.splits)
         return fit(tuning, case, weight, shared_memory, copy_engine=copy_engine)
-    # The norm is part of what splits x; programs would each compute it anew.
+    # The kernel that splits x also normalises; otherwise every program would compute the norm anew.
     splits_x = weight.kind == "fp8" and copy_engine
     if case.norm and not splits_x and (not fuses or (choice.splits > 1 and not case.gated)):
         return None
@@ -86,13 +86,13 @@ def quantized_tuning(
 
 def _measured(table: Path, kind: str, case: Product) -> Tuning:
     tuning = for_tokens(nearest(read_table(table), kind, case), case.num_tokens)
-    # Which sizes are torch's is decided by `quantized_tuning`, not by a row.
+    # `quantized_tuning` decides which sizes are torch's, not a row of the table.
     assert tuning is not None
     return tuning
 
 
 def takes_ring(weight: PackedWeight) -> bool:
-    """Return True if `hopper_product` can multiply `weight`: in whole steps within a group."""
+    """Return true if `hopper_product` can multiply `weight`: in whole steps within a group."""
     return (
         weight.kind == "fp8"
         and weight.in_size % STEP_COLUMNS == 0
@@ -101,12 +101,12 @@ def takes_ring(weight: PackedWeight) -> bool:
 
 
 def vector_columns(weight: PackedWeight) -> int:
-    """Columns that a warp reads of a row in one go."""
+    """Return the columns that a warp reads of a row at once."""
     return VECTOR_COLUMNS * (2 if weight.kind == "int4" else 1)
 
 
 def takes_vector(tuning: Tuning, case: Product, weight: PackedWeight) -> bool:
-    """Return True if the kernels of one token can multiply `weight`."""
+    """Return true if the one-token kernels can multiply `weight`."""
     if weight.order is not None:
         return False
     if weight.kind == "int4":
@@ -128,7 +128,7 @@ def takes_vector(tuning: Tuning, case: Product, weight: PackedWeight) -> bool:
 def fit(
     tuning: Tuning, case: Product, weight: PackedWeight, shared_memory: int, *, copy_engine: bool
 ) -> Tuning:
-    """The same within a group, with as many stages as fit a program's memory."""
+    """Fit columns into a group, then stages into a program's memory."""
     bits = 4 if weight.kind == "int4" else 8
     block_in = min(tuning.block_in, 1 << int(log2(weight.in_size)))
     if is_grouped(weight):
@@ -136,14 +136,14 @@ def fit(
         while weight.group % block_in:
             block_in //= 2
     row = block_in * bits // 8
-    # The copy engine fetches rows of whole 16 bytes, and boxes of at least as many.
+    # The copy engine fetches rows of whole 16 bytes, and boxes of at least 16 bytes.
     descriptors = (
         tuning.descriptors and copy_engine and weight.codes.shape[1] % 16 == 0 and row >= 16
     )
     halves = 2 if case.gated else 1
-    # Of 16 bits, or twice of 8.
+    # 16 bits, or two parts of 8.
     stage = tuning.block_out * halves * row + tuning.tokens * block_in * 2
-    # Outputs on their way to whole lines take memory of their own where warps are of several kinds.
+    # Specialised warps need extra memory for outputs on their way to whole lines.
     other = 1024 + tuning.block_out * 128 if tuning.kind == "specialized" else 8192
     stages = max(1, min(tuning.num_stages, (shared_memory - other) // stage))
     return tuning._replace(block_in=block_in, num_stages=stages, descriptors=descriptors)

@@ -1,4 +1,6 @@
-"""Products of one token with packed weights, in vectors: `quantized_matmul` for one row of x."""
+"""Products of one token with packed weights by vector kernels: `quantized_matmul` for one row of
+x.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _HALF: tl.constexpr = tl.constexpr(CHUNK // 2)
 
 @triton.jit
 def _normed(x, norm_weight, columns, HAS_NORM: tl.constexpr, IN: tl.constexpr, WHOLE: tl.constexpr):
-    """(x times the norm's weight, squares of x) at `columns`, float32."""
+    """Load (x times the norm's weight, squares of x) at `columns`, float32."""
     if WHOLE:
         value = tl.load(x + columns).to(tl.float32)
     else:
@@ -75,10 +77,10 @@ def vector_of_bytes(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`BLOCK_OUT` outputs of one token, codes of 8 bits, in float32 registers.
+    """Compute `BLOCK_OUT` outputs of one token from 8-bit codes, in float32 registers.
 
-    Where `GROUPED`, the rows of a program share their scales, which multiply x instead of W. What
-    a lane has read in a step it adds up at once: registers are what limits the bytes in flight.
+    If `GROUPED`, the rows of a program share their scales, which multiply x instead of W. A lane
+    adds up a step's products at once, because registers limit the bytes in flight.
     """
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
@@ -132,9 +134,10 @@ def vector_of_bytes(
 
 
 def _word_products() -> tl.constexpr:
-    """Eight codes of a word times eight values in pairs: their sum, float32.
+    """Build assembly that multiplies eight codes of a word by eight values in pairs; the sum is
+    float32.
 
-    Pair i is what lies i x 4 bits above bits 0 to 3 and 16 to 19; sums of a word's pairs are in
+    Pair i has the bits i x 4 above bits 0 to 3 and 16 to 19; sums of a word's pairs are in
     bfloat16.
     """
     steps = []
@@ -162,7 +165,7 @@ _WORD_REGISTERS: tl.constexpr = tl.constexpr("=f,r,r,r,r,r")
 
 @triton.jit
 def _sum_words(words, x0, x1, x2, x3, INTERPRETED: tl.constexpr):
-    """Products of words `[rows, words]` with pairs of x `[words]`."""
+    """Multiply words `[rows, words]` by pairs of x `[words]`."""
     if INTERPRETED:
         total = tl.zeros(words.shape, tl.float32)
         for pair in tl.static_range(4):
@@ -214,9 +217,9 @@ def vector_of_words(
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """`BLOCK_OUT` outputs of one token in bfloat16, codes of 4 bits in groups.
+    """Compute `BLOCK_OUT` outputs of one token in bfloat16, from 4-bit codes in groups.
 
-    Word i of a chunk holds columns 4 i to 4 i + 3 of both of its halves.
+    Word i of a chunk has columns 4 i to 4 i + 3 of both of its halves.
     """
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
@@ -253,7 +256,7 @@ def vector_of_words(
             squares += tl.sum(tl.reshape(squared, [WORDS, 8]), 1)
         value = value.to(tl.bfloat16)
         bits = value.to(tl.int16, bitcast=True).to(tl.int32) & 65535
-        # Of a chunk (half, word, 2, 2): pair (q, half) of a word is of columns q and q + 2.
+        # Layout of a chunk (half, word, 2, 2): pair (q, half) of a word has columns q and q + 2.
         bits = tl.reshape(bits, [BLOCK_IN // (2 * _HALF), 2, _HALF // 4, 2, 2])
         bits = tl.permute(bits, (0, 2, 4, 1, 3))
         even, odd = tl.split(tl.reshape(bits, [WORDS, 4, 2]))

@@ -1,17 +1,18 @@
 """Products of few rows with a large weight: y = x W^T for 1 to 128 tokens.
 
-Such a product costs the reading of W once; both kernels are made for that. `vector_product` (few
-tokens) multiplies in float32 registers, `tile_product` feeds matrix instructions with a tile of
-tokens padded to a power of two. Fused into the reading of x: RMSNorm; into the writing of y: bias,
-gated activation, residual. RMSNorm needs no pass of its own: with g the norm's weight,
+Such a product costs one reading of W, and both kernels are built for that. `vector_product` (few
+tokens) multiplies in float32 registers; `tile_product` feeds matrix instructions with a tile of
+tokens padded to a power of two. RMSNorm is fused into the reading of x; bias, gated activation and
+residual are fused into the writing of y. RMSNorm needs no pass of its own: with g the norm's
+weight,
 
     (x / rms(x) * g) W^T = ((x * g) W^T) / rms(x)
 
 so the squares are summed beside the product and their root divides at the end.
 
-What a token gets depends on its own row of x only, and on nothing but shapes otherwise: sums run
-in a fixed order, also where the weight's columns are cut among programs. Other
-numbers of tokens may take another kernel or tile (`skinny_tuning`), and with it another order.
+A token's result depends only on its own row of x and on shapes: sums run in a fixed order, even if
+the weight's columns are split among programs. Other numbers of tokens may use another kernel or
+tile (`skinny_tuning`), and so another order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 @triton.jit
 def no_tensors():
-    """A tuple to add tensors to, one a token."""
+    """Return a tuple to which tensors can be added, one per token."""
     return ()
 
 
@@ -48,7 +49,7 @@ def finish(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """Add bias (by row of W) and residual, round, write; `places` are those of `total` in `out`."""
+    """Add bias (by row of W) and residual, round and write; `places` locates `total` in `out`."""
     if HAS_BIAS:
         total += tl.load(bias + rows).to(tl.float32)
     if HAS_RESIDUAL:
@@ -73,11 +74,11 @@ def finish_part(
     HAS_RESIDUAL: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """`finish`, where columns are cut by the last program of a block of outputs.
+    """Do the work of `finish` in the last program of a block of outputs with split columns.
 
-    `total` `[rows, tokens]` is the `split`-th part of `block`. Parts go to `partial`
-    `[blocks, SPLITS, rows, tokens]`; the last program, as `arrivals[block]` counts, adds up all of
-    them in their order. Counts end as they began, at 0.
+    `total` `[rows, tokens]` is the `split`-th part of `block`. Parts go to `partial` `[blocks,
+    SPLITS, rows, tokens]`. The last program, as counted in `arrivals[block]`, adds up all of them
+    in order. Counts start and end at 0.
     """
     if SPLITS == 1:
         finish(total, places, rows, stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL)
@@ -87,7 +88,7 @@ def finish_part(
         lines = tl.arange(0, HEIGHT)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
         parts = partial + block * (SPLITS * HEIGHT * TOKENS) + lines
         tl.store(parts + split * (HEIGHT * TOKENS), total)
-        # All threads have stored before the count is raised.
+        # All threads must have stored before the count is raised.
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + block, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
@@ -100,7 +101,7 @@ def finish_part(
 
 @triton.jit
 def silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """silu(gate) x up, biases of both halves added first (arXiv 2002.05202)."""
+    """Return silu(gate) x up, with the biases of both halves added first (arXiv 2002.05202)."""
     if HAS_BIAS:
         gate += tl.load(bias + rows).to(tl.float32)
         up += tl.load(bias + OUT + rows).to(tl.float32)
@@ -128,10 +129,11 @@ def vector_product(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of up to `TOKENS` tokens; with `GATED` of either half of W.
+    """Compute `BLOCK_OUT` outputs of up to `TOKENS` tokens per program; with `GATED` of both halves
+    of W.
 
-    `OUT` is the width of `out`. With `BLOCK_IN` = 256 columns a warp every lane holds the same
-    columns (16 bytes of two-byte weights) of all rows of the tile, so that x needs no exchange.
+    `OUT` is the width of `out`. With `BLOCK_IN` = 256 columns per warp every lane has the same
+    columns (16 bytes of two-byte weights) of all rows of the tile, so x needs no exchange.
     """
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     # Rows past the end read the last one again; they are not stored.
@@ -239,11 +241,12 @@ def tile_product(
     DESCRIPTORS: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
 ):
-    """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
+    """Compute `BLOCK_OUT` outputs of all tokens per program; W is the large operand of the
+    products.
 
-    With `SPLITS` > 1 program (i, s) sums the s-th part of the columns; neither norm nor gate may be
-    fused then; see `finish_part`. With `DESCRIPTORS` the copy engine fetches W, and x where it is
-    not normalised.
+    With `SPLITS` > 1 program (i, s) sums the s-th part of the columns; then neither norm nor gate
+    may be fused; see `finish_part`. With `DESCRIPTORS` the copy engine fetches W, and x unless it
+    is normalised.
     """
     first = tl.program_id(0) * BLOCK_OUT
     rows = first + tl.arange(0, BLOCK_OUT)
@@ -259,7 +262,7 @@ def tile_product(
     PART: tl.constexpr = tl.cdiv(tl.cdiv(IN, BLOCK_IN), SPLITS) * BLOCK_IN
     split = tl.program_id(1)
     for start in tl.range(split * PART, min(IN, (split + 1) * PART), BLOCK_IN, num_stages=STAGES):
-        # A token that is not there is zero, not the product of whatever lies behind x.
+        # A missing token reads as zero, rather than whatever lies behind x.
         inside = (start + lanes < IN)[None, :]
         if DESCRIPTORS:
             w = weight_tiles.load([first, start])
@@ -336,15 +339,16 @@ def product(
     out: Tensor | None = None,
     arrivals: Tensor | None = None,
 ) -> Tensor:
-    """y = f(norm(x) W^T + bias) + residual for contiguous `x` `[num_tokens, in]`, W `[out, in]`.
+    """Compute y = f(norm(x) W^T + bias) + residual for contiguous `x` `[num_tokens, in]`, W `[out,
+    in]`.
 
     `norm` is (weight, eps) of an RMSNorm of x. With `gated` the halves of W are gate and up, and
     f(gate, up) = silu(gate) x up, so y is half as wide. `residual` has the shape of y. Everything
-    is summed in float32 and rounded once, to the dtype of `out` where it is given, else that of x.
+    is summed in float32 and rounded once, to the dtype of `out` if given, otherwise of x.
 
-    `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
-    `norm` nor `gated` is used, and `descriptors` need rows of whole 16 bytes. Cut columns need
-    `arrivals`: int32 zeros, at least one a block of outputs, that no product uses at the same time.
+    `tuning` must allow as many tokens as x has. Columns can be split (`splits`) only without `norm`
+    and `gated`, and `descriptors` need rows of whole 16 bytes. Split columns need `arrivals`: int32
+    zeros, at least one per block of outputs, that no other product uses at the same time.
     """
     assert x.is_contiguous()
     assert weight.is_contiguous()
@@ -361,7 +365,7 @@ def product(
     norm_weight, eps = norm or (x, 0.0)
     blocks = triton.cdiv(out_size, tuning.block_out)
     fused = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    # An absent tensor is never read: any pointer does.
+    # An absent tensor is never read, so any pointer will do.
     operands = (x if bias is None else bias, x if residual is None else residual)
     sizes = {
         "HAS_NORM": norm is not None,

@@ -1,6 +1,6 @@
-"""The kernel and tile of a product of few tokens: a table measured offline.
+"""Chooses the kernel and tile of a product of few tokens from offline measurements.
 
-`parrot-gateway bench studies matmul_sweep` writes it. Does not import triton.
+`parrot-gateway bench studies matmul_sweep` writes the table. Does not import triton.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import torch
 from parrot_engine.kernels.tuning import TABLES, Product, Tuning, for_tokens, nearest, read_table
 
 TABLE = TABLES / "dense.csv"
-#: Most tokens that the kernels take.
+#: Most tokens that the kernels accept.
 MAX_TOKENS = 128
-#: Most tokens of which a norm is fused: every program computes it anew.
+#: Most tokens with a fused norm, because every program computes it anew.
 MAX_NORM_TOKENS = 16
-#: Most tokens that tiles read by pointer were measured with.
+#: Most tokens for which tiles read by pointer were measured.
 _MAX_POINTER_TOKENS = 16
 
 
 @cache
 def tuning_for(product: Product, shared_memory: int, *, copy_engine: bool) -> Tuning | None:
-    """The kernel for `product` where `shared_memory` bytes can be had; None: torch's own.
+    """Choose the kernel for `product` with `shared_memory` bytes; None: torch's own.
 
-    A size that was not measured gets what the nearest one got. float32 beyond four tokens has no
-    matrix instructions of full precision to gain from. Nor is a norm fused in float16 there: the
-    scaled row is rounded before it is divided by its root mean square, and could overflow. Without
-    a `copy_engine` (compute capability 9.0 and later) up to 16 tokens take tiles of the same
-    size by pointer, which was not measured on such a device, and more tokens torch's product.
+    Unmeasured sizes get the nearest size's result. Beyond four tokens float32 has no full-precision
+    matrix instructions to gain from, and float16 fuses no norm: the scaled row is rounded before it
+    is divided by its root mean square, and could overflow. Without a `copy_engine` (compute
+    capability 9.0 and later) up to 16 tokens use tiles of the same size by pointer, which was not
+    measured on such a device, and more tokens use torch's product.
     """
     if product.num_tokens > MAX_TOKENS:
         return None
@@ -55,15 +55,15 @@ def _fuses_norm(product: Product) -> bool:
 
 
 def _fit(tuning: Tuning, product: Product, shared_memory: int) -> Tuning:
-    """The same with as many columns, and then as many stages, as fit a program's memory."""
+    """Fit columns, then stages, into a program's memory."""
     rows = tuning.block_out * (2 if product.gated else 1) + tuning.tokens
     column = rows * product.dtype.itemsize
     budget = shared_memory - 4096
     block_in = tuning.block_in
     while block_in > 64 and 2 * block_in * column > budget:
         block_in //= 2
-    # The last stage multiplies what the others have fetched: it has no buffer, unless four warps
-    # multiply together, which read their operands where they were fetched to.
+    # The last stage multiplies data that others fetched and needs no buffer, unless four warps
+    # multiply together, which read operands from the fetch buffers.
     spare = 0 if tuning.num_warps >= 4 else 1
     stages = min(tuning.num_stages, spare + budget // (block_in * column))
     return tuning._replace(block_in=block_in, num_stages=stages)

@@ -1,4 +1,6 @@
-"""Activations in 8 bits: rows as sums of two numbers, by a scale a row or a scale a group."""
+"""Converts activations to 8 bits: rows as sums of two numbers, with a scale per row or per
+group.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def split_rows_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row: what is nearest in 8 bits, and what that leaves."""
+    """Split one row per program into the nearest 8-bit numbers and the remainder."""
     if LETS_NEXT_START:
         gdc_launch_dependents()
     row = tl.program_id(0)
@@ -35,7 +37,7 @@ def split_rows_kernel(
         values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
         values *= tl.load(norm_weight + lanes, mask=inside, other=0.0).to(tl.float32)
     scale = tl.max(tl.abs(values), 0) / 448.0
-    # What is not finite leaves nothing finite of its row.
+    # A value that is not finite must leave nothing finite in its row.
     scale = tl.where(scale == 0.0, 1.0, scale) + tl.sum(values * 0.0, 0)
     tl.store(scales + row, scale)
     values /= scale
@@ -47,9 +49,9 @@ def split_rows_kernel(
 
 
 class SplitRows(NamedTuple):
-    """x as (nearest + left) x scales: two numbers of 8 bits have the digits of bfloat16."""
+    """x as (nearest + remainder) x scales: two 8-bit numbers have the digits of bfloat16."""
 
-    #: `[2, rows, size]` float8_e4m3fn: nearest, left.
+    #: `[2, rows, size]` float8_e4m3fn: nearest, remainder.
     parts: Tensor
     #: float32 `[rows]`, or `[groups, rows]`.
     scales: Tensor
@@ -58,9 +60,10 @@ class SplitRows(NamedTuple):
 def split_rows(
     x: Tensor, norm: tuple[Tensor, float] | None = None, *, lets_next_start: bool = False
 ) -> SplitRows:
-    """Contiguous `x` `[rows, size]`, normalised first where there is a `norm`.
+    """Split contiguous `x` `[rows, size]`, normalised first if there is a `norm`.
 
-    A kernel behind it that waits for itself may start at once (compute capability 9.0 and later).
+    A following kernel that waits for this one itself may start at once (compute capability 9.0 and
+    later).
     """
     assert x.is_contiguous()
     rows, size = x.shape
@@ -99,14 +102,16 @@ def split_groups_kernel(
     HAS_LEFT: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Round one row a program: the nearest numbers of 8 bits and, with `HAS_LEFT`, the rest."""
+    """Round one row per program to the nearest 8-bit numbers and, with `HAS_LEFT`, the
+    remainder.
+    """
     row = tl.program_id(0)
     groups = tl.arange(0, GROUPS)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = columns < SIZE
     values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     scale = tl.max(tl.abs(values), 1) / 448.0
-    # NOTE: a value that is not finite must leave nothing finite of its group.
+    # NOTE: a value that is not finite must leave nothing finite in its group.
     scale = tl.where(scale == 0.0, 1.0, scale) + tl.sum(values * 0.0, 1)
     tl.store(scales + groups * rows + row, scale, mask=groups < SIZE // GROUP)
     values /= scale[:, None]
@@ -119,12 +124,12 @@ def split_groups_kernel(
 
 
 def split_groups(x: Tensor, *, has_left: bool) -> SplitRows:
-    """Round contiguous `x` `[rows, size]` to 8 bits by a scale for each group of 128 columns.
+    """Round contiguous `x` `[rows, size]` to 8 bits with a scale per group of 128 columns.
 
-    cuBLAS takes whole fours of rows: the result has that many, and the last ones hold anything.
+    cuBLAS takes multiples of four rows: the result is padded to that, with undefined content.
 
     Returns:
-        parts: `[2, rows, size]`, or `[1, rows, size]` without what the nearest number leaves.
+        parts: `[2, rows, size]`, or `[1, rows, size]` without the remainder.
         scales: `[size / 128, rows]`.
     """
     assert x.is_contiguous()

@@ -1,1 +1,1 @@
-"""Kernels that draw tokens from logits, and find the largest logit."""
+"""Kernels that sample tokens from logits, and find the largest logit."""

@@ -1,12 +1,12 @@
-"""A draw from each row of logits: temperature, top-k, top-p and min-p without sorting.
+"""Samples from each row of logits: temperature, top-k, top-p and min-p without sorting.
 
-One program a row: the other rows of a step have no say in what is drawn. A token weighs
-`exp((logit - largest) / temperature)`; each lane sums up its columns in float32, and what the lanes
-have is added as integers in units of 2^-40. Top-k asks for the smallest distance from the largest
-logit within which there are k tokens, top-p for the one within which there is that share of the
-weight. Both are found by pivots: a pass sums up what lies within three distances, a second one
-within three that divide the part that holds the answer, a third one keeps the distances of the
-part of that, and so on with what was kept until all of it is equal.
+There is one program per row, so other rows of a step do not affect a draw. A token weighs
+`exp((logit - largest) / temperature)`. Each lane sums its columns in float32; the lanes' sums are
+added as integers in units of 2^-40. Top-k needs the smallest distance from the largest logit within
+which there are k tokens, top-p the one within which there is that share of the weight. Both are
+found with pivots. A first pass sums within three distances, a second one within three that divide
+the interval with the answer. A third one keeps the distances of the remaining interval, and further
+ones narrow these until all are equal.
 
 The draw itself inverts the cumulative distribution in the order of token ids in two levels:
 segments of the row, then the columns of one segment.
@@ -21,22 +21,22 @@ from torch import Tensor
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _INF = tl.constexpr(float("inf"))
-#: What the largest logit weighs. Up to 2^22 tokens of that weight have a sum below 2^63.
+#: Weight of the largest logit. The sum of up to 2^22 tokens of that weight is below 2^63.
 _UNIT = tl.constexpr(float(1 << 40))
-#: Distances are at most this; what is farther weighs nothing.
+#: Largest distance with a weight; anything farther weighs nothing.
 _FARTHEST = tl.constexpr(3.4028234663852886e38)
-#: Temperatures at least this high are alike.
+#: All temperatures from here on act alike.
 _HOTTEST = tl.constexpr(1e30)
 
-#: Columns that a pass reads at once, and how a draw cuts a row: into so many segments, of each of
-#: which it reads so many columns at once.
+#: Columns per pass; and the split of a row for a draw: its segments, and the columns of a segment
+#: read at once.
 _BLOCK = 4096
 _SEGMENTS, _LANES = 64, 128
 NUM_WARPS = 16
 
 
 def tiles(vocab_size: int) -> dict[str, int]:
-    """Constants that `draw_tokens` is compiled for, besides the kinds of draws."""
+    """Return the constants of `draw_tokens`, except the kinds of draws."""
     segment = triton.cdiv(vocab_size, _SEGMENTS * _LANES) * _LANES
     return {
         "VOCAB": vocab_size,
@@ -50,7 +50,7 @@ def tiles(vocab_size: int) -> dict[str, int]:
 
 @triton.jit
 def _weigh(distances, scale, COUNT: tl.constexpr):
-    """Weights of tokens by their distances from the largest logit, float32."""
+    """Return the weights of tokens by their distances from the largest logit, float32."""
     if COUNT:
         return tl.where(distances <= _FARTHEST, 1.0, 0.0)
     return tl.exp2(-distances * scale)
@@ -58,7 +58,7 @@ def _weigh(distances, scale, COUNT: tl.constexpr):
 
 @triton.jit
 def _in_units(sums, COUNT: tl.constexpr):
-    """Integers of what each lane has summed up."""
+    """Convert each lane's sum to integer units."""
     if COUNT:
         return sums.to(tl.int64)
     return (sums * _UNIT).to(tl.int64)
@@ -66,13 +66,13 @@ def _in_units(sums, COUNT: tl.constexpr):
 
 @triton.jit
 def _distances(row, columns, largest, VOCAB: tl.constexpr):
-    """Distances of a row's logits from the largest; infinite behind its end."""
+    """Return the distances of a row's logits from the largest; infinite beyond its end."""
     return largest - tl.load(row + columns, mask=columns < VOCAB, other=float("-inf"))
 
 
 @triton.jit
 def _add_within(sums, distances, weights, pivots):
-    """For three pivots the sums by lane of the weights of what lies within each."""
+    """Add, per lane, the weights within each of three pivots."""
     within_1, within_2, within_3 = sums
     pivot_1, pivot_2, pivot_3 = pivots
     within_1 += tl.where(distances <= pivot_1, weights, 0.0)
@@ -83,9 +83,9 @@ def _add_within(sums, distances, weights, pivots):
 
 @triton.jit
 def _keep(kept, kept_state, distances, low, most, BLOCK: tl.constexpr):
-    """Store the distances above `low` and up to `most`, behind what each lane has kept so far.
+    """Store the distances above `low` and up to `most` behind those each lane has kept.
 
-    The state is how many each lane has kept, and the nearest and the farthest of them.
+    The state has each lane's count of kept distances, and the nearest and farthest of them.
     """
     depths, nearest, farthest = kept_state
     stays = (distances > low) & (distances <= most)
@@ -98,9 +98,9 @@ def _keep(kept, kept_state, distances, low, most, BLOCK: tl.constexpr):
 
 @triton.jit
 def _narrow(sums, pivots, low, below, high, target, COUNT: tl.constexpr):
-    """Move `low` and `high` together, given what lies above `low` and within three pivots.
+    """Move `low` and `high` closer, given the sums above `low` and within three pivots.
 
-    Less than `target` lies within `low`, namely `below`, and no less within `high`.
+    The sum within `low` is `below`, which is less than `target`; the sum within `high` is not less.
     """
     within_1, within_2, within_3 = sums
     pivot_1, pivot_2, pivot_3 = pivots
@@ -132,19 +132,20 @@ def _find_bound(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The smallest distance within which there is enough, of what is not beyond `limit`.
+    """Return the smallest distance that contains enough, without exceeding `limit`.
 
-    With `COUNT` enough is `target` tokens, or all; else `share` of the weight. `kept` is room for
-    the row's columns, rounded up to `BLOCK`: each lane keeps its distances in a column of its own.
+    With `COUNT` enough is `target` tokens, or all; otherwise `share` of the weight. `kept` has room
+    for the row's columns, rounded up to `BLOCK`: each lane keeps its distances in a column of its
+    own.
     """
     lanes = tl.arange(0, BLOCK)
     nothing = tl.zeros([BLOCK], tl.float32)
-    # First pivots by some columns from all over the row; right or not, they only cost time.
+    # The first pivots come from columns spread over the row; bad pivots only cost time.
     some = _distances(row, lanes * tl.cdiv(VOCAB, BLOCK), largest, VOCAB)
     reach = tl.max(tl.where(some <= limit, some, 0.0), 0)
     end = reach
     if not COUNT:
-        # Tokens lighter than (1 - share) / VOCAB weigh less than what is left out.
+        # Tokens lighter than (1 - share) / VOCAB weigh less in total than the excluded share.
         light = (1.0 - share).to(tl.float32) / (2.0 * VOCAB)
         end = tl.minimum(reach, -tl.log2(tl.maximum(light, 1e-30)) / scale)
     pivots = (0.25 * end, 0.5 * end, tl.where(end < reach, end, 0.75 * end))
@@ -163,14 +164,14 @@ def _find_bound(
     else:
         target = tl.ceil(share * everything.to(tl.float64)).to(tl.int64)
         target = tl.minimum(tl.maximum(target, 1), everything)
-    # The answer is above `low`, and among what lies from `least` to `most`.
+    # The answer is above `low`, and within `least` to `most`.
     least = 0.0
     most = tl.max(farthest, 0)
     low = -1.0
     below = everything - everything
     low, below, most = _narrow(sums, pivots, low, below, most, target, COUNT)
     if most > least:
-        # Once more over the row: lists of what is left are the longer, the more uneven they are.
+        # One more pass over the row: the kept lists are longer the more uneven they are.
         begin = tl.maximum(low, 0.0)
         width = most - begin
         pivots = (begin + 0.25 * width, begin + 0.5 * width, begin + 0.75 * width)
@@ -192,7 +193,7 @@ def _find_bound(
         most = tl.max(farthest, 0)
         while least < most:
             tl.debug_barrier()
-            # Two pivots cut evenly, the third halves the floats that are left, at any scale.
+            # Two pivots divide evenly; the third halves the remaining floats at any scale.
             last = most.to(tl.int32, bitcast=True) - 1
             middle = (
                 least.to(tl.int32, bitcast=True) + (last - least.to(tl.int32, bitcast=True)) // 2
@@ -244,13 +245,13 @@ def draw_tokens(
     SEGMENT_BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Program i draws for the i-th row that draws; see `draw`."""
+    """Draw for the i-th drawing row in program i; see `draw`."""
     draw = tl.program_id(0)
     index = tl.load(rows + draw) if HAS_ROWS else draw
     largest = tl.load(values + index)
     if (largest < _INF) & (largest > -_INF):
         row = logits + index.to(tl.int64) * VOCAB
-        # So that what is infinitely far weighs nothing.
+        # A bounded temperature, so that infinitely distant tokens weigh nothing.
         temperature = tl.minimum(tl.load(temperatures + draw), _HOTTEST)
         scale = (1.0 / temperature * _LOG2_E).to(tl.float32)
         limit = tl.zeros_like(largest) + _FARTHEST
@@ -284,7 +285,7 @@ def draw_tokens(
             weights += tl.where(distances <= limit, _weigh(distances, scale, False), 0.0)
         of_segments = tl.sum(_in_units(weights, False), 1)
         total = tl.sum(of_segments, 0)
-        # The rounding of the product must not reach the total.
+        # The rounded product must stay below the total.
         point = (tl.load(points + draw) * total.to(tl.float64)).to(tl.int64)
         point = tl.minimum(point, total - 1)
         segment = tl.sum((tl.cumsum(of_segments, 0) <= point).to(tl.int32), 0)
@@ -294,7 +295,7 @@ def draw_tokens(
         distances = _distances(row, columns, largest, VOCAB)
         inside_limit = tl.where(distances <= limit, _weigh(distances, scale, False), 0.0)
         in_units = _in_units(inside_limit, False)
-        # Segments are rounded in another way than columns: stay below the end.
+        # Segments are rounded differently from columns: stay below the end.
         point = tl.minimum(point, tl.sum(in_units, 0) - 1)
         ends = tl.cumsum(in_units, 0)
         token = segment * SEGMENT + tl.sum((ends <= point).to(tl.int32), 0)
@@ -313,22 +314,22 @@ def draw(
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
 ) -> None:
-    """Draw a token for some rows of logits.
+    """Sample a token for some rows of logits.
 
-    Of tokens as far from the largest logit (in float32) as the last one that top-k or top-p keeps,
-    all are kept. A row whose largest logit is not finite keeps the token that it has.
+    Tokens at the same distance (in float32) as the last one kept by top-k or top-p are all kept. A
+    row whose largest logit is not finite keeps its current token.
 
     Args:
         logits: float32 `[n, vocab_size]`, contiguous.
-        values: float32 `[n]`, the largest of each row.
-        tokens: int64 `[n]`, where the tokens go.
-        rows: int64 `[m]`, which rows draw; None: all, and m is n.
+        values: float32 `[n]`, largest logit of each row.
+        tokens: int64 `[n]`, receives the tokens.
+        rows: int64 `[m]`, the rows that draw; None: all, and m is n.
         temperatures: float64 `[m]`, above 0.
-        points: float64 `[m]` in [0, 1): where in the cumulative distribution each draws.
-        floors: float64 `[m]`: logarithms of the least weight that is kept; None: none is needed.
-        top_k: int64 `[m]`, at least 1; from vocab_size on it keeps all. None: all keep all.
-        top_p: float64 `[m]`, at least 0, of what top-k keeps; from 1 on it keeps all. None: as
-            above.
+        points: float64 `[m]` in [0, 1): each row's place in the cumulative distribution.
+        floors: float64 `[m]`: logarithms of the smallest kept weight; None: no limit.
+        top_k: int64 `[m]`, at least 1; vocab_size and more keep all. None: no limit.
+        top_p: float64 `[m]`, at least 0, of the tokens that top-k keeps; 1 and more keep all. None:
+            no limit.
     """
     assert logits.dtype is torch.float32
     assert logits.is_contiguous()

@@ -1,9 +1,9 @@
-"""Kernels over rows of logits: the largest of each row, and masks of tokens.
+"""Kernels over rows of logits: the largest of each row, and token masks.
 
-The largest logit is the greedy choice, and where a draw begins. It is found in two passes, parts of
-a row and then the row, so that one row alone fills some of the device. Integers are compared, the
-value in its order and below it the column counted backwards: the result does not depend on how a
-reduction is cut.
+The largest logit is the greedy choice, and the start of a draw. It is found in two passes, over
+parts of a row and then over the parts, so that even a single row uses several cores. Integers are
+compared: the value's order, and below it the column counted backwards. So the result does not
+depend on how a reduction is divided.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Columns of a part, and of a program that applies a mask.
+#: Columns per part, and per program that applies a mask.
 _PART = 2048
 _MASK_BLOCK = 1024
 
 
 @triton.jit
 def _ordered(values):
-    """Integers that stand in the order of float32 `values`; any NaN above, both zeros equal.
+    """Return integers in the order of float32 `values`, with NaN above all and equal zeros.
 
-    Integer arithmetic alone, so that no rounding mode of a device has a say in it.
+    Uses integer arithmetic only, so that a device's rounding mode has no effect.
     """
     bits = values.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
@@ -32,7 +32,9 @@ def _ordered(values):
 
 @triton.jit
 def largest_of_parts(logits, parts, VOCAB: tl.constexpr, PART: tl.constexpr):
-    """Program (row, part): the largest of `PART` columns as order x 2^32 + (2^31 - 1 - column)."""
+    """Find the largest of `PART` columns, as order x 2^32 + (2^31 - 1 - column), per program (row,
+    part).
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * PART + tl.arange(0, PART)
     inside = columns < VOCAB
@@ -53,7 +55,7 @@ def largest_of_rows(
     NUM_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row): the largest of its parts."""
+    """Find the largest of a row's parts, per program (row)."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < NUM_PARTS
@@ -61,7 +63,7 @@ def largest_of_rows(
     best = tl.max(tl.where(inside, found, -0x8000000000000000), 0)
     token = 0x7FFFFFFF - (best & 0x7FFFFFFF)
     order = best >> 32
-    # Between the infinities of either sign.
+    # True between the two infinities.
     is_finite = (order < 0x7F800000) & (order > -0x7F800000)
     tl.store(values + row, tl.load(logits + row * VOCAB + token))
     tl.store(tokens + row, token)
@@ -69,9 +71,10 @@ def largest_of_rows(
 
 
 def find_largest(logits: Tensor, values: Tensor, tokens: Tensor, checked: Tensor) -> None:
-    """Write the largest logit of each row, its column, and the column or -1 if it is not finite.
+    """Write each row's largest logit, its column, and the column again, or -1 if the logit is not
+    finite.
 
-    As `torch.max` on a GPU: of equals the first column counts, and NaN is above everything.
+    Works like `torch.max` on a GPU: the first of equal columns counts, and NaN is above everything.
 
     Args:
         logits: float32 `[n, vocab_size]`, contiguous.
@@ -108,13 +111,13 @@ def _token_mask_kernel(
     inside = tokens < vocab_size
     words = tl.load(bits + mask_row.to(tl.int64) * num_words + tokens // 32, inside, other=-1)
     banned = (words >> (tokens % 32)) & 1 == 0
-    # Only what is banned is touched: a mask costs its own bytes and those that it writes.
+    # Only banned logits are touched: a mask costs its own bytes and the bytes it writes.
     places = logits + row.to(tl.int64) * row_stride + tokens
     tl.store(places, float("-inf"), inside & banned)
 
 
 def apply_token_masks(logits: Tensor, bits: Tensor, at: Tensor | None) -> None:
-    """Set the logits of tokens whose bit is 0 to minus infinity.
+    """Set the logits of tokens with bit 0 to minus infinity.
 
     Args:
         logits: `[n, vocab_size]`, its rows contiguous; changed in place.
