@@ -1,1 +1,1 @@
-"""Attention over paged KV: one interface, one module a back end."""
+"""Attention over paged KV: one interface, one module per back end."""

@@ -1,16 +1,16 @@
-"""Fast paths for the work lists of decode steps; the result is that of `work_list.build`.
+"""Fast paths for the work lists of decode steps, with the results of `work_list.build`.
 
-`build_decodes` is for a step in which each row has one token and no two rows share a chunk of keys.
-Most steps are of this kind, and small: what `build` takes for them is the price of its many small
-arrays, whatever the number of rows. Here every query stands alone, so that items, members and
-readings are one and the same, in the order of rows and chunks.
+`build_decodes` handles steps in which each row has one token and no two rows share a chunk of keys.
+Most steps are of this kind, and small: `build` would spend its time on many small arrays, whatever
+the number of rows. Here every query stands alone, so items, members and readings coincide, in the
+order of rows and chunks.
 
-`advance` makes the list from that of the step before, when each row went on by one token. Where
-keys are cut, who shares them and in how many parts they are read depends on which multiples of a
-chunk, of a tail and, with a window, of a tile a row has passed. While no row passes one, nor the
-end of its window does, only the last item of each row grows, by a key, and what a row's table got
-at its end moves those behind it. With chunks of 512 and tails of 256 that is so in three of four
-steps of 64 rows; in all but one of 64 of a single row, whose chunks are as small as 64.
+`advance` derives the list from the previous step's, if each row has advanced by one token. The cuts
+of keys, their sharing and the number of parts depend on which multiples of a chunk, a tail and,
+with a window, a tile each row has passed. While no row, and no end of a window, passes one, only
+the last item of each row grows by a key, and blocks appended to a row's table shift the following
+ones. With chunks of 512 and tails of 256 this holds in three of four steps of 64 rows. A single
+row's chunks are as small as 64, so it holds in all steps but one in 64.
 
 Plain numpy, no torch, no device.
 """
@@ -35,9 +35,9 @@ _NO_MERGES.flags.writeable = False
 def build_decodes(
     tables: Tables, shape: AttentionShape, policy: Policy, window: int | None, *, share: bool = True
 ) -> WorkList | None:
-    """The list that `build` makes of the same; None for a step that is not of this kind."""
+    """Return the list that `build` would make; None for a step of another kind."""
     position = tables.positions
-    # NOTE: a query by itself could only be wide where its heads alone fill a wide item.
+    # NOTE: a single query is wide only if its heads alone fill a wide item.
     if len(position) > len(tables.counts) or policy.group >= policy.wide_min_rows:
         return None
     cuts = _cuts_of(position, policy, window)
@@ -121,7 +121,7 @@ def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
 
 
 def _may_share(tables: Tables, block_size: int, chunk_blocks: int) -> bool:
-    """Return True if two rows may have a first chunk in common, all there before the step."""
+    """Return true if two rows may share a first chunk that existed before the step."""
     if len(tables.counts) < 2:
         return False
     whole = tables.first_positions >= block_size * chunk_blocks
@@ -130,9 +130,9 @@ def _may_share(tables: Tables, block_size: int, chunk_blocks: int) -> bool:
 
 
 def goes_on(before: Tables, tables: Tables) -> bool:
-    """Return True if a step has the rows of `before`, each with one token, at the next positions.
+    """Return true if a step has the rows of `before`, each with one token at the next position.
 
-    Their tables have the same blocks, and maybe more behind these.
+    Their tables have the same blocks, possibly with more behind them.
     """
     if (
         len(tables.positions) != len(tables.counts)
@@ -151,20 +151,20 @@ def goes_on(before: Tables, tables: Tables) -> bool:
 def advance(
     work: WorkList, before: Tables, tables: Tables, policy: Policy, window: int | None
 ) -> WorkList | None:
-    """The list of a step that goes on from `before`, whose list is `work`; None if it is another.
+    """Return the list of a step that continues `before`, whose list is `work`; None if it cannot.
 
-    It is what `work_list.build` makes of it, array by array.
+    It equals the result of `work_list.build`, array by array.
     """
     chunk, positions = work.chunk, tables.positions
-    # Where a tail is as long as a chunk, it ends with the last key before a multiple.
+    # If a tail is as long as a chunk, it ends with the last key before a multiple.
     if work.tail >= chunk or not (positions % gcd(chunk, work.tail)).all():
         return None
     if window is not None:
         first_keys = positions + (1 - window)
         if not (first_keys % gcd(chunk, policy.align, *policy.cuts.fine)).all():
             return None
-    # NOTE: so the step is cut where the one before was. Readings in smaller chunks, too many
-    # before, are not fewer now, and those in chunks of this size or larger are as many.
+    # NOTE: the cuts are therefore unchanged. Smaller chunks, which gave too many readings before,
+    # do not give fewer now; chunks of this size or larger give equally many.
     shifts = tables.starts - before.starts
     return work._replace(
         narrow=_sorted_items(_advance_items(work.narrow, work, shifts, policy.align)),
@@ -174,9 +174,9 @@ def advance(
 
 
 def _advance_items(items: Ints, work: WorkList, shifts: Ints, align: int) -> Ints:
-    """Items by one key where they end with the token that reads them.
+    """Extend by one key the items that end with the token that reads them.
 
-    What several rows read ends before any of them.
+    A part that several rows read ends before all of them.
     """
     first_member = items[:, 4]
     moved = items.copy()
@@ -191,7 +191,7 @@ def _advance_items(items: Ints, work: WorkList, shifts: Ints, align: int) -> Int
 
 
 def _sorted_items(items: Ints) -> Ints:
-    """Sort items in the order of their creation, equals in the order of their members."""
+    """Sort items in order of creation, equal ones in the order of their members."""
     if len(items) < 2:
         return items
     return items[np.lexsort((items[:, 4], items[:, 2] - items[:, 3]))]

@@ -1,13 +1,13 @@
-"""A step's plan on the CPU: its tables, and a work list for each window, laid out in one buffer.
+"""A step's plan on the CPU: its tables, and a work list per window, laid out in one buffer.
 
-Most steps are those before but for a token a row: their lists are advanced. Other steps of decodes
-have a short way of their own (both in `decode_list`), and what is left is `work_list.build`'s. All
-three make the same lists.
+Most steps differ from the previous one by a token per row: their lists are advanced. Other decode
+steps have a fast path of their own (both in `decode_list`), and `work_list.build` handles the rest.
+All three make equal lists.
 
 The parts of a plan lie in one buffer of 32-bit integers (`PlanLayout`), so that one transfer
-carries all of it. With the capacities of a bucket every part is at a fixed place, whatever the step
-holds, so that a captured graph finds it there; what is really there is said by counts, which travel
-along. With the exact sizes of one step as capacities it is as small as can be.
+carries them all. With the capacities of a bucket every part is at a fixed place, where a captured
+graph finds it for any step; counts in the buffer give the actual sizes. With a step's exact sizes
+as capacities the buffer is as small as possible.
 
 Plain numpy, no torch, no device.
 """
@@ -26,28 +26,30 @@ from parrot_engine.attention.tables import Ints, Tables, flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.batch import BatchRow
 
-#: Parts begin at multiples of this many integers: Triton compiles another variant for a pointer
-#: that is not aligned to 16 bytes.
+#: Parts begin at multiples of this many integers, because Triton compiles another variant for
+#: pointers that are not 16-byte aligned.
 ALIGN = 32
 
-#: Integers of an entry of each part of a work list, in the order of `Capacity`.
+#: Integers per entry of each part of a work list, in the order of `Capacity`.
 _WIDTHS = (8, 8, 1, 3, 8, 0)
 
 
 class HostPlan(NamedTuple):
-    """One step, laid out on the CPU; its arrays are only read."""
+    """One step laid out on the CPU; its arrays are read-only."""
 
     tables: Tables
     lists: dict[int | None, WorkList]
 
     @property
     def read_once(self) -> int:
-        """`WorkList.read_once` of the layers in which rows share most: those without a window."""
+        """Return `WorkList.read_once` of the layers with the most sharing: those without a
+        window.
+        """
         return max(work.read_once for work in self.lists.values())
 
     @property
     def parts(self) -> Parts:
-        """The parts that a plan of fixed capacity needs for it."""
+        """Return the parts that a plan of fixed capacity needs for it."""
         lists = self.lists.values()
         return Parts(
             any(len(work.tiles) for work in lists),
@@ -57,7 +59,7 @@ class HostPlan(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The kinds of work that a plan may hold, besides narrow items."""
+    """The kinds of work that a plan may contain besides narrow items."""
 
     tiles: bool
     wide: bool
@@ -68,21 +70,21 @@ class Parts(NamedTuple):
 
 
 class HostPlanner:
-    """Lays out one step after the other."""
+    """Lays out one step after another."""
 
     def __init__(
         self, shape: AttentionShape, policy: Policy, windows: Sequence[int | None]
     ) -> None:
-        """For layers with these windows."""
+        """Plan for layers with these windows."""
         self._shape = shape
         self._policy = policy
         self._windows = windows
-        #: What was laid out last, and whether rows shared in it.
+        #: The last plan, and whether rows shared in it.
         self._before: HostPlan | None = None
         self._shared = True
 
     def lay_out(self, rows: Sequence[BatchRow], *, share: bool = True) -> HostPlan:
-        """The plan of a step of at least one row; rows as in `StepBatch`.
+        """Plan a step of at least one row; rows as in `StepBatch`.
 
         Without `share` every row reads for itself.
         """
@@ -100,7 +102,7 @@ class HostPlanner:
     ) -> WorkList:
         shape, policy = self._shape, self._policy
         work = None
-        # Else a decode is a tile like any other row.
+        # Otherwise a decode is a tile like any other row.
         if policy.split_tokens:
             if before is not None:
                 work = advance(before.lists[window], before.tables, tables, policy, window)
@@ -110,14 +112,14 @@ class HostPlanner:
 
 
 class Capacity(NamedTuple):
-    """Entries for which there is room in one work list."""
+    """Capacity of one work list, in entries."""
 
     narrow: int
     wide: int
     members: int
     merges: int
     tiles: int
-    #: Of partial results; they are not in the buffer.
+    #: Partial results; they are not in the buffer.
     slots: int
 
     def holds(self, other: Capacity) -> bool:
@@ -136,20 +138,20 @@ def sizes_of(work: WorkList) -> Capacity:
 
 
 class ListPlaces(NamedTuple):
-    """Offsets of the parts of one work list, in integers from the buffer's first."""
+    """Offsets of one work list's parts, in integers from the buffer's start."""
 
     narrow: int
     wide: int
-    #: Of the members' tokens, positions and slots.
+    #: Tokens, positions and slots of the members.
     members: tuple[int, int, int]
     merges: int
     tiles: int
-    #: Of the numbers of narrow items, wide items, merges and tiles.
+    #: Numbers of narrow items, wide items, merges and tiles.
     counts: tuple[int, int, int, int]
 
 
 class PlanLayout:
-    """The places of all parts; block ids come last, and as many as there are."""
+    """Places of all parts; block ids come last, in any number."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class PlanLayout:
         *,
         start: int = 0,
     ) -> None:
-        """Lay out one list a window behind the buffer's first `start` integers."""
+        """Lay out one list per window behind the buffer's first `start` integers."""
         self._end = start
         self.num_tokens = num_tokens
         self.capacity = capacity
@@ -180,7 +182,7 @@ class PlanLayout:
                 (self._take(1), self._take(1), self._take(1), self._take(1)),
             )
         self.block_ids = self._take(num_block_ids)
-        #: Integers from the buffer's first one to the last of the layout.
+        #: Integers from the buffer's start to the end of the layout.
         self.size = self._end
 
     def _take(self, count: int) -> int:
@@ -196,7 +198,7 @@ class PlanLayout:
         )
 
     def write_nothing(self, buffer: Ints) -> int:
-        """Write a step without tokens; returns how many of the buffer's integers have a meaning."""
+        """Write a step without tokens; return the number of meaningful integers in the buffer."""
         buffer[self.slots : self.slots + self.num_tokens] = -1
         for places in self.lists.values():
             for place in places.counts:
@@ -204,9 +206,9 @@ class PlanLayout:
         return self.block_ids
 
     def write(self, buffer: Ints, tables: Tables, lists: Mapping[int | None, WorkList]) -> int:
-        """Write a step that fits; returns how many of the buffer's integers have a meaning.
+        """Write a step that fits; return the number of meaningful integers in the buffer.
 
-        Tokens behind those of the step get slot -1: nothing is written to the cache for them.
+        Tokens beyond the step's get slot -1, so nothing is written to the cache for them.
         """
         count = tables.num_tokens
         buffer[self.slots : self.slots + count] = tables.slots
@@ -228,7 +230,7 @@ class PlanLayout:
 
 
 def aligned(count: int) -> int:
-    """`count` rounded up to where a part may begin."""
+    """Round `count` up to the possible start of a part."""
     return -(-count // ALIGN) * ALIGN
 
 

@@ -1,8 +1,8 @@
 """Tile sizes of the attention kernels, and their launches.
 
-A small table measured offline (bench/results/engine.md) instead of tuning at run time: what a
-kernel is compiled for depends on the model and the device, never on lengths or batch sizes. The
-number of pipeline stages shrinks until the tiles fit the device's shared memory.
+A small table measured offline (bench/results/engine.md) replaces tuning at run time: compilation
+depends on the model and the device, never on lengths or batch sizes. The number of pipeline stages
+shrinks until the tiles fit the device's shared memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parrot_engine.kernels.attention.rotary_write import rotate_and_write, write
 from parrot_engine.kernels.attention.split_attention import merge_splits, split_attention
 
 _LOG2_E = 1.4426950408889634
-#: Shared memory of a program without a device (in the interpreter).
+#: Assumed shared memory of a program without a device (in the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
 #: Measured (engine-log, 23).
 _FEW_MERGES = 16
@@ -34,26 +34,27 @@ _FEW_MERGES = 16
 class Tuning(NamedTuple):
     """Compile and launch options of one attention kernel."""
 
-    #: Rows of a tile: query heads of a group times tokens.
+    #: Rows per tile: query heads of a group times tokens.
     block_m: int
-    #: Keys of a tile.
+    #: Keys per tile.
     block_n: int
     num_warps: int
     num_stages: int
-    #: Programs per multiprocessor of a persistent grid; of prefill tiles those that fit one.
+    #: Programs per multiprocessor of a persistent grid; for prefill tiles, the number that fits
+    #: one.
     programs_per_sm: int = 1
-    #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
+    #: True: whole tiles of keys come through the copy engine (compute capability 9.0 and later).
     descriptors: bool = False
-    #: Prefill without a window takes `hopper_prefill`, which has tiles of keys of its own.
+    #: True: prefill without a window uses `hopper_prefill`, which has its own key tiles.
     specialized: bool = False
 
 
 class MergeTuning(NamedTuple):
     """Compile and launch options of the merge."""
 
-    #: Slots that one step reads.
+    #: Slots read per step.
     block: int
-    #: Programs of a query and head, each with a part of the head's elements.
+    #: Programs per query and head, each with a part of the head's elements.
     parts: int
     num_warps: int
 
@@ -62,16 +63,16 @@ class DeviceLimits(NamedTuple):
     """The properties of a device that launches depend on."""
 
     num_sms: int
-    #: Bytes that one program may take.
+    #: Bytes available to one program.
     shared_memory: int
-    #: Whether tiles can be fetched by descriptor (compute capability 9.0 and later).
+    #: True if tiles can be fetched by descriptor (compute capability 9.0 and later).
     copy_engine: bool
-    #: Whether it is of the Hopper generation (compute capability 9.0 and no other).
+    #: True for the Hopper generation (exactly compute capability 9.0).
     hopper: bool = False
 
 
 def device_limits(device: torch.device) -> DeviceLimits:
-    """Limits of `device`; stand-ins for anything but CUDA."""
+    """Return the limits of `device`; placeholders for anything but CUDA."""
     if device.type != "cuda":
         return DeviceLimits(4, _ASSUMED_SHARED_MEMORY, copy_engine=False)
     properties = torch.cuda.get_device_properties(device)
@@ -94,15 +95,15 @@ class Tunings(NamedTuple):
 def tunings(
     shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits, *, quantized: bool = False
 ) -> Tunings:
-    """Tile sizes for heads of `shape` in `dtype`, to which a quantized cache is converted.
+    """Choose tile sizes for heads of `shape` in `dtype`, to which a quantized cache is converted.
 
-    All split classes use the same `block_n`, so that what a query gets from a chunk is summed in
-    the same order, however the chunk is shared.
+    All split classes use the same `block_n`, so a query sums a chunk in the same order however the
+    chunk is shared.
     """
     group = shape.num_heads // shape.num_kv_heads
     row_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
     least = triton.next_power_of_2(max(16, group))
-    # The copy engine fetches what lies together: a tile of keys must be within one block.
+    # The copy engine fetches contiguous memory: a tile of keys must be within one block.
     whole = limits.copy_engine and shape.block_size % 64 == 0 and dtype.itemsize == 2
     # … and its rows must be multiples of 16 bytes.
     whole = whole and shape.head_dim * (1 if quantized else dtype.itemsize) % 16 == 0
@@ -111,7 +112,7 @@ def tunings(
         wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
         prefill = Tuning(max(128, least), 64, 4, 3, 2, descriptors=True)
         if quantized:
-            # Converting takes instructions, and two warps repeat fewer of them for a tile.
+            # Conversion costs instructions, and two warps repeat fewer of them per tile.
             narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
             prefill = prefill._replace(num_stages=2)
         if limits.hopper and shape.head_dim in (64, 128) and least <= hopper_prefill.TILE_ROWS:
@@ -135,16 +136,16 @@ def tunings(
 
 
 def merge_tuning(num_queries: int) -> MergeTuning:
-    """How as many queries at most are merged: a few alone would leave the device idle."""
+    """Choose how to merge up to this many queries: a few alone would leave the device idle."""
     return MergeTuning(64, 4, 4) if num_queries <= _FEW_MERGES else MergeTuning(16, 1, 2)
 
 
 def _fit(tuning: Tuning, row_bytes: int, limits: DeviceLimits) -> Tuning:
-    """The same with as many keys a tile, and then as many pipeline stages, as fit."""
+    """Fit keys per tile, then pipeline stages, into shared memory."""
     fixed = tuning.block_m * row_bytes + 4096
     pair = 2 * tuning.block_n * row_bytes
     for stages in range(tuning.num_stages, 1, -1):
-        # The fetch of block ids and the products take stages too, but no buffers of keys.
+        # Fetching block ids and the products take stages too, but no key buffers.
         if fixed + max(1, stages // 2) * pair <= limits.shared_memory:
             return tuning._replace(num_stages=stages)
     if tuning.block_n > 16:
@@ -153,7 +154,7 @@ def _fit(tuning: Tuning, row_bytes: int, limits: DeviceLimits) -> Tuning:
 
 
 class CacheView(NamedTuple):
-    """One layer of the KV cache, keys and values apart."""
+    """One layer of the KV cache, with keys and values separate."""
 
     key: Tensor
     value: Tensor
@@ -164,23 +165,23 @@ class CacheView(NamedTuple):
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a (block, head) tile, its scales included."""
+        """Return the rows of a (block, head) tile, scales included."""
         return int(self.key.shape[2])
 
     @property
     def scales(self) -> tuple[Tensor, Tensor]:
-        """Both as float32, for the scales among them; without a meaning if there are none."""
+        """Return both as float32, for the scales in them; meaningless if there are none."""
         if not self.is_quantized:
             return self.key, self.value
         return self.key.view(torch.float32), self.value.view(torch.float32)
 
     @property
     def pairs(self) -> CacheView:
-        """The view of a quantized cache as pairs of bytes."""
+        """Return a quantized cache as pairs of bytes."""
         return CacheView(self.key.view(torch.int16), self.value.view(torch.int16))
 
     def scale_tiles(self, tuning: Tuning) -> tuple[TensorDescriptor | Tensor, ...]:
-        """The scales of a tile of keys, for the copy engine; see `scales` where it cannot."""
+        """Return descriptors of key tiles' scales for the copy engine, or the plain `scales`."""
         columns = self.key.shape[-1] // 4
         if tuning.block_n % columns or not self.is_quantized:
             return self.scales
@@ -193,7 +194,7 @@ class CacheView(NamedTuple):
 
     @property
     def boxes(self) -> tuple[BoxDescriptor, BoxDescriptor]:
-        """Both as rows of a head, in the boxes that `hopper_prefill` fetches."""
+        """Return both as rows of a head, in the boxes that `hopper_prefill` fetches."""
         box = [hopper_fetch.BOX_KEYS, hopper_fetch.BOX_COLUMNS]
         layout = hopper_fetch.CODE_LAYOUT if self.is_quantized else hopper_fetch.BOX_LAYOUT
         key, value = (
@@ -202,7 +203,7 @@ class CacheView(NamedTuple):
         return key, value
 
     def tiles(self, rows: int, columns: int) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """Both as rows of a head in tiles of `rows` x `columns`, for the copy engine."""
+        """Return both as rows of a head in tiles of `rows` x `columns`, for the copy engine."""
         key, value = (
             TensorDescriptor.from_tensor(part.view(-1, part.shape[-1]), [rows, columns])
             for part in self
@@ -211,10 +212,10 @@ class CacheView(NamedTuple):
 
 
 def reads_pairs(tuning: Tuning, block_d: int) -> bool:
-    """Return True if tiles of a quantized cache are read as pairs of bytes.
+    """Return true if tiles of a quantized cache are read as pairs of bytes.
 
-    Those of few rows are: their matrix instructions take all operands from registers. A product
-    is of 16 columns at least.
+    This applies to tiles of few rows, whose matrix instructions take all operands from registers. A
+    product has at least 16 columns.
     """
     return tuning.block_m < 64 and block_d >= 32
 
@@ -226,21 +227,21 @@ def cache_view(layer_kv: Tensor) -> CacheView:
 
 
 class Partials(NamedTuple):
-    """Results of items, slot by slot, until they are merged; float32."""
+    """Results of items, slot by slot, before they are merged; float32."""
 
     #: `[num_slots x num_heads x head_dim]`: weighted sums of values.
     out: Tensor
-    #: `[num_slots x num_heads]`: log-sum-exp of the scores, to base 2.
+    #: `[num_slots x num_heads]`: log-sum-exp of the scores in base 2.
     lse2: Tensor
 
 
 class AttentionCall(NamedTuple):
-    """The arguments that the attention kernels of one layer share in a step."""
+    """The arguments that one layer's attention kernels share in a step."""
 
     #: `[num_tokens, num_heads, head_dim]`
     query: Tensor
     cache: CacheView
-    #: The block tables of all rows, one behind the other.
+    #: The block tables of all rows, concatenated.
     block_ids: Tensor
     #: `[num_tokens, num_heads * head_dim]`
     out: Tensor
@@ -254,11 +255,11 @@ class AttentionCall(NamedTuple):
 
 
 class _ReadArguments(NamedTuple):
-    """How `split_attention` and `prefill_attention` read the cache."""
+    """Arguments with which `split_attention` and `prefill_attention` read the cache."""
 
-    #: Keys and values, their tiles, the scales of both, and their tiles.
+    #: Keys and values, their tiles, the scales of both, and the scales' tiles.
     tensors: tuple[Tensor | TensorDescriptor, ...]
-    #: Constants and options of the compiler.
+    #: Constants and compiler options.
     options: dict[str, Any]
 
 
@@ -320,7 +321,7 @@ def attention_constants(
 def hopper_constants(
     shape: AttentionShape, *, quantized: bool, tile_rows: int
 ) -> hopper_fetch.HopperConstants:
-    """Return the constants of `hopper_prefill`. They are measured (engine-log, 22)."""
+    """Return the constants of `hopper_prefill`, from measurements (engine-log, 22)."""
     return hopper_fetch.HopperConstants(
         quantized=quantized,
         num_kv_heads=shape.num_kv_heads,
@@ -330,7 +331,7 @@ def hopper_constants(
         tile_rows=tile_rows,
         block_n=128,
         stages=2,
-        # With a cache of float8 there are four warps more.
+        # A float8 cache needs four more warps.
         consumer_registers=208 if quantized else 240,
         converter_registers=72,
         producer_registers=24,
@@ -368,7 +369,7 @@ def run_split(
 def run_merge(
     call: AttentionCall, merges: Tensor, num_merges: Tensor, *, tuning: MergeTuning, grid: int
 ) -> None:
-    """Combine the slots of every query that was cut; see `merge_splits`."""
+    """Combine the slots of every query with cut keys; see `merge_splits`."""
     merge_splits[(grid,)](
         *call.partials,
         merges,
@@ -396,7 +397,7 @@ def run_prefill(
 ) -> None:
     """Run prefill tiles `[n, 8]`; see `prefill_attention`.
 
-    `grid` is at least the number of tiles times that of KV heads.
+    `grid` is at least the number of tiles times the number of KV heads.
     """
     work = (tiles, num_tiles, call.block_ids, call.out, *call.partials)
     if tuning.specialized and call.window is None and call.sinks is None:
@@ -441,8 +442,8 @@ def run_rotate_and_write(
 ) -> Tensor:
     """Rotate (and with `norms` = weights of q and k, eps: normalise) and write K and V.
 
-    Without `rotation` all of a head is rotated, element i with i + head_dim / 2. `qkv` is
-    `[num_tokens, (heads + 2 x kv_heads) x head_dim]`; what has slot -1 is not written. Returns
+    Without `rotation` a whole head is rotated, element i with i + head_dim / 2. `qkv` is
+    `[num_tokens, (heads + 2 x kv_heads) x head_dim]`; tokens with slot -1 are not written. Returns
     the rotated queries `[num_tokens, heads, head_dim]`.
     """
     assert qkv.stride(1) == 1

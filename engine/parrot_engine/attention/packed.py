@@ -1,9 +1,9 @@
-"""Attention of whole sequences that stand one behind the other, without padding and without KV.
+"""Attention of concatenated whole sequences, without padding and without KV.
 
-For what a model computes once and does not go on from: vectors and scores of texts. On a GPU one
-kernel of torch's reads all sequences of a step (`torch.nn.attention.varlen`); elsewhere, in float32
-and of sequences of one length, each run of these is one call of `scaled_dot_product_attention`, so
-that batches ordered by length take few.
+Serves results that a model computes once: vectors and scores of texts. On a GPU one torch kernel
+reads all sequences of a step (`torch.nn.attention.varlen`). Elsewhere, and in float32, each run of
+sequences of equal length is one call of `scaled_dot_product_attention`, so batches sorted by length
+need few calls.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from torch import Tensor
 
 from parrot_engine.attention.interface import LayerAttention
 
-#: Widest heads of torch's kernel.
+#: Largest head size of torch's kernel.
 _MAX_HEAD_DIM = 256
 
 
 class Run(NamedTuple):
-    """Neighbouring sequences of one length."""
+    """Consecutive sequences of one length."""
 
-    #: Place of their tokens in the step.
+    #: Index of their first token in the step.
     begin: int
     num_sequences: int
     length: int
 
 
 class PackedPlan(NamedTuple):
-    """Where the sequences of a step are."""
+    """Positions of a step's sequences."""
 
     runs: list[Run]
-    #: int32 `[num_sequences + 1]`, on the device: where each begins, and where the last ends.
+    #: int32 `[num_sequences + 1]`, on the device: start of each sequence, and the end of the last.
     starts: Tensor
     longest: int
 
 
 class PackedAttention(LayerAttention[PackedPlan]):
-    """Each token sees the tokens of its own sequence: all, or itself and earlier ones.
+    """Each token sees its own sequence: all tokens, or itself and earlier ones.
 
-    A layer's window counts the tokens that are seen to the left, the token itself included; where
-    later ones are seen as well, as many to the right.
+    A layer's window counts the visible tokens to the left, including the token itself. If later
+    tokens are visible too, the same number counts to the right.
     """
 
     def __init__(self, device: torch.device, *, causal: bool) -> None:
@@ -55,7 +55,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
         self._varlen = _varlen_kernel() if device.type == "cuda" else None
 
     def plan(self, lengths: Sequence[int]) -> PackedPlan:
-        """Lay out the sequences of a step, of at least one token each."""
+        """Lay out the sequences of a step, each with at least one token."""
         runs, starts = [], [0]
         for length, group in groupby(lengths):
             count = len(list(group))
@@ -78,10 +78,10 @@ class PackedAttention(LayerAttention[PackedPlan]):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Do as `LayerAttention.forward` does; `layer_kv` is not read and not written.
+        """Do the work of `LayerAttention.forward`; `layer_kv` is neither read nor written.
 
-        `bias` `[heads, longest, longest]` is added to the scores of each sequence, of which none
-        has a window then, and all tokens see each other.
+        `bias` `[heads, longest, longest]` is added to the scores of each sequence; then there is no
+        window, and all tokens see each other.
         """
         del layer_kv
         assert sinks is None, "models with sinks have no vectors here"
@@ -142,7 +142,7 @@ class PackedAttention(LayerAttention[PackedPlan]):
 
 
 def _varlen_kernel() -> Callable[..., Tensor] | None:
-    """Torch's kernel, for key heads of the queries' number or fewer; None before it has windows."""
+    """Return torch's kernel, which supports grouped key heads; None in versions without windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -150,5 +150,5 @@ def _varlen_kernel() -> Callable[..., Tensor] | None:
     known = inspect.signature(varlen_attn).parameters
     if not {"scale", "window_size"} <= known.keys():
         return None
-    # Versions without the option take fewer key heads as they come.
+    # Versions without the option support fewer key heads by themselves.
     return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn

@@ -1,4 +1,4 @@
-"""Measured parameters of how attention work is split and packed."""
+"""Measured parameters for splitting and packing attention work."""
 
 from __future__ import annotations
 
@@ -7,98 +7,98 @@ from typing import NamedTuple
 
 
 class Cuts(NamedTuple):
-    """Where keys are cut, in tokens, chunks being multiples of blocks and of a kernel's tile.
+    """Cut positions of keys in tokens; chunks are multiples of blocks and of a kernel's tile.
 
-    A cut lets several programs read the keys of a row, and costs a merge of what they found.
+    A cut lets several programs read a row's keys, and costs a merge of their results.
     """
 
-    #: Keys of a chunk.
+    #: Keys per chunk.
     chunk: int
-    #: Up to so many keys behind a row's last whole chunk are read with it unless it is shared.
+    #: A row's keys behind its last whole chunk are read with that chunk if they are at most this
+    #: many and the chunk is not shared.
     tail: int = 0
-    #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
+    #: Smaller chunks in ascending order, for steps whose readings would leave the device idle.
     fine: tuple[int, ...] = ()
-    #: A larger chunk, for steps of few queries and many keys; 0: none.
+    #: A larger chunk for steps with few queries and many keys; 0: none.
     coarse: int = 0
 
 
-#: Partial results of attention that a step may have where graphs are to hold it: 135 MB with 32
-#: heads of 128.
+#: Maximum partial results of a step that graphs should hold: 135 MB with 32 heads of 128.
 MAX_SLOTS = 8192
-#: Most tokens of a graph with prefill: larger steps keep the device busy for longer than it takes
-#: to launch them one by one (13 to 24 ms for 32 layers, by the host's CPU).
+#: Most tokens of a graph with prefill. Larger steps keep the device busy for longer than launching
+#: their kernels takes (13 to 24 ms for 32 layers, depending on the host's CPU).
 MAX_MIXED_TOKENS = 1024
 
 
 class TileCuts(NamedTuple):
-    """Parameters by which the keys of prefill tiles are cut; `tiles` describes the trade-off.
+    """Parameters for cutting the keys of prefill tiles; `tiles` describes the trade-off.
 
     Costs are in keys: the time that a program takes for one of them.
     """
 
-    #: The numbers of parts to choose from for the tile of most keys; (1,) cuts nothing.
+    #: Possible numbers of parts for the tile with most keys; (1,) cuts nothing.
     parts: tuple[int, ...]
-    #: Keys of a part, at least.
+    #: Minimum keys per part.
     least: int
-    #: What a program costs besides its keys.
+    #: Fixed cost of a program.
     start: int
-    #: What it costs to write and to merge the results of as many programs as run at once.
+    #: Cost of writing and merging the results of one round of concurrent programs.
     merge: int
-    #: Cuts may bring so many times the programs that run at once, since graphs have room for them,
-    #: and launch them whether they are there or not.
+    #: Cuts may increase the programs to this many rounds, because graphs reserve room for them and
+    #: launch them even if unused.
     rounds: int = 1
-    #: How much longer a key takes a program that shares its multiprocessor with others.
+    #: Slowdown per key of a program that shares its multiprocessor with others.
     crowded: float = 1.0
-    #: The numbers of parts to choose from for the last tiles of a step too large for a graph, by a
-    #: kernel of one program a multiprocessor; none: they are not cut.
+    #: Possible numbers of parts for the last tiles of a step too large for a graph, with a kernel
+    #: of one program per multiprocessor; empty: they are not cut.
     last: tuple[int, ...] = ()
 
 
 class Policy(NamedTuple):
-    """Constant for a model on a device."""
+    """Constants for a model on a device."""
 
     cuts: Cuts
-    #: The smallest chunk is taken with which a step has at most so many readings (a query and a
-    #: chunk that it reads); the coarse one where it makes twice as many, if the step has no more
-    #: queries than this; else the usual one.
+    #: Chunk choice by readings (a query and a chunk that it reads): the smallest chunk with at most
+    #: this many readings in the step; otherwise the coarse one if it gives twice as many and the
+    #: step has at most this many queries; otherwise the usual one.
     fine_readings: int
-    #: Alignment of an item's first key within its chunk: keys of a tile.
+    #: Alignment of an item's first key within its chunk: the keys of a tile.
     align: int
-    #: Rows (queries x heads of a group) of the narrow and of the wide tile.
+    #: Rows (queries x heads of a group) of the narrow and the wide tile.
     narrow_rows: int
     wide_rows: int
-    #: Query heads of a KV head.
+    #: Query heads per KV head.
     group: int
-    #: Tokens of a prefill tile.
+    #: Tokens per prefill tile.
     tile_tokens: int
     tile_cuts: TileCuts
-    #: Prefill tiles that the device runs at the same time, with a program for each KV head.
+    #: Prefill tiles that the device runs concurrently, with one program per KV head.
     tile_round: int
-    #: And of these, how many have multiprocessors for themselves.
+    #: Number of these that have multiprocessors to themselves.
     tiles_alone: int
-    #: Multiprocessors, and programs of a tile.
+    #: Multiprocessors, and programs per tile.
     num_sms: int
     num_kv_heads: int
-    #: Prefill tiles are cut only as far as the step has no more partial results than this.
+    #: Prefill tiles are cut only while the step has at most this many partial results.
     max_slots: int
-    #: Bytes of one key and its value, all KV heads of a layer.
+    #: Bytes of one key and its value, over all KV heads of a layer.
     token_bytes: int
     #: Rows of up to this many tokens always have their keys split …
     split_tokens: int
-    #: … and those of up to this many do when at least `long_context` keys were there before.
+    #: … and rows of up to this many do if they had at least `long_context` keys before.
     long_split_tokens: int
     long_context: int
-    #: An item goes wide with at least this many rows …
+    #: An item becomes wide with at least this many rows …
     wide_min_rows: int
-    #: … when all such items of the step save at least this many bytes of reading in a layer.
+    #: … if all such items of the step save at least this many bytes of reading per layer.
     wide_min_bytes: int
-    #: Wide items that the device runs at the same time, with a program for each KV head.
+    #: Wide items that the device runs concurrently, with one program per KV head.
     wide_round: int
 
     def cuts_of(self, num_queries: int, count_readings: Callable[[int], int]) -> Cuts:
-        """Return where to cut a step's keys; `count_readings` counts readings by chunk size."""
+        """Return the cuts for a step; `count_readings` counts readings by chunk size."""
         cuts, most = self.cuts, self.fine_readings
-        # A chunk a query is the least.
+        # There is at least one chunk per query.
         if num_queries > most:
             return cuts
         for chunk in cuts.fine:

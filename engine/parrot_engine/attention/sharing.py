@@ -1,13 +1,13 @@
 """Shared prefixes: which rows of a step begin with the same blocks, and how they are read.
 
-Rows share as long as the physical ids of their blocks are the same, compared as such; never by
-counting references. They are brought into an order in which rows that begin alike are neighbours
-(that of their ids as bytes); what two rows share is then what all rows between them share.
+Rows share while the physical ids of their blocks are equal; reference counts are not used. Rows are
+sorted so that those with a common beginning are neighbours (by their ids as bytes). Two rows then
+share exactly what all rows between them share.
 
-Queries that read the same chunk form a group, which is read by narrow or by wide items. Wide items
-are few and each fills a multiprocessor, so how they fall into rounds decides how long all of them
-take: where one item of two chunks takes no longer than two rounds of one, it saves a part to merge
-for every query, and leaves multiprocessors to the narrow items that run beside.
+Queries that read the same chunk form a group, read by narrow or wide items. Wide items are few and
+each fills a multiprocessor, so their total time depends on how they divide into rounds. If one item
+of two chunks takes no longer than two rounds of one chunk, it saves every query a part to merge,
+and leaves multiprocessors to concurrent narrow items.
 
 Plain numpy, no torch, no device.
 """
@@ -22,32 +22,34 @@ import numpy.typing as npt
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Ints, Tables, spans
 
-#: Chunks that an item may span, besides one.
+#: Numbers of chunks that an item may span, besides one.
 _SPANS = (2, 4)
-#: What an item costs besides its keys, in chunks: measured on 64 and 128 decodes that share 6,144
+#: Cost of an item besides its keys, in chunks: measured on 64 and 128 decodes that share 6,144
 #: tokens (engine-log, 17).
 _ITEM_COST = 1
 
 
 class Sharing(NamedTuple):
-    """An order of the rows and what neighbours in it have in common; int32 `[num_rows]`."""
+    """An order of the rows and the common part of neighbours in it; int32 `[num_rows]`."""
 
     #: By row: its place in the order.
     place: Ints
-    #: By place: how many whole chunks, from the first, it shares with the place before; 0 at the
-    #: first place.
+    #: By place: number of leading whole chunks shared with the previous place; 0 at the first
+    #: place.
     common: Ints
 
     def reach(self) -> Ints:
-        """`[num_rows]`: how many chunks, from the first, the row shares with some other row."""
+        """Return `[num_rows]`: the number of leading chunks that a row shares with any other
+        row.
+        """
         following = np.append(self.common[1:], np.int32(0))
         reach: Ints = np.maximum(self.common, following)[self.place]
         return reach
 
     def leaders(self) -> Ints:
-        """`[chunks, places]`: the first of the places that share the chunk with each place.
+        """Return `[chunks, places]`: the first of the places that share the chunk with each place.
 
-        Chunks from its length on are shared by no two rows.
+        No two rows share chunks from its length on.
         """
         deepest = int(self.common.max(initial=0))
         chunks = np.arange(deepest, dtype=np.int32)[:, None]
@@ -63,9 +65,9 @@ def nothing_shared(num_rows: int) -> Sharing:
 
 
 def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks: int) -> Sharing:
-    """The sharing of the rows with indices `candidates`, in chunks of `chunk_blocks` blocks.
+    """Find the sharing of the rows with indices `candidates`, in chunks of `chunk_blocks` blocks.
 
-    Only chunks whose keys are all there before the step count: blocks that a row writes are its
+    Only chunks whose keys existed before the step count, because blocks that a row writes are its
     own.
     """
     num_rows = len(tables.counts)
@@ -81,14 +83,14 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
     if len(candidates) < 2:
         return nothing_shared(num_rows)
 
-    # No row shares more than the second longest holds.
+    # No row shares more than the second longest has.
     chunks = np.minimum(whole, np.partition(whole, -2)[-2])
     ids = np.empty((len(candidates), int(chunks.max()) * chunk_blocks), dtype=np.int32)
     places = zip(tables.starts[candidates].tolist(), (chunks * chunk_blocks).tolist(), strict=True)
-    # NOTE: row by row. Indexing them all at once takes several arrays of this size, and longer.
+    # NOTE: row by row. Indexing all rows at once takes several arrays of this size, and longer.
     for row, (start, length) in enumerate(places):
         ids[row, :length] = tables.block_ids[start : start + length]
-        # Behind its end a row is like no other.
+        # Beyond its end a row equals no other.
         ids[row, length:] = -1 - row
     keys = [row.tobytes() for row in ids]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
@@ -108,39 +110,39 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
 
 
 class Readings(NamedTuple):
-    """Pairs of a query and a chunk that it reads, those of a group one after the other; int32."""
+    """Pairs of a query and a chunk that it reads, grouped by chunk; int32."""
 
     #: `[num_readings]`: index of the query.
     query: Ints
-    #: `[num_readings]`: number of the chunk, the first one where several are read together.
+    #: `[num_readings]`: number of the chunk, or of the first of several read together.
     chunk: Ints
-    #: `[num_groups]`: index of the first reading of each group, which all read the same chunk.
+    #: `[num_groups]`: index of the first reading of each group; a group reads one chunk.
     group_begins: Ints
 
 
 class Groups(NamedTuple):
     """The groups of `Readings`, `[num_groups]` each."""
 
-    #: Queries of the group.
+    #: Number of queries in the group.
     sizes: Ints
-    #: Whether wide items read it.
+    #: True if wide items read it.
     is_wide: npt.NDArray[np.bool_]
-    #: Chunks that the group reads, from that of its readings on.
+    #: Number of chunks that the group reads, starting with that of its readings.
     spans: Ints
 
 
 class Shares(NamedTuple):
     """Groups divided into items; int32 `[num_items]`."""
 
-    #: The group that the item is of.
+    #: The item's group.
     group: Ints
-    #: Index of its first reading, and how many it has.
+    #: Index of its first reading, and number of readings.
     first_member: Ints
     num_members: Ints
 
 
 def find_groups(readings: Readings, policy: Policy, cuts: Cuts) -> Groups:
-    """Find the groups worth wide items, each still reading its one chunk."""
+    """Find the groups that merit wide items, each still reading one chunk."""
     num_groups = len(readings.group_begins)
     sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
     is_wide = sizes * policy.group >= policy.wide_min_rows
@@ -155,16 +157,16 @@ def find_groups(readings: Readings, policy: Policy, cuts: Cuts) -> Groups:
 def join_chunks(
     readings: Readings, groups: Groups, policy: Policy
 ) -> tuple[Readings, Groups] | None:
-    """Wide groups of the same members at consecutive chunks as one, if that is no slower.
+    """Join wide groups with equal members at consecutive chunks, if that is no slower.
 
-    For layers without a window, where a query that reads a chunk reads those before. None: there is
-    nothing to join.
+    For layers without a window, where a query that reads a chunk also reads all earlier ones. None:
+    there is nothing to join.
     """
     wide = np.flatnonzero(groups.is_wide)
     items = -(-groups.sizes[wide] // policy.wide_members)
     begins = readings.group_begins[wide]
-    # Groups of equal size and equal first member at following chunks have all members in common:
-    # rows that share a chunk share those before.
+    # Groups of equal size and equal first member at consecutive chunks have the same members,
+    # because rows that share a chunk share all earlier ones.
     at = {
         (int(chunk), int(query), int(size)): (int(group), int(count))
         for chunk, query, size, group, count in zip(

@@ -1,4 +1,4 @@
-"""The rows of a step as flat arrays: what every plan begins with.
+"""The rows of a step as flat arrays, from which every plan is made.
 
 Plain numpy, no torch, no device.
 """
@@ -17,9 +17,9 @@ Ints = npt.NDArray[np.int32]
 
 
 class Tables(NamedTuple):
-    """A batch, row by row and token by token; int32 arrays."""
+    """A batch by row and by token; int32 arrays."""
 
-    #: `[num_block_ids]`: the block tables of all rows, one behind the other.
+    #: `[num_block_ids]`: the block tables of all rows, concatenated.
     block_ids: Ints
     #: `[num_rows]`: index in `block_ids` of the row's first block.
     starts: Ints
@@ -31,7 +31,7 @@ class Tables(NamedTuple):
     first_tokens: Ints
     #: `[num_tokens]`: the token's position in its context.
     positions: Ints
-    #: `[num_tokens]`: where the token's KV is written, block id x block_size + offset.
+    #: `[num_tokens]`: target of the token's KV, block id x block_size + offset.
     slots: Ints
 
     @property
@@ -63,7 +63,7 @@ def flatten_tables(rows: Sequence[BatchRow], block_size: int) -> Tables:
 
 
 def spans(begins: Ints, counts: Ints) -> Ints:
-    """For each i the integers `begins[i]` … `begins[i] + counts[i] - 1`, one i after the other."""
+    """Return, for each i in turn, the integers `begins[i]` … `begins[i] + counts[i] - 1`."""
     shifts = begins - _begins(counts)
     out: Ints = np.repeat(shifts, counts)
     out += np.arange(len(out), dtype=np.int32)
@@ -71,12 +71,12 @@ def spans(begins: Ints, counts: Ints) -> Ints:
 
 
 def first_keys(positions: Ints, window: int | None) -> Ints:
-    """First key that tokens at these positions see."""
+    """Return the first key that tokens at these positions see."""
     return np.zeros_like(positions) if window is None else np.maximum(0, positions - (window - 1))
 
 
 def as_table(columns: Sequence[Ints]) -> Ints:
-    """`[n, 8]`: up to eight columns, padded, as the kernels read them."""
+    """Return `[n, 8]`: up to eight columns, padded, in the kernels' form."""
     table = np.zeros((len(columns[0]), 8), dtype=np.int32)
     for index, column in enumerate(columns):
         table[:, index] = column
@@ -84,14 +84,16 @@ def as_table(columns: Sequence[Ints]) -> Ints:
 
 
 def largest_first(table: Ints, begin: int, end: int) -> Ints:
-    """Costly work first, so that the last programs to finish are short; ties stay in order."""
+    """Sort costly work first, so that the last programs to finish are short; ties keep their
+    order.
+    """
     if len(table) < 2:
         return table
     return table[np.argsort(table[:, begin] - table[:, end], kind="stable")]
 
 
 def _begins(counts: Ints) -> Ints:
-    """The begin of each of consecutive ranges of these lengths."""
+    """Return the start of each of consecutive ranges of these lengths."""
     begins = np.zeros(len(counts), dtype=np.int32)
     counts[:-1].cumsum(out=begins[1:])
     return begins

@@ -1,18 +1,18 @@
 """Prefill tiles: consecutive tokens of a row with all keys that they see, or a part of these.
 
-A tile is a program for each KV head. The tiles of one row of some hundred tokens are fewer than the
-device has room for, and behind a long context each takes long: there the keys are cut, each
-part is a program, and the parts are merged like those of items. That costs a partial result for
-each token and part, written and read in float32, so tiles are cut only while programs are few.
+A tile is one program per KV head. A row of a few hundred tokens has fewer tiles than the device can
+run, and behind a long context each takes long. There the keys are cut into parts, each a program,
+and the parts are merged like those of items. Each token and part costs a partial result, written
+and read in float32, so tiles are cut only while programs are few.
 
-What is weighed (`_cut`): programs start largest first, so that behind `k` full rounds of them the
-next cannot end before `k + 1` programs of at least its length; nor can all of them end before their
-sum allows. Which cut makes the larger of both, with what merging costs, the least? A key takes
-longer where programs share a multiprocessor. That looks at the tiles of the whole step: a row
-alone is cut further than one among many.
+The choice (`_cut`) works as follows. Programs start largest first. So after `k` full rounds the
+next cannot end before `k + 1` programs of at least its length, and all of them cannot end before
+their sum allows. The best cut minimises the larger of both bounds plus the cost of merging. Keys
+take longer in programs that share a multiprocessor. The bounds cover the tiles of the whole step,
+so a lone row is cut further than one among many.
 
-Tiles that fill the device several times are left whole but for the last ones (`_cut_last`): half a
-round of long tiles leaves half of the device idle for as long as one takes.
+Tiles that fill the device several times stay whole, except the last ones (`_cut_last`): half a
+round of long tiles leaves half of the device idle for the time of one.
 
 Plain numpy, no torch, no device.
 """
@@ -29,26 +29,26 @@ from parrot_engine.attention.tables import Ints, Tables, as_table, first_keys, l
 
 
 class Tiles(NamedTuple):
-    """Consecutive tokens of a row with keys that they see, column by column as the kernel reads."""
+    """Consecutive tokens of a row with the keys that they see; columns in the kernel's order."""
 
     #: Index in the flat list of block ids of the row's first block.
     first_block: Ints
     #: Keys `begin` … `end` - 1 are read; `begin` is aligned to the kernel's tile, and so is an
-    #: `end` that another part goes on from.
+    #: `end` at which another part continues.
     begin: Ints
     end: Ints
-    #: In the step.
+    #: Index in the step.
     first_token: Ints
     num_tokens: Ints
     first_position: Ints
-    #: Slot of the first token's result, those of the others being so far apart; -1: all keys are
-    #: read, and results are written directly.
+    #: Slot of the first token's result; those of the other tokens follow at this distance. -1: all
+    #: keys are read, and results are written directly.
     first_slot: Ints
     slot_step: Ints
 
 
 class TileWork(NamedTuple):
-    """The tiles of a step and what is left to merge behind them."""
+    """The tiles of a step, and the merges that follow them."""
 
     #: `[n, 8]`: `Tiles`, largest first.
     table: Ints
@@ -58,7 +58,7 @@ class TileWork(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """By tile: the number of its parts, and the keys of each but the last."""
+    """By tile: the number of its parts, and the keys of each except the last."""
 
     parts: Ints
     keys: Ints
@@ -71,7 +71,7 @@ def make_tiles(
     window: int | None,
     first_slot: int,
 ) -> TileWork:
-    """Tiles of the rows that are `tiled`; their partial results stand from `first_slot` on."""
+    """Make tiles of the rows marked in `tiled`; their partial results start at `first_slot`."""
     rows = np.flatnonzero(tiled).astype(np.int32)
     if not len(rows):
         return TileWork(np.empty((0, 8), dtype=np.int32), np.empty((0, 3), dtype=np.int32), 0)
@@ -112,7 +112,7 @@ def make_tiles(
 
 
 def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
-    """The cuts of tiles of these keys and tokens; see the module's docstring."""
+    """Choose the cuts of tiles with these keys and tokens; see the module's docstring."""
     cuts, room = policy.tile_cuts, policy.tile_round
     longest = int(lengths.max())
     if longest < 2 * cuts.least:
@@ -120,7 +120,7 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
     if int(lengths.sum()) >= longest * room:
         # The sum alone takes as long as the longest tile.
         return _cut_last(lengths, tokens, policy, free_slots)
-    # One row a tile, one column a choice.
+    # One row per tile, one column per choice.
     target = np.maximum(-(-longest // np.array(cuts.parts, dtype=np.int32)), cuts.least)
     length = lengths[:, None]
     parts = np.clip(-(-length // target), 1, np.maximum(1, length // cuts.least))
@@ -144,9 +144,9 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
 
 
 def _cut_last(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
-    """The cuts of tiles that fill the device: the last ones, where all programs end sooner by it.
+    """Cut the last ones of tiles that fill the device, if all programs then end sooner.
 
-    As many are left whole as fill a number of rounds, the last whole round or the one before.
+    The tiles left whole fill a number of rounds: up to the last whole round, or the one before.
     """
     cuts = policy.tile_cuts
     parts, keys = np.ones_like(lengths), lengths
@@ -164,7 +164,7 @@ def _cut_last(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _
             slots = int((made * tokens[last]).sum())
             if not len(last) or int(part.min()) < cuts.least or slots > free_slots:
                 continue
-            # The last part of a tile is the shortest, and counted like the others.
+            # The last part of a tile is the shortest, but counted like the others.
             work = np.concatenate([lengths[order[: -len(last)]], np.repeat(part, made)])
             end = _busiest(np.sort(work)[::-1] + cuts.start, policy)
             end += int(made.sum()) * cuts.merge // policy.tile_round
@@ -176,9 +176,9 @@ def _cut_last(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _
 
 
 def _busiest(costs: Ints, policy: Policy) -> int:
-    """The cost of the program that has most to do, by what tiles cost a program, largest first.
+    """Return the cost of the busiest program, from the tiles' costs per program, largest first.
 
-    They are dealt as `kernels.attention.hopper_fetch.nth_work` does.
+    Tiles are distributed as in `kernels.attention.hopper_fetch.nth_work`.
     """
     work = np.repeat(costs, policy.num_kv_heads)
     rounds = np.pad(work, (0, -len(work) % policy.num_sms)).reshape(-1, policy.num_sms)

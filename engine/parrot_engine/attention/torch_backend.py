@@ -1,19 +1,19 @@
 """Paged attention in plain torch: the CPU path, and the reference for kernels.
 
-Decodes (rows of one token) are attended together: their blocks are gathered into one padded
-tensor, and a mask of -inf excludes the padding. Rows of many tokens go one by one, in tiles of
-queries, over exactly the keys that they may see. Query heads that share a KV head are folded, so
-K and V are never repeated.
+Decodes (rows of one token) are attended together: their blocks are gathered into one padded tensor,
+and a mask of -inf excludes the padding. Rows of many tokens are processed one by one, in tiles of
+queries, over exactly the keys that they may see. Query heads that share a KV head are folded, so K
+and V are never repeated.
 
-Why padding cannot leak: a masked score is -inf, its weight exactly 0, and 0 x v is 0 unless v is
-NaN or infinite. A padded slot lies either in the row's own blocks before its end, or behind the
-last token in the row's last block; and a block's tail is cleared by whoever writes its first
-slot (`_Writes.cleared`), so neither memory never written nor a former owner's NaN is ever read.
+Padding cannot leak. A masked score is -inf, its weight exactly 0, and 0 x v is 0 unless v is NaN or
+infinite. A padded slot lies either in the row's own blocks before its end, or behind the last token
+in the row's last block. A block's tail is cleared when its first slot is written
+(`_Writes.cleared`), so neither unwritten memory nor a former owner's NaN is ever read.
 
-A quantized cache (`attention.storage`) is read as float32, and attended to in float32; keys of the
-step itself are taken as the cache will give them.
+A quantized cache (`attention.storage`) is read as float32, and attended to in float32; the step's
+own keys are taken as the cache would return them.
 
-Does not share reads of a common prefix between rows.
+Reads of a common prefix are not shared between rows.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ from parrot_engine.attention.storage import (
 )
 from parrot_engine.batch import BatchRow
 
-#: Queries attended at a time: bounds a mask to this many rows.
+#: Queries attended at a time, which bounds the rows of a mask.
 _QUERY_TILE = 512
 #: Decodes of up to this many blocks are always padded to one length: the waste costs less than
-#: the calls of another group.
+#: another group's calls.
 _SMALL_GROUP_BLOCKS = 8
 
 
 class _Writes(NamedTuple):
-    """The places of the new K and V."""
+    """Targets of the new K and V."""
 
     #: `[num_tokens * kv_heads]` rows of the cache seen as `[.., head_dim]`.
     slots: Tensor
-    #: Blocks whose first slot is written now and whose tail stays unwritten; None for none.
+    #: Blocks whose first slot is written now and whose tail stays unwritten; None if there are
+    #: none.
     cleared: Tensor | None
 
 
 class _DecodeGroup(NamedTuple):
     """Rows of one token, padded to the same number of blocks."""
 
-    #: Indices of their tokens in the step; None when they are all of them, in order.
+    #: Indices of their tokens in the step; None if they are all tokens, in order.
     tokens: Tensor | None
     size: int
     #: `[size * kv_heads * blocks]` rows of the cache seen as `[.., block_size * head_dim]`.
     tiles: Tensor
-    #: `[size, 1, 1, keys]`, 0 or -inf; None when there is nothing to exclude.
+    #: `[size, 1, 1, keys]`, 0 or -inf; None if there is nothing to exclude.
     mask: Tensor | None
 
 
@@ -70,10 +71,10 @@ class _PrefillTile(NamedTuple):
     #: Tokens first … last-1 of the step.
     first: int
     last: int
-    #: `[kv_heads * blocks]` rows of the cache seen as `[.., block_size * head_dim]`; None when
-    #: the keys are those of the tile itself, all under a plain causal mask.
+    #: `[kv_heads * blocks]` rows of the cache seen as `[.., block_size * head_dim]`; None if the
+    #: keys are those of the tile itself, all under a plain causal mask.
     tiles: Tensor | None
-    #: Of the keys gathered, those to use.
+    #: First of the gathered keys to use.
     first_key: int
     last_key: int
     #: `[tokens, keys]`, 0 or -inf.
@@ -82,10 +83,10 @@ class _PrefillTile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """Index tensors of one step; see the private tuples for their meaning."""
+    """Index tensors of one step; the private tuples explain them."""
 
     writes: _Writes
-    #: By window, as windowed layers read fewer blocks.
+    #: By window, because windowed layers read fewer blocks.
     decodes: dict[int | None, list[_DecodeGroup]]
     prefills: dict[int | None, list[_PrefillTile]]
 
@@ -101,24 +102,25 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         quantized: bool = False,
         softcap: float | None = None,
     ) -> None:
-        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
+        """Make a back end for layers with these `windows` and a cache of `dtype`, or a quantized
+        one.
 
-        With a `softcap` scores are bounded by it: softcap x tanh(score / softcap).
+        A `softcap` bounds the scores: softcap x tanh(score / softcap).
         """
         self._softcap = softcap
         self._shape = shape
         self._quantized = quantized
-        #: Rows of a (block, head) tile.
+        #: Rows per (block, head) tile.
         self._tile_rows = tile_rows(shape.block_size, shape.head_dim, quantized=quantized)
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._device = device
-        #: Of what is attended to.
+        #: Dtype of attention's operands.
         self._dtype = torch.float32 if quantized else dtype
         self._head_slots = torch.arange(shape.num_kv_heads, device=device) * self._tile_rows
         self._head_tiles = torch.arange(shape.num_kv_heads, device=device)
 
     def plan(self, rows: Sequence[BatchRow]) -> TorchPlan:
-        """See the interface; work in Python is linear in tokens and blocks."""
+        """Plan a step, as in the interface; work in Python is linear in tokens and blocks."""
         rows = [row._replace(block_table=_ids_of(row)) for row in rows]
         offsets: list[int] = []
         decodes: list[int] = []
@@ -186,7 +188,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         sinks: Tensor | None,
     ) -> Tensor:
         if sinks is not None:
-            # A row for each KV head, an entry for each of its query heads.
+            # One row per KV head, with an entry per query head.
             sinks = sinks.float().view(self._shape.num_kv_heads, -1)
         num_tokens = query.shape[0]
         decodes = plan.decodes[window]
@@ -202,8 +204,6 @@ class TorchAttention(AttentionBackend[TorchPlan]):
                 query[span], key[span], value[span], layer_kv, tile, scale, sinks
             )
         return out.view(num_tokens, -1)
-
-    # -- planning
 
     def _plan_writes(self, rows: Sequence[BatchRow]) -> _Writes:
         block_size = self._shape.block_size
@@ -226,7 +226,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         )
 
     def _first_block(self, position: int, window: int | None) -> int:
-        """The earliest block that the token at `position` looks into."""
+        """Return the earliest block that the token at `position` reads."""
         if window is None:
             return 0
         return max(0, position - window + 1) // self._shape.block_size
@@ -234,7 +234,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
     def _group_by_length(
         self, rows: Sequence[BatchRow], decodes: list[int], window: int | None
     ) -> list[list[int]]:
-        """Groups of decodes in which no row is padded to more than twice its own blocks."""
+        """Group decodes so that no row is padded to more than twice its own blocks."""
 
         def blocks(index: int) -> int:
             position = rows[index].start
@@ -276,7 +276,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
                 0 if window is None else max(0, position - window + 1 - first * block_size)
             )
         num_blocks = max(map(len, tables))
-        # Padding repeats a block of the row itself: whatever it holds is the row's own.
+        # Padding repeats a block of the row itself, so any content is the row's own.
         padded = [table + table[:1] * (num_blocks - len(table)) for table in tables]
         blocks = torch.tensor(padded, device=self._device)
         tiles = blocks[:, None, :] * self._shape.num_kv_heads + self._head_tiles[:, None]
@@ -295,7 +295,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         return _DecodeGroup(tokens, len(group), tiles.view(-1), mask)
 
     def _plan_prefill(self, row: BatchRow, offset: int, window: int | None) -> list[_PrefillTile]:
-        """Tiles of at most `_QUERY_TILE` tokens, each over its own keys."""
+        """Return tiles of at most `_QUERY_TILE` tokens, each over its own keys."""
         num_tokens, block_size = len(row.token_ids), self._shape.block_size
         unwindowed = window is None or window >= num_tokens
         if row.start == 0 and unwindowed and num_tokens <= _QUERY_TILE:
@@ -331,10 +331,8 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         mask = torch.zeros(excluded.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(excluded, float("-inf"))
 
-    # -- attending
-
     def _gather(self, layer_kv: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of whole (block, head) tiles, `[len(tiles), block_size * head_dim]`."""
+        """Gather K and V of whole (block, head) tiles, `[len(tiles), block_size * head_dim]`."""
         key, value = (part.flatten(0, 1).index_select(0, tiles) for part in layer_kv)
         if self._quantized:
             key, value = read_quantized(key), read_quantized(value)
@@ -348,7 +346,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         scale: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        """`[size, num_heads, head_dim]` for queries of the same shape."""
+        """Attend; returns `[size, num_heads, head_dim]` for queries of the same shape."""
         _, kv_heads, head_dim, _ = self._shape
         key, value = self._gather(layer_kv, group.tiles)
         attended = self._weigh(
@@ -371,7 +369,9 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         scale: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        """`[tokens, num_heads, head_dim]` of one tile; K and V are those of its own tokens."""
+        """Attend for one tile, whose own tokens' K and V are given; returns `[tokens, num_heads,
+        head_dim]`.
+        """
         num_heads, kv_heads, head_dim, _ = self._shape
         if tile.tiles is None:
             key, value = key.transpose(0, 1), value.transpose(0, 1)
@@ -381,7 +381,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             key = keys.view(kv_heads, -1, head_dim)[:, used]
             value = values.view(kv_heads, -1, head_dim)[:, used]
         group = num_heads // kv_heads
-        # KV heads take the place of the batch; K and V are broadcast over the query heads.
+        # KV heads take the batch dimension; K and V are broadcast over the query heads.
         attended = self._weigh(
             query.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3),
             key[:, None].expand(-1, group, -1, -1),
@@ -404,7 +404,8 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """The sum of values for each query; the last two axes are tokens and elements.
+        """Return the weighted sum of values for each query; the last two axes are tokens and
+        elements.
 
         `sinks` are broadcast over the scores of a key.
         """
@@ -428,6 +429,6 @@ class TorchAttention(AttentionBackend[TorchPlan]):
 
 
 def _ids_of(row: BatchRow) -> list[int]:
-    """The block table as Python's own integers, with which lists are quicker."""
+    """Return the block table as Python integers, which are faster in lists."""
     table = row.block_table
     return table if isinstance(table, list) else table.tolist()

@@ -1,9 +1,9 @@
 """Paged attention with Triton kernels: split KV for decodes, tiles for prefill, shared prefixes.
 
-`lay_out` builds one work list per window on the CPU, `send` brings all of it to the device in one
-transfer, and `forward` launches, without asking the device for anything. A plan of fixed capacity
-(`fixed_plan`) reads what it does from a buffer at each launch: that is what CUDA graphs are
-captured with. Slots that were never written may hold anything: masked keys are not read at all.
+`lay_out` builds one work list per window on the CPU, `send` brings them all to the device in one
+transfer, and `forward` launches kernels without reading anything back. A plan of fixed capacity
+(`fixed_plan`) reads its work from a buffer at each launch: CUDA graphs are captured with it.
+Unwritten slots may contain anything: masked keys are never read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from parrot_engine.attention.policy import MAX_MIXED_TOKENS, MAX_SLOTS, Cuts, Po
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
 
-#: Measured (engine-log, 17 and 23). All rounded up to whole blocks and tiles.
+#: Measured (engine-log, 17 and 23). All are rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256), coarse=1024)
 #: Measured (engine-log, 18).
 DEFAULT_TILE_CUTS = TileCuts(
@@ -40,11 +40,11 @@ DEFAULT_TILE_CUTS = TileCuts(
     rounds=2,
     crowded=1.15,
 )
-#: The same for tiles that have a multiprocessor for themselves (engine-log, 22).
+#: The same parameters for tiles that have a multiprocessor to themselves (engine-log, 22).
 SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(
     least=512, rounds=1, crowded=1.0, last=(2, 3, 4, 5, 6)
 )
-#: Tiles are never cut.
+#: Parameters that never cut a tile.
 _UNCUT = TileCuts((1,), least=1 << 29, start=0, merge=0)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
@@ -52,12 +52,12 @@ _LONG_SPLIT_TOKENS = 64
 _LONG_CONTEXT = 2048
 _WIDE_MIN_ROWS = 32
 _WIDE_MIN_BYTES = 40_000_000
-#: Programs of the merge per multiprocessor.
+#: Merge programs per multiprocessor.
 _MERGE_PROGRAMS = 16
 
 
 class Programs(NamedTuple):
-    """Programs of each launch, over all heads; 0 where there is none."""
+    """Programs of each launch, over all heads; 0 if there is no launch."""
 
     narrow: int
     wide: int
@@ -66,7 +66,7 @@ class Programs(NamedTuple):
 
 
 class LayerWork(NamedTuple):
-    """A `WorkList` on the device: flat int32 views of one buffer, with room for a bucket."""
+    """A `WorkList` on the device: flat int32 views of one buffer, with a bucket's capacity."""
 
     #: `[8 x capacity]` each: items.
     narrow: Tensor
@@ -77,7 +77,7 @@ class LayerWork(NamedTuple):
     merges: Tensor
     #: `[8 x capacity]`.
     tiles: Tensor
-    #: `[1]` each: how many narrow items, wide items, merges and tiles there are.
+    #: `[1]` each: numbers of narrow items, wide items, merges and tiles.
     counts: tuple[Tensor, Tensor, Tensor, Tensor]
     programs: Programs
     partials: launch.Partials
@@ -86,11 +86,11 @@ class LayerWork(NamedTuple):
 class TritonPlan(NamedTuple):
     """One step on the device; int32."""
 
-    #: `[num_tokens]`: where each token's KV is written; -1: nowhere.
+    #: `[num_tokens]`: target of each token's KV; -1: none.
     slots: Tensor
-    #: `[num_block_ids]`: the block tables of all rows, one behind the other.
+    #: `[num_block_ids]`: the block tables of all rows, concatenated.
     block_ids: Tensor
-    #: By window of the layers.
+    #: By the layers' window.
     work: dict[int | None, LayerWork]
 
 
@@ -112,17 +112,18 @@ class TritonAttention(FusedAttention[TritonPlan]):
         limits: launch.DeviceLimits | None = None,
         deterministic: bool = False,
     ) -> None:
-        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
+        """Make a back end for layers with these `windows` and a cache of `dtype`, or a quantized
+        one.
 
-        With a `softcap` scores are bounded by it: softcap x tanh(score / softcap). `cuts` and
-        `tile_cuts` decide where keys are cut (None: as measured to be best for the kernel in use).
-        `share_prefixes` as in the method; other `tunings` and the `limits` of another device are
-        for measuring. A `deterministic` one reads the keys of every query in the same order,
-        whatever else is in the step.
+        A `softcap` bounds the scores: softcap x tanh(score / softcap). `cuts` and `tile_cuts`
+        decide where keys are cut (None: the best measured values for the kernel in use).
+        `share_prefixes` is the initial value for the method of this name. `tunings` and another
+        device's `limits` serve measurements. A `deterministic` back end reads every query's keys in
+        the same order, whatever else is in the step.
         """
         limits = limits or launch.device_limits(device)
         if softcap is not None or deterministic:
-            # The kernel that is written for Hopper knows no bounds, and takes no row alone.
+            # The Hopper kernel supports neither score bounds nor rows alone.
             limits = limits._replace(hopper=False)
         if deterministic:
             tile_cuts, share_prefixes = _UNCUT, False
@@ -145,7 +146,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         coarse = -(-cuts.coarse // step) * step
         self._policy = Policy(
             cuts=Cuts(chunks[-1], cuts.tail, tuple(chunks[:-1]), coarse),
-            # A program a multiprocessor: more of them gain less than merging what they find costs.
+            # One program per multiprocessor: more gain less than merging their results costs.
             fine_readings=limits.num_sms // shape.num_kv_heads,
             align=max(self._tunings.narrow.block_n, self._tunings.prefill.block_n),
             narrow_rows=self._tunings.narrow.block_m,
@@ -167,7 +168,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_round=_round(self._tunings.wide, limits.num_sms, shape.num_kv_heads),
         )
         self._planner = HostPlanner(shape, self._policy, self._windows)
-        #: Wide and narrow items have nothing to do with each other, and neither fills the device.
+        #: Wide and narrow items are independent, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._partials = self.partials(0)
 
@@ -175,7 +176,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return self.send(self.lay_out(rows))
 
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
-        """The CPU's half of `plan`; touches no device."""
+        """Do the CPU's half of `plan`; touches no device."""
         host = self._planner.lay_out(rows, share=self._shares_prefixes)
         self.read_once_tokens += host.read_once
         return host
@@ -187,13 +188,13 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return True
 
     def send(self, host: HostPlan) -> TritonPlan:
-        """A plan of exactly this size, in one asynchronous transfer."""
+        """Send a plan of exactly this size in one asynchronous transfer."""
         tables, lists = host
         sizes = [sizes_of(work) for work in lists.values()]
         capacity = Capacity(*(max(column) for column in zip(*sizes, strict=True)))
         layout = PlanLayout(self._windows, tables.num_tokens, capacity, len(tables.block_ids))
-        # NOTE: pinned memory comes from torch's cache, which does not reuse it before a
-        # copy from it is over.
+        # NOTE: pinned memory comes from torch's cache, which does not reuse it before copies from
+        # it have ended.
         packed = torch.empty(layout.size, dtype=torch.int32, pin_memory=self._on_cuda)
         layout.write(packed.numpy(), tables, lists)
         self._reserve(capacity.slots)
@@ -202,10 +203,10 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return self._views(buffer, layout, programs, self._partials)
 
     def min_tokens(self, parts: Parts) -> int:
-        """The least tokens of a step that has need of any of these parts."""
+        """Return the fewest tokens of a step that can need any of these parts."""
         policy = self._policy
         if self._deterministic and not parts.tiles:
-            # Every row is one of tiles.
+            # Every row becomes tiles.
             return MAX_MIXED_TOKENS + 1
         for_tiles = policy.split_tokens + 1 if parts.tiles else None
         for_wide = -(-policy.wide_min_rows // policy.group) if parts.wide else None
@@ -214,10 +215,10 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def fixed_layout(
         self, num_tokens: int, max_rows: int, max_context: int, max_slots: int, start: int
     ) -> PlanLayout:
-        """Return room for any step of up to `num_tokens` tokens and `max_rows` rows.
+        """Return the layout for any step of up to `num_tokens` tokens and `max_rows` rows.
 
-        `max_slots` bounds the partial results of a step, and with them the items: a step of many
-        long contexts may still not fit. The layout begins behind `start` integers.
+        `max_slots` bounds a step's partial results, and with them the items: a step with many long
+        contexts may still not fit. The layout starts at integer `start`.
         """
         policy = self._policy
         tile_parts = min(max_context // policy.tile_cuts.least, max(policy.tile_cuts.parts))
@@ -229,7 +230,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         tiles += min(policy.tile_round * policy.tile_cuts.rounds, tiles * max(0, tile_parts - 1))
         capacity = Capacity(
             narrow=readings,
-            # Wide items have at least so many members, all but the last of a group of several.
+            # Wide items have at least this many members, except the last of a group with several.
             wide=2 * readings // max(1, policy.wide_min_rows // policy.group),
             members=readings,
             merges=num_tokens,
@@ -242,9 +243,10 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def fixed_plan(
         self, buffer: Tensor, layout: PlanLayout, parts: Parts, partials: launch.Partials
     ) -> TritonPlan:
-        """A plan that does what `layout.write` put into `buffer`, at each launch anew.
+        """Return a plan that executes the content of `buffer`, as `layout.write` left it, at each
+        launch.
 
-        Launches depend on the layout alone. What is not among `parts` is not launched.
+        Launches depend only on the layout. Work outside `parts` is not launched.
         """
         capacity = layout.capacity
         if not parts.tiles:
@@ -384,8 +386,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
             )
         main = torch.cuda.current_stream(self._device) if self._side_stream is not None else None
         if programs.wide:
-            # NOTE: `out` and the partial outputs are the main stream's; it waits before it goes
-            # on, so that their memory is not used again too early.
+            # NOTE: `out` and the partial outputs belong to the main stream, which waits here, so
+            # that their memory is not reused too early.
             if self._side_stream is not None:
                 self._side_stream.wait_stream(main)
             with torch.cuda.stream(self._side_stream):
@@ -407,11 +409,15 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return min(work, self._num_sms * programs_per_sm)
 
     def _reserve(self, num_slots: int) -> None:
-        """Room for partial outputs; steps follow each other on one stream and share it."""
+        """Reserve room for partial outputs; steps share it, as they follow each other on one
+        stream.
+        """
         if num_slots * self._shape.num_heads > len(self._partials.lse2):
             self._partials = self.partials(2 * num_slots)
 
 
 def _round(tuning: launch.Tuning, num_sms: int, num_kv_heads: int) -> int:
-    """Items or tiles, each a program for every KV head, that the device runs at the same time."""
+    """Return the items or tiles, each one program per KV head, that the device runs
+    concurrently.
+    """
     return max(1, num_sms * tuning.programs_per_sm // num_kv_heads)

@@ -5,10 +5,10 @@ An *item* is a unit of work of the kernel: a range of keys, and the queries that
 each; the slots of a query are merged by log-sum-exp.
 
 Keys are cut at fixed absolute positions, every `chunk` tokens from position 0; sequences share a
-chunk when they share all blocks up to its end (see `sharing`). What little comes behind a row's
-last whole chunk is read with that chunk, unless others read it too; small steps are cut finer. So
-where the sum of a query is cut depends on the step, as do the matrix products around it. Rows of
-many tokens are laid out in tiles instead (see `tiles`).
+chunk if they share all blocks up to its end (see `sharing`). A short remainder behind a row's last
+whole chunk is read with that chunk, unless others read the chunk too; small steps are cut finer. So
+the cuts of a query's sum depend on the step, as do the surrounding matrix products. Rows of many
+tokens are laid out in tiles instead (see `tiles`).
 
 Plain numpy, no torch, no device: tests check the list itself.
 """
@@ -39,7 +39,7 @@ from parrot_engine.attention.tiles import make_tiles
 class Items(NamedTuple):
     """Ranges of keys with the queries that read them; columns of a table, int32 `[num_items]`."""
 
-    #: Index in `Tables.block_ids` of the block that holds the key at position `base`.
+    #: Index in `Tables.block_ids` of the block with the key at position `base`.
     first_block: Ints
     #: Position of the chunk's first key.
     base: Ints
@@ -50,59 +50,60 @@ class Items(NamedTuple):
     #: arrays.
     first_member: Ints
     num_members: Ints
-    #: Position before which all members see whole tiles of keys, which need no mask.
+    #: Position before which all members see whole tiles of keys, so that no mask is needed.
     masked_from: Ints
 
 
 class WorkList(NamedTuple):
-    """The work of the layers of one window in a step; int32 arrays."""
+    """The work of one window's layers in a step; int32 arrays."""
 
-    #: `[num_items, 8]`: items of few queries, columns as in `Items` and one of padding, those of
-    #: most keys first.
+    #: `[num_items, 8]`: items of few queries, columns as in `Items` plus one of padding; most keys
+    #: first.
     narrow: Ints
-    #: The same for items of many queries.
+    #: The same columns for items of many queries.
     wide: Ints
     #: `[num_members]`: index in the step of the member's token.
     member_tokens: Ints
     #: `[num_members]`: position of that token in its context.
     member_positions: Ints
-    #: `[num_members]`: slot of the partial result; -1: the result is whole, and written directly.
+    #: `[num_members]`: slot of the partial result; -1: the result is complete, and written
+    #: directly.
     member_slots: Ints
-    #: `[num_cut_queries, 3]`: index of the token, its first slot, how many slots it has.
+    #: `[num_cut_queries, 3]`: index of the token, its first slot, its number of slots.
     merges: Ints
-    #: Slots in all, those of tiles included.
+    #: Total slots, those of tiles included.
     num_slots: int
-    #: `[num_tiles, 8]`: columns as in `Tiles`, those of most keys first.
+    #: `[num_tiles, 8]`: columns as in `Tiles`, most keys first.
     tiles: Ints
-    #: `Cuts.chunk` and `Cuts.tail`, in keys, by which the keys of rows without tiles were cut.
+    #: `Cuts.chunk` and `Cuts.tail` in keys, as used for rows without tiles.
     chunk: int
     tail: int
-    #: Keys that rows do not read for themselves, as an item reads them for several: of each item
-    #: its keys times its rows but one.
+    #: Keys that rows do not read themselves because an item reads them for several: each item's
+    #: keys times its rows minus one.
     read_once: int = 0
 
 
 class _Queries(NamedTuple):
-    """The tokens of split rows; int32 `[num_queries]` unless said otherwise.
+    """The tokens of split rows; int32 `[num_queries]` unless stated.
 
     Chunks are counted from position 0.
     """
 
-    #: Index of the row in the step, of the token in the step, position in its context.
+    #: Index of the row in the step, index of the token in the step, position in its context.
     row: Ints
     token: Ints
     position: Ints
-    #: Chunks `first_chunk` … `end_chunk` - 1 hold the keys that the token sees.
+    #: Chunks `first_chunk` … `end_chunk` - 1 have the keys that the token sees.
     first_chunk: Ints
     end_chunk: Ints
-    #: `[num_rows]`: behind the last chunk, if that one goes on to the row's end; 0 otherwise.
+    #: `[num_rows]`: number of whole chunks if the last one extends to the row's end; 0 otherwise.
     stretched: Ints
 
 
 def build(
     tables: Tables, shape: AttentionShape, policy: Policy, window: int | None, *, share: bool = True
 ) -> WorkList:
-    """The list for layers with this `window`; without `share` every row reads for itself."""
+    """Build the list for layers with this `window`; without `share` every row reads for itself."""
     counts = tables.counts
     split = counts <= policy.split_tokens
     split |= (counts <= policy.long_split_tokens) & (tables.first_positions >= policy.long_context)
@@ -151,7 +152,7 @@ def build(
 
 
 def _count_read_once(items: Ints, member_rows: Ints) -> int:
-    """See `WorkList.read_once`; members of one row stand together within an item."""
+    """Count `WorkList.read_once`; members of one row are adjacent within an item."""
     items = items[items[:, 5] > 1]
     if not len(items):
         return 0
@@ -181,20 +182,20 @@ def _make_queries(
     stretched = np.zeros(len(tables.counts), dtype=np.int32)
     if cuts.tail:
         stretched[rows] = _stretched(tables.first_positions[rows] + counts, cuts)
-        # A chunk that others read as well ends where it ends for them.
+        # A chunk that others read too ends where it ends for them.
         stretched[sharing.reach() >= stretched] = 0
     first_chunk = first_keys(position, window) // np.int32(cuts.chunk)
     end_chunk = position // np.int32(cuts.chunk) + 1
     if cuts.tail:
         last = stretched[row]
         end_chunk = np.where(last, np.minimum(end_chunk, last), end_chunk)
-        # A window may begin behind where the last chunk would have ended.
+        # A window may begin beyond the original end of the last chunk.
         first_chunk = np.minimum(first_chunk, end_chunk - 1)
     return _Queries(row, token, position, first_chunk, end_chunk, stretched)
 
 
 def _count_parts(readings: Readings, num_queries: int) -> tuple[Ints, Ints]:
-    """Parts of each query, and for each reading its place among those of its query.
+    """Count the parts of each query, and number each reading among those of its query.
 
     A query's readings come in the order of its chunks.
     """
@@ -206,7 +207,9 @@ def _count_parts(readings: Readings, num_queries: int) -> tuple[Ints, Ints]:
 
 
 def _first_slots(parts: Ints) -> tuple[Ints, int]:
-    """Slot of each query's first part, or -1: it has but one; and how many there are in all."""
+    """Return the slot of each query's first part, or -1 if it has one part; and the total number of
+    slots.
+    """
     slots = np.where(parts == 1, np.int32(0), parts)
     ends = np.cumsum(slots, dtype=np.int32)
     first_slot = np.where(slots > 0, ends - slots, np.int32(-1))
@@ -214,14 +217,14 @@ def _first_slots(parts: Ints) -> tuple[Ints, int]:
 
 
 def _stretched(keys: Ints, cuts: Cuts) -> Ints:
-    """Return the whole chunks of rows whose remainder is short; 0 for all other rows."""
+    """Return the whole chunks of rows with a short remainder; 0 for all other rows."""
     whole = keys // np.int32(cuts.chunk)
     rest = keys - whole * np.int32(cuts.chunk)
     return np.where((rest > 0) & (rest <= cuts.tail), whole, np.int32(0))
 
 
 def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> Readings:
-    """All chunks of all queries: first those with company, then the others."""
+    """Return all chunks of all queries: shared ones first, then the others."""
     several = counts > 1
     # Tokens of one row share all of its chunks.
     together_end = np.where(
@@ -267,7 +270,7 @@ def _make_items(
     shape: AttentionShape,
     window: int | None,
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Items `[n, 8]` in the order of the readings, and which of them are wide."""
+    """Make items `[n, 8]` in the order of the readings, and flag the wide ones."""
     group, first, members = divide_groups(readings, groups, policy)
     lowest = highest = queries.position[readings.query]
     if len(first) < len(readings.query):
