@@ -1,6 +1,6 @@
-"""Reading a checkpoint directory: JSON files and memory-mapped safetensors.
+"""Reads a checkpoint directory: JSON files and memory-mapped safetensors.
 
-Knows files, not models. Only safetensors: formats that can execute code when read are refused.
+Independent of models. Only safetensors are read: formats that can execute code are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; `CheckpointError` when it is absent or holds anything else."""
+    """Read a JSON object from a file; raises `CheckpointError` if it is absent or something
+    else.
+    """
     value = _read(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON object")
@@ -30,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_list(path: Path) -> list[Any]:
-    """Read a JSON file that holds a list, as `read_json` reads one that holds an object."""
+    """Read a JSON list from a file; raises like `read_json`."""
     value = _read(path)
     if not isinstance(value, list):
         raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON array")
@@ -47,18 +49,20 @@ def _read(path: Path) -> Any:
 
 
 def read_optional_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object, as `read_json` does; return None if the file does not exist."""
+    """Read a JSON object like `read_json`; return None if the file does not exist."""
     return read_json(path) if path.exists() else None
 
 
 class TensorFiles:
-    """The tensors of a checkpoint by name, over one or several memory-mapped files.
+    """A checkpoint's tensors by name, in one or several memory-mapped files.
 
-    A context manager: tensors must not be used after it is left.
+    A context manager: tensors must not be used after it exits.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open all files of `directory`; `CheckpointError` when there are none, or broken ones."""
+        """Open all files of `directory`; raises `CheckpointError` if there are none, or broken
+        ones.
+        """
         #: By name: the file, and the tensor's name there.
         self._files: dict[str, tuple[Any, str]] = {}
         self._stack = ExitStack()
@@ -86,18 +90,18 @@ class TensorFiles:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first tensor, e.g. `bfloat16`."""
+        """Return the dtype of the first tensor, e.g. `bfloat16`."""
         first = next(iter(self._files))
         return str(self.tensor(first).dtype).removeprefix("torch.")
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor `name`, a view of its file where the platform allows it."""
+        """Return the tensor `name`, a view of its file if the platform allows it."""
         file, stored_name = self._files[name]
         tensor: Tensor = file.get_tensor(stored_name)
         return tensor
 
     def rename(self, name_of: Callable[[str], str | None]) -> None:
-        """Give tensors other names; those that get None are not there any more."""
+        """Rename tensors; those that get None disappear."""
         renamed = {name_of(name): place for name, place in self._files.items()}
         self._files = {name: place for name, place in renamed.items() if name is not None}
 
@@ -115,7 +119,7 @@ class TensorFiles:
 
 
 def _shards(directory: Path) -> dict[str, set[str] | None]:
-    """File names of the shards and the tensors that the index claims for each."""
+    """Return the file names of the shards, and the tensors that the index lists for each."""
     if (directory / _INDEX).exists():
         weight_map = read_json(directory / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:

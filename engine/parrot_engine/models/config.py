@@ -1,10 +1,10 @@
-"""The configuration of a checkpoint, normalised and typed: the model, and defaults of sampling.
+"""A checkpoint's configuration, normalised and typed: the model, and defaults of sampling.
 
-Reads `config.json` in the form of transformers 5 (`rope_parameters`, `layer_types`, `dtype`) and
-in the older one (`rope_theta`, `rope_scaling`, `torch_dtype`, `use_sliding_window`), without
-transformers. Whatever would change the computation and is not understood is refused by name
+Reads `config.json` in the form of transformers 5 (`rope_parameters`, `layer_types`, `dtype`) and in
+the older one (`rope_theta`, `rope_scaling`, `torch_dtype`, `use_sliding_window`), without
+transformers. Unknown keys that would change the computation are refused by name
 (`UnsupportedModelError`); keys that do not matter for inference are ignored, as in transformers.
-Files and tensors are read by `checkpoint.py`.
+`checkpoint.py` reads files and tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parrot_engine.quantization.registry import read_quantization
 RopeKind: TypeAlias = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
-#: Names in `hidden_act` and the activation of the gated MLP that each stands for.
+#: Activation of the gated MLP by its name in `hidden_act`.
 ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "silu": "silu",
     "swish": "silu",
@@ -30,26 +30,27 @@ ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-#: Theta where a configuration names none: what transformers 5 assumes for every family here.
+#: Theta for configurations without one: the value that transformers 5 assumes for every family
+#: here.
 DEFAULT_ROPE_THETA = 10_000.0
 
-#: Used by transformers only where the checkpoint asks for sampling.
+#: Keys that transformers uses only if the checkpoint asks for sampling.
 _SAMPLED_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Parameters of the rotary embedding; those of other kinds keep their defaults."""
+    """Parameters of the rotary embedding; parameters of other kinds keep their defaults."""
 
     kind: RopeKind = "default"
     theta: float = DEFAULT_ROPE_THETA
     factor: float = 1.0
-    #: Positions seen in pretraining, before any stretching.
+    #: Positions in pretraining, before any stretching.
     original_max_position: int = 0
     #: llama3
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    #: yarn and longrope; None derives it from `factor`.
+    #: yarn and longrope; None: derived from `factor`.
     attention_factor: float | None = None
     #: yarn
     beta_fast: float = 32.0
@@ -57,23 +58,23 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    #: longrope: divisors of the frequencies, one a rotated pair.
+    #: longrope: divisors of the frequencies, one per rotated pair.
     short_factor: tuple[float, ...] = ()
-    #: Elements of a head that are rotated, the first ones; None: all.
+    #: Number of rotated elements of a head, the first ones; None: all.
     rotary_dim: int | None = None
-    #: Neighbours are rotated together, instead of elements that are half of `rotary_dim` apart.
+    #: True: neighbours are rotated together; False: elements half of `rotary_dim` apart.
     interleaved: bool = False
 
 
-#: Of layers whose heads are not rotated.
+#: For layers whose heads are not rotated.
 NO_ROPE = RopeConfig(rotary_dim=0)
 
 
 class LayerNorms(NamedTuple):
-    """Names of a layer's norms in a checkpoint; None where there is none."""
+    """Names of a layer's norms in a checkpoint; None for a missing one."""
 
     before_attention: str | None = "input_layernorm"
-    #: Of what attention adds to the stream.
+    #: Norm of attention's output before it is added to the stream.
     behind_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     behind_mlp: str | None = None
@@ -83,7 +84,7 @@ PRE_NORMS = LayerNorms()
 
 
 class Fused(NamedTuple):
-    """A product of the checkpoint that is several of ours, one above the other."""
+    """A product in the checkpoint that combines several of ours, stacked."""
 
     name: str
     #: Name and rows of each.
@@ -91,7 +92,7 @@ class Fused(NamedTuple):
 
 
 class ExpertNames(NamedTuple):
-    """Names of a mixture of experts in a checkpoint: of the whole, and of an expert's products."""
+    """Names of a mixture of experts in a checkpoint: of the block, and of an expert's products."""
 
     block: str = "mlp"
     router: str = "gate"
@@ -100,42 +101,42 @@ class ExpertNames(NamedTuple):
     down: str = "down_proj"
 
 
-#: As most families have them.
+#: The names in most families.
 EXPERT_NAMES = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts in place of the MLP of some layers."""
+    """A mixture of experts that replaces the MLP of some layers."""
 
     count: int
-    #: Experts of a token.
+    #: Experts per token.
     top_k: int
     #: Inner width of one expert.
     intermediate_size: int
-    #: The factors of a token's experts add up to 1.
+    #: True: the factors of a token's experts add up to 1.
     normalize: bool
     layers: frozenset[int]
     names: ExpertNames = EXPERT_NAMES
-    #: Of router, gate, up and down.
+    #: True: router, gate, up and down have biases.
     bias: bool = False
-    #: Of the bounded kind of experts; see `kernels.experts.grouped_tuning.ExpertWeights`.
+    #: Parameters of bounded experts; see `kernels.experts.grouped_tuning.ExpertWeights`.
     alpha: float = 1.0
     limit: float | None = None
-    #: Stored as `stacked_experts` says.
+    #: True: stored as in `stacked_experts`.
     stacked: bool = False
-    #: Those whose weights one of several ranks holds, whole; None: all, or the same part of each.
+    #: The experts that this rank holds whole; None: all, or an equal part of each.
     local: range | None = None
 
     @property
     def held(self) -> range:
-        """Indices of the experts whose weights are here."""
+        """Return the indices of the experts with weights here."""
         return range(self.count) if self.local is None else self.local
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape and the switches of one decoder."""
+    """The shape and options of one decoder."""
 
     architecture: str
     vocab_size: int
@@ -154,44 +155,44 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    #: RMSNorm over each head of q and k before the rotation.
+    #: True: RMSNorm over each head of q and k before the rotation.
     qk_norm: bool
-    #: For each layer the number of keys a token sees, itself included; None sees all.
+    #: Per layer, the number of keys visible to a token, itself included; None: all.
     windows: tuple[int | None, ...]
-    #: dtype of the checkpoint as `config.json` names it, e.g. `bfloat16`.
+    #: The checkpoint's dtype as named in `config.json`, e.g. `bfloat16`.
     dtype: str | None
-    #: How the checkpoint stores the weights of its products; None: as plain numbers.
+    #: Storage of the products' weights in the checkpoint; None: plain numbers.
     quantization: Quantization | None = None
     experts: ExpertsConfig | None = None
-    #: RMSNorm over all heads of q together, and over all of k, before the rotation.
+    #: True: RMSNorm over all heads of q together, and of k, before the rotation.
     projection_norm: bool = False
     norms: LayerNorms = PRE_NORMS
     #: Added to the weights of all norms.
     norm_offset: float = 0.0
-    #: Rotary embedding of each layer; none: `rope` in all.
+    #: Rotary embedding per layer; empty: `rope` in all.
     layer_ropes: tuple[RopeConfig, ...] = ()
-    #: Factor on the scores of attention; None: 1 / sqrt(head_dim).
+    #: Factor on attention scores; None: 1 / sqrt(head_dim).
     attention_scale: float | None = None
-    #: Factors on the embedding, on what a layer adds to the stream, and on the logits.
+    #: Factors on the embedding, on a layer's contribution to the stream, and on the logits.
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
-    #: Heads have a score that stands beside those of the keys and has no value.
+    #: True: each head has a score without a value beside those of the keys.
     sinks: bool = False
-    #: Bounds of the scores of attention and of the logits: bound x tanh(score / bound).
+    #: Bounds of attention scores and of logits: bound x tanh(score / bound).
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     fused: tuple[Fused, ...] = ()
-    #: The checkpoint holds more than a text model, whose tensors have a prefix there.
+    #: True: the checkpoint contains more than a text model, whose tensors have a prefix.
     is_part: bool = False
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The different rotary embeddings of the layers."""
+        """Return the distinct rotary embeddings of the layers."""
         return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
 
     def rope_of(self, layer: int) -> int:
-        """The index among `ropes` of a layer's own."""
+        """Return the index of a layer's rotary embedding in `ropes`."""
         return self.ropes.index(self.layer_ropes[layer]) if self.layer_ropes else 0
 
 
@@ -205,9 +206,9 @@ class GenerationDefaults(NamedTuple):
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
-    """The one architecture that `config.json` names.
+    """Return the single architecture in `config.json`.
 
-    Raises `CheckpointError` when it names none or several.
+    Raises `CheckpointError` if there are none or several.
     """
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -228,11 +229,11 @@ def read_common(
     default_max_position: int,
     default_partial_rotary: float | None = None,
 ) -> ModelConfig:
-    """The configuration of a family from what all families share, plus the family's switches.
+    """Read a family's configuration from the common keys and the family's options.
 
-    `default_*` stand in for keys that are absent, as the family's class in transformers does;
-    without `default_partial_rotary` the family rotates all of a head. Raises `CheckpointError` for
-    missing or impossible values, `UnsupportedModelError` for features that are not understood.
+    `default_*` replace absent keys, as in the family's class in transformers; without
+    `default_partial_rotary` the family rotates whole heads. Raises `CheckpointError` for missing or
+    impossible values, and `UnsupportedModelError` for unknown features.
     """
     architecture = architecture_of(raw)
     hidden_size = _positive(raw, "hidden_size")
@@ -285,9 +286,9 @@ def read_experts(
     dense_layers: Iterable[int] = (),
     names: ExpertNames = EXPERT_NAMES,
 ) -> ExpertsConfig:
-    """The mixture of experts of all layers but the dense ones; `count` and `size` are keys.
+    """Read the mixture of experts of all layers except the dense ones; `count` and `size` are keys.
 
-    Raises as `read_common`.
+    Raises like `read_common`.
     """
     num_experts, top_k = _positive(raw, count), _positive(raw, "num_experts_per_tok")
     if top_k > num_experts:
@@ -308,11 +309,11 @@ def read_rope(
     head_dim: int,
     default_partial: float | None = None,
 ) -> RopeConfig:
-    """The rotary parameters, from the new keys or the old ones.
+    """Read the rotary parameters from the new or the old keys.
 
-    Of a head the share `default_partial` is rotated where no other is given; None: no other may be.
+    `default_partial` is the rotated share of a head if none is given; None forbids one.
 
-    Priorities are those of `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` and
+    Priorities follow `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` and
     `standardize_rope_params` in transformers 5.
     """
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
@@ -337,7 +338,7 @@ def read_rope(
             f"config.json: partial_rotary_factor {partial} of {head_dim} elements are not pairs"
         )
     theta = given.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA
-    # A value beside the rope parameters wins over the one among them, as in transformers.
+    # A value beside the rope parameters overrides the one in them, as in transformers.
     original = raw.get("original_max_position_embeddings") or given.get(
         "original_max_position_embeddings", max_position
     )
@@ -374,9 +375,10 @@ def read_rope(
 def windows_by_layer(
     raw: Mapping[str, Any], *, default_window: int | None
 ) -> tuple[int | None, ...]:
-    """Windows of families with `use_sliding_window`, `max_window_layers` and `layer_types`.
+    """Return the windows of families with `use_sliding_window`, `max_window_layers` and
+    `layer_types`.
 
-    Without `layer_types`, layers from `max_window_layers` on are the windowed ones.
+    Without `layer_types`, layers from `max_window_layers` on have windows.
     """
     num_layers = _positive(raw, "num_hidden_layers")
     window = None
@@ -399,10 +401,10 @@ def windows_by_layer(
 def read_generation_defaults(
     config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
 ) -> GenerationDefaults:
-    """Defaults from both files; the generation config wins, as in transformers' `generate`.
+    """Read defaults from both files; the generation config wins, as in transformers' `generate`.
 
-    Temperature, top-p, top-k and min-p are taken when `do_sample` is true: without it
-    transformers decodes greedily and ignores them.
+    Temperature, top-p, top-k and min-p apply only if `do_sample` is true: otherwise transformers
+    decodes greedily and ignores them.
     """
     generation = generation_config or {}
     eos = generation.get("eos_token_id")
@@ -421,11 +423,11 @@ def read_generation_defaults(
 
 
 def _usable_positions(rope: RopeConfig, max_position: int) -> int:
-    """Positions whose rotation depends on nothing but the position itself.
+    """Return the number of positions whose rotation depends only on the position.
 
-    NOTE: `dynamic` and `longrope` change all frequencies once a sequence outgrows a limit, which
-    would invalidate the keys that are already cached (transformers keeps the stale ones). Up to
-    that limit both are fixed, so contexts end there.
+    NOTE: `dynamic` and `longrope` change all frequencies once a sequence exceeds a limit, which
+    would invalidate cached keys (transformers keeps the stale ones). Both are fixed up to that
+    limit, so contexts end there.
     """
     if rope.kind == "longrope":
         return min(max_position, rope.original_max_position)
@@ -437,7 +439,7 @@ def _usable_positions(rope: RopeConfig, max_position: int) -> int:
 def window_of_all_layers(
     raw: Mapping[str, Any], *, default_window: int | None
 ) -> tuple[int | None, ...]:
-    """Windows of families that have one `sliding_window` for all layers; null is none."""
+    """Return the windows of families with one `sliding_window` for all layers; null means none."""
     window = _optional(raw, "sliding_window", default_window)
     layer_types = set(raw.get("layer_types") or ())
     if layer_types - {"full_attention" if window is None else "sliding_attention"}:
@@ -448,19 +450,19 @@ def window_of_all_layers(
 
 
 def fused_qkv(config: ModelConfig) -> Fused:
-    """q, k and v as one product of the checkpoint."""
+    """Describe q, k and v as one product in the checkpoint."""
     query, key = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
     return Fused("qkv_proj", (("q_proj", query), ("k_proj", key), ("v_proj", key)))
 
 
 def fused_gate_up(config: ModelConfig) -> Fused:
-    """Gate and up as one product of the checkpoint."""
+    """Describe gate and up as one product in the checkpoint."""
     size = config.intermediate_size
     return Fused("gate_up_proj", (("gate_proj", size), ("up_proj", size)))
 
 
 def positive_number(raw: Mapping[str, Any], key: str, default: float) -> float:
-    """A number above 0; `default` where the key is absent.
+    """Read a number above 0; `default` if the key is absent.
 
     Raises `CheckpointError` for anything else.
     """
@@ -478,7 +480,7 @@ def _positive(raw: Mapping[str, Any], key: str) -> int:
 
 
 def _optional(raw: Mapping[str, Any], key: str, default: int | None) -> int | None:
-    """A positive integer or null; `default` where the key is absent."""
+    """Read a positive integer or null; `default` if the key is absent."""
     value = raw.get(key, default)
     if value is not None and (not isinstance(value, int) or value <= 0):
         raise CheckpointError(f"config.json: `{key}` must be a positive integer, found {value!r}")

@@ -1,8 +1,8 @@
 """A decoder-only transformer.
 
-Its parts are switched by the flags of `ModelConfig`; their names are those of the checkpoints.
-Tokens are flat: `[num_tokens, ...]`, no batch axis, no padding. Nothing here knows sequences,
-blocks or sampling.
+The flags of `ModelConfig` switch its parts; their names are those of checkpoints. Tokens are flat:
+`[num_tokens, ...]`, without batch axis or padding. Nothing here depends on sequences, blocks or
+sampling.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GatedMLP(nn.Module):
         ops: Ops,
         adapters: AdapterRows | None = None,
     ) -> Residual:
-        """The residual stream behind the MLP, which reads its norm."""
+        """Return the residual stream after the MLP, which reads its norm."""
         activated, hidden = ops.norm_gated(
             residual, norm, self.gate_up_proj.adapted(adapters), self._activation
         )
@@ -57,7 +57,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then MLP or a mixture of experts, each added to the residual stream.
 
-    Norms stand before or behind either of them, or both.
+    Norms come before or after either of them, or both.
     """
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
@@ -78,7 +78,7 @@ class DecoderLayer(nn.Module):
         self._ops = spec.ops()
 
     def _norm(self, name: str | None, config: ModelConfig, spec: TensorSpec) -> Norm | None:
-        """The norm of this name, if there is one; its weight is where it stays."""
+        """Return the norm of this name, if there is one; its weight stays in place."""
         if name is None:
             return None
         norm = RMSNorm(config.hidden_size, config.norm_eps, spec, config.norm_offset)
@@ -86,7 +86,7 @@ class DecoderLayer(nn.Module):
         return norm.norm
 
     def forward(self, residual: Residual, layer_kv: Tensor, step: LayerInputs) -> Residual:
-        """The residual stream behind this layer."""
+        """Return the residual stream after this layer."""
         ops, attention, adapters = self._ops, self.self_attn, step.adapters
         qkv, hidden = ops.norm_linear(
             residual, self._before_attention, attention.qkv_proj.adapted(adapters)
@@ -116,14 +116,14 @@ class DecoderBody(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model; its head is the embedding where the two are tied."""
+    """A causal language model; with tied weights its head is the embedding."""
 
     def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.config = config
         self.model = DecoderBody(config, spec)
         self._collective = spec.collective
-        #: Token ids whose logits are computed here.
+        #: Token ids whose logits this rank computes.
         self._head_rows = (Shard() if spec.collective is None else spec.collective.shard).rows(
             config.vocab_size
         )
@@ -151,11 +151,11 @@ class Decoder(nn.Module):
         plan: Any,
         adapters: AdapterRows | None = None,
     ) -> Tensor:
-        """Hidden states `[num_tokens, hidden_size]` before the final norm.
+        """Return hidden states `[num_tokens, hidden_size]` before the final norm.
 
-        `token_ids` and `positions` are `[num_tokens]`, row after row of the batch that `plan`
-        was made for; `kv_cache` is as in `attention.interface` and is written to. `adapters` tells
-        which tokens have one.
+        `token_ids` and `positions` are `[num_tokens]`, in the rows' order of `plan`; `kv_cache` has
+        the form of `attention.interface` and is written to. `adapters` names the tokens with an
+        adapter.
         """
         angles = tuple(rotary.angles(positions, self._dtype) for rotary in self._rotaries)
         step = LayerInputs(angles, attention, plan, adapters)
@@ -165,7 +165,9 @@ class Decoder(nn.Module):
         return self._ops.total(residual)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """`[rows, vocab_size]` in float32 for hidden states of `forward`; `out` where given."""
+        """Return `[rows, vocab_size]` in float32 for hidden states of `forward`, in `out` if
+        given.
+        """
         if self.lm_head is None:
             head = Affine(self.model.embed_tokens.weight[self._head_rows])
         else:
@@ -185,7 +187,7 @@ class Decoder(nn.Module):
 def gather_logits(
     collective: Collective, part: Tensor, vocab_size: int, out: Tensor | None = None
 ) -> Tensor:
-    """`[rows, vocab_size]` from the parts that the ranks computed, `[rows, share of it]`."""
+    """Gather `[rows, vocab_size]` from the ranks' parts, `[rows, share of it]`."""
     share = collective.shard.share(vocab_size)
     if part.shape[1] < share:
         part = F.pad(part, (0, share - part.shape[1]))

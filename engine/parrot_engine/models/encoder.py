@@ -1,7 +1,8 @@
-"""A transformer encoder: BERT and its kin, which see a whole text at once and generate nothing.
+"""A transformer encoder: BERT and similar models, which see a whole text at once and generate
+nothing.
 
-Tokens are flat, as in `decoder.py`. Names are those of the checkpoints; families differ by how
-positions are counted and by the head that scores a pair of texts.
+Tokens are flat, as in `decoder.py`. Names are those of checkpoints; families differ in the first
+position and in the head that scores a pair of texts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from parrot_engine.models.relative_bias import biases
 
 
 class LayerNorm(nn.Module):
-    """Over the last axis, with a weight and, as a rule, a bias."""
+    """Normalises the last axis, with a weight and usually a bias."""
 
     def __init__(self, size: int, eps: float, spec: TensorSpec, *, bias: bool = True) -> None:
         super().__init__()
@@ -33,14 +34,14 @@ class LayerNorm(nn.Module):
 
 
 class Table(nn.Module):
-    """A row for each number."""
+    """A table with one row per number."""
 
     def __init__(self, rows: int, size: int, spec: TensorSpec) -> None:
         super().__init__()
         self.weight = spec.empty(rows, size)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """`[..., size]`."""
+        """Return rows `[..., size]`."""
         return F.embedding(numbers, self.weight)
 
 
@@ -59,7 +60,7 @@ class Embeddings(nn.Module):
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, spec)
 
     def forward(self, token_ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        """`[num_tokens, hidden_size]`."""
+        """Return `[num_tokens, hidden_size]`."""
         summed = self.word_embeddings(token_ids)
         if self.position_embeddings is not None:
             summed = summed + self.position_embeddings(positions)
@@ -70,7 +71,7 @@ class Embeddings(nn.Module):
 
 
 class _Projected(nn.Module):
-    """A product, added to what it was made of and normed."""
+    """A product, added to its residual input and normalised."""
 
     def __init__(self, in_size: int, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -83,11 +84,11 @@ class _Projected(nn.Module):
 
 
 class Positions(NamedTuple):
-    """The positions of tokens, as layers use them."""
+    """The positions of tokens in the layers' form."""
 
-    #: By which heads are rotated.
+    #: Angles of the heads' rotation.
     angles: Angles | None
-    #: Of attention, by distance.
+    #: Attention biases by distance.
     bias: Tensor | None
 
 
@@ -103,14 +104,14 @@ class EncoderAttention(nn.Module):
         named = nn.Module()
         named.add_module("qkv", qkv)
         self.add_module("self", named)
-        #: The same, by a name that can be written.
+        #: The product again, under a usable name; the tuple keeps torch from registering it twice.
         self._qkv = (qkv,)
         self.output = _Projected(size, config, spec)
 
     def forward(
         self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, where: Positions
     ) -> Tensor:
-        """`[num_tokens, hidden_size]`, as `hidden` is."""
+        """Return `[num_tokens, hidden_size]`, the shape of `hidden`."""
         query, key, value = apply(self._qkv[0], hidden).unflatten(1, self._heads).unbind(1)
         if where.angles is not None:
             query, key = rotate(query, where.angles), rotate(key, where.angles)
@@ -145,7 +146,7 @@ class _Inner(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then MLP, each added and normed (arXiv 1810.04805)."""
+    """Attention, then MLP, each added and normalised (arXiv 1810.04805)."""
 
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, attention: PackedAttention, plan: PackedPlan, where: Positions
     ) -> Tensor:
-        """`[num_tokens, hidden_size]`, as `hidden` is."""
+        """Return `[num_tokens, hidden_size]`, the shape of `hidden`."""
         hidden = self.attention(hidden, attention, plan, where)
         out: Tensor = self.output(self.intermediate(hidden), hidden)
         return out
@@ -194,12 +195,12 @@ class EncoderBody(nn.Module):
         attention: PackedAttention,
         plan: PackedPlan,
     ) -> Tensor:
-        """Hidden states `[num_tokens, hidden_size]`.
+        """Return hidden states `[num_tokens, hidden_size]`.
 
-        All arguments are `[num_tokens]`, one sequence behind the other; `positions` count from 0 in
-        each, `types` are 1 in the second text of a pair.
+        All arguments are `[num_tokens]`, sequences concatenated; `positions` count from 0 in each,
+        `types` are 1 in the second text of a pair.
         """
-        # Where there is one type of tokens, texts of a pair are not told apart by it.
+        # A model with one token type does not distinguish the texts of a pair by it.
         types = types.clamp_max(self._last_type)
         hidden = self.embeddings(token_ids, positions + self._first_position, types)
         table, bias = self.encoder.relative_attention_bias, None
@@ -213,7 +214,7 @@ class EncoderBody(nn.Module):
 
 
 class Encoder(nn.Module):
-    """An encoder, and of a cross-encoder the head."""
+    """An encoder; a cross-encoder has the head too."""
 
     def __init__(self, config: EncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -235,13 +236,15 @@ class Encoder(nn.Module):
         return linear
 
     def score(self, pooled: Tensor) -> Tensor:
-        """One score a pair, `[num_pairs, 1]`, of the hidden states of their first tokens."""
+        """Return one score per pair, `[num_pairs, 1]`, from the hidden states of the first
+        tokens.
+        """
         assert self._head is not None, "an encoder without a head"
         dense, out = self._head
         return apply(out, torch.tanh(apply(dense, pooled)))
 
     def stored_name(self, name: str) -> str | None:
-        """Return this model's name of a checkpoint's tensor; None for a tensor without use.
+        """Return this model's name of a checkpoint's tensor; None for an unused one.
 
         Old checkpoints call weight and bias of norms gamma and beta.
         """
@@ -259,12 +262,12 @@ class Encoder(nn.Module):
 
 
 def apply(linear: Linear, x: Tensor) -> Tensor:
-    """x W^T + b, of weights that are not quantised."""
+    """Compute x W^T + b with unquantised weights."""
     return F.linear(x, linear.weight, linear.bias)
 
 
 def activate(x: Tensor, activation: EncoderActivation) -> Tensor:
-    """The activation of an encoder."""
+    """Apply an encoder's activation."""
     if activation in ("relu", "silu"):
         return F.relu(x) if activation == "relu" else F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

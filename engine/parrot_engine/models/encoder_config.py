@@ -1,4 +1,4 @@
-"""The configuration of an encoder, normalised and typed; what is not understood is refused."""
+"""The configuration of an encoder, normalised and typed; unknown features are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCORES_PAIRS = "ForSequenceClassification"
 
 
 class ScoreHead(NamedTuple):
-    """Names of the two products that make a score of the first token of a pair."""
+    """Names of the two products that compute a pair's score from its first token."""
 
     dense: str
     out: str
@@ -34,7 +34,7 @@ class EncoderConfig:
     """The shape of one encoder."""
 
     architecture: str
-    #: Of the names of its tensors where there is a head.
+    #: Prefix of its tensors' names in checkpoints with a head.
     prefix: str
     vocab_size: int
     hidden_size: int
@@ -43,40 +43,40 @@ class EncoderConfig:
     num_heads: int
     norm_eps: float
     activation: EncoderActivation
-    #: Rows of the table of positions, if there is one, and the one of a text's first token.
+    #: Rows of the position table, if there is one, and the row of a text's first token.
     num_positions: int
     first_position: int
-    #: 0: there are none.
+    #: 0: there are no token types.
     num_token_types: int
-    #: dtype of the checkpoint as `config.json` names it.
+    #: The checkpoint's dtype as named in `config.json`.
     dtype: str | None
-    #: Of cross-encoders.
+    #: Head of cross-encoders.
     score_head: ScoreHead | None = None
-    #: Parts of a checkpoint's names, and what stands there in BERT's.
+    #: Parts of the checkpoint's names, and BERT's names for them.
     names: tuple[tuple[str, str], ...] = ()
-    #: Of biases of attention by distance; 0: there are none.
+    #: Buckets of attention biases by distance; 0: there are no biases.
     num_buckets: int = 0
-    #: Heads are rotated; None: positions have a table.
+    #: Rotary embedding of heads; None: positions have a table.
     rope: RopeConfig | None = None
-    #: The MLP is down(act(gate(x)) * up(x)), and query, key and value are one tensor.
+    #: True: the MLP is down(act(gate(x)) * up(x)), and query, key and value are one tensor.
     gated: bool = False
-    #: Of products in layers.
+    #: True: products in layers have biases.
     bias: bool = True
 
     @property
     def max_tokens(self) -> int:
-        """Longest text."""
+        """Return the length of the longest text."""
         return self.num_positions - self.first_position
 
 
 def read_encoder(
     raw: Mapping[str, Any], *, prefix: str, first_position: int, score_head: ScoreHead
 ) -> EncoderConfig:
-    """The configuration of a family from what all share, plus the family's own.
+    """Read a family's configuration from the common keys and its own.
 
     Raises:
         CheckpointError: values are missing or impossible.
-        PoolingModelError: a switch changes the computation in a way that is not known here.
+        PoolingModelError: an option changes the computation in an unknown way.
     """
     architecture = architecture_of(raw)
     positions = raw.get("position_embedding_type", "absolute")
@@ -110,10 +110,10 @@ def read_encoder(
 
 
 def check_one_label(raw: Mapping[str, Any]) -> bool:
-    """Return True if a model scores pairs: it classifies, with one label.
+    """Return true if a model scores pairs, that is, classifies with one label.
 
     Raises:
-        PoolingModelError: it has several.
+        PoolingModelError: it has several labels.
     """
     architecture = architecture_of(raw)
     if not architecture.endswith(_SCORES_PAIRS):
@@ -128,10 +128,10 @@ def check_one_label(raw: Mapping[str, Any]) -> bool:
 
 
 def read_activation(raw: Mapping[str, Any], key: str) -> EncoderActivation:
-    """An activation; GELU where none is named.
+    """Read an activation; GELU by default.
 
     Raises:
-        PoolingModelError: one that is not known here.
+        PoolingModelError: the activation is unknown.
     """
     activation = raw.get(key, "gelu")
     if activation not in _ACTIVATIONS:
@@ -140,7 +140,7 @@ def read_activation(raw: Mapping[str, Any], key: str) -> EncoderActivation:
 
 
 def size_of(raw: Mapping[str, Any], key: str) -> int:
-    """A positive integer; raises `CheckpointError` for anything else."""
+    """Read a positive integer; raises `CheckpointError` for anything else."""
     value = positive_number({key: raw.get(key, 0)}, key, 0)
     if value != int(value):
         raise CheckpointError(f"config.json: `{key}` must be a positive integer, found {value!r}")

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP."""
+"""A mixture of experts that replaces a layer's MLP."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from parrot_engine.quantization.weights import QuantizedWeight
 
 
 class SparseMLP(Packable):
-    """For each token the sum of a few of many gated MLPs, chosen by a router (arXiv 1701.06538).
+    """Sums, for each token, a few of many gated MLPs chosen by a router (arXiv 1701.06538).
 
-    The experts' weights are stacked, so that their products are those of few kernels.
+    The experts' weights are stacked, so that few kernels compute their products.
     """
 
     def __init__(self, config: ExpertsConfig, hidden_size: int, spec: TensorSpec) -> None:
@@ -30,7 +30,7 @@ class SparseMLP(Packable):
         weight_spec = spec.of_products()
         self.gate_up = weight_spec.empty(count, 2 * size, hidden_size)
         self.down = weight_spec.empty(count, hidden_size, size)
-        #: Both as codes and scales; they have no memory then.
+        #: Both matrices as codes and scales; the plain ones then have no memory.
         self.packed: PackedExperts | None = None
         self.router_bias = spec.empty(config.count) if config.bias else None
         self.gate_up_bias = spec.empty(count, 2 * size) if config.bias else None
@@ -44,7 +44,9 @@ class SparseMLP(Packable):
         ops: Ops,
         adapters: AdapterRows | None = None,
     ) -> Residual:
-        """The residual stream behind the mixture, which reads its norm and has no adapters."""
+        """Return the residual stream after the mixture, which reads its norm and has no
+        adapters.
+        """
         del adapters
         assert branch is PLAIN
         normed, hidden = ops.add_rms_norm(residual, norm)
@@ -83,7 +85,7 @@ class SparseMLP(Packable):
         self.down = nn.Parameter(torch.empty_like(self.down, device=device), False)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
-        """The name of the block replaces the last component of `prefix`."""
+        """Yield the parts; the block's name replaces the last component of `prefix`."""
         names, size = self._config.names, self._config.intermediate_size
         block = f"{prefix.rpartition('.')[0]}.{names.block}"
         yield WeightPart(f"{block}.{names.router}.weight", self.router)

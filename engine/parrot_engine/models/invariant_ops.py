@@ -1,8 +1,8 @@
-"""Operations whose result for a token does not depend on the tokens beside it.
+"""Operations whose result for a token does not depend on the other tokens of a step.
 
-A library chooses the kernel of a product by the number of rows, and kernels add up columns in
-different orders. Here every product has the same number of rows: cuBLAS then takes the same kernel
-for it each time. Norms, activations and heads are computed row by row in any case.
+A library chooses a product's kernel by the number of rows, and kernels add up columns in different
+orders. Here every product has the same number of rows, so cuBLAS always uses the same kernel.
+Norms, activations and heads are computed row by row anyway.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from parrot_engine.models.ops import Affine, Norm
 from parrot_engine.models.triton_ops import TritonOps
 
-#: Rows that are multiplied at a time; fewer are filled up with zeros. On an H200 reading a weight
-#: takes about as long as multiplying it with so many rows.
+#: Rows multiplied at a time; fewer are padded with zeros. On an H200 reading a weight takes about
+#: as long as multiplying it with this many rows.
 _ROWS = 128
 
 
 class InvariantOps(TritonOps):
-    """Triton's operations, with products of one size."""
+    """Triton's operations, with products of a single size."""
 
     def _tuning(self, *_: Any, **__: Any) -> None:
         """Leave all products to torch."""

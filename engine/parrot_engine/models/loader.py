@@ -1,8 +1,8 @@
-"""From a checkpoint directory to a model with its weights.
+"""Loads a model with its weights from a checkpoint directory.
 
 Chooses device and dtype, builds the family's model with empty weights, and fills them from the
-checkpoint's memory-mapped tensors (fusing and converting on the way). Does not download anything
-and does not read the tokenizer.
+checkpoint's memory-mapped tensors (fusing and converting on the way). It downloads nothing and does
+not read the tokenizer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from parrot_engine.quantization.interface import Quantization
 from parrot_engine.quantization.packed import PackedWeight, pack_stacked
 from parrot_engine.quantization.weights import QuantizedWeight
 
-#: Called after each tensor with (tensors loaded, tensors in all).
+#: Called after each tensor with (tensors loaded, total tensors).
 Progress: TypeAlias = Callable[[int, int], None]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-#: Standard deviation of weights and biases: that of fresh Llama models (`initializer_range`).
+#: Standard deviation of random weights and biases: that of fresh Llama models
+#: (`initializer_range`).
 _STD = 0.02
 
 
@@ -47,19 +48,19 @@ class LoadedModel(NamedTuple):
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """The configuration of a checkpoint, without touching its tensors.
+    """Read a checkpoint's configuration without touching its tensors.
 
-    Raises `UnsupportedModelError` when this engine cannot run it, so that a caller can choose
-    another engine before anything is loaded; `CheckpointError` for a broken `config.json`.
+    Raises `UnsupportedModelError` if this engine cannot run the model, so that a caller can choose
+    another engine before loading, and `CheckpointError` for a broken `config.json`.
     """
     raw = read_json(path / "config.json")
     return family_of(raw).read_config(raw)
 
 
 def build_empty(path: Path) -> Decoder:
-    """The model of a checkpoint without memory for its weights, for their shapes.
+    """Build a checkpoint's model without memory for its weights, for their shapes.
 
-    Raises: as `read_model_config`.
+    Raises like `read_model_config`.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw)
@@ -81,15 +82,15 @@ def load_model(
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
 
-    With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
-    `collective` they are the part of its rank, whole experts of mixtures where `expert_parallel`.
-    A `headless` one computes hidden states: its output head is neither looked for nor read. Of a
-    `deterministic` one a token's result does not depend on the tokens beside it.
+    With `dummy_seed` the weights are random, and only the configuration is read. With `collective`
+    they are the rank's part; `expert_parallel` gives it whole experts. A `headless` model computes
+    hidden states, and its output head is not read. In a `deterministic` model a token's result does
+    not depend on the other tokens of a step.
 
     Raises:
-        UnsupportedModelError: the model is not one that this engine knows how to run.
+        UnsupportedModelError: this engine cannot run the model.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: the dtype cannot be had, or the model cannot be `deterministic`.
+        SettingsError: the dtype is not available, or the model cannot be `deterministic`.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw, headless=headless)
@@ -111,7 +112,7 @@ def load_model(
 
     def spec_of(stored: str) -> TensorSpec:
         weights = resolve_dtype(dtype, stored, device)
-        # The kernels multiply codes with activations of two bytes.
+        # The kernels multiply codes by activations of two bytes.
         packed = quantization is not None and kernels == "triton" and weights.itemsize == 2
         if quantization is not None and quantization.codes_dtype.is_floating_point:
             packed = packed and reads_float8(device)
@@ -132,7 +133,7 @@ def load_model(
             files.rename(name_in_text_model)
         if headless:
             files.rename(name_in_body)
-        # Codes say nothing of the dtype of activations.
+        # Codes do not determine the dtype of activations.
         stored = "bfloat16" if quantization is not None else files.dtype
         spec = spec_of(config.dtype or stored)
         model = family.build(own, spec)
@@ -143,7 +144,7 @@ def load_model(
     return LoadedModel(model.eval(), defaults, spec)
 
 
-#: Beginnings of names in checkpoints of more than a text model, and what they are here.
+#: Name prefixes in checkpoints that contain more than a text model, and our prefixes.
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -153,7 +154,7 @@ _TEXT_PREFIXES = {
 
 
 def name_in_text_model(name: str) -> str | None:
-    """The name of a tensor in the text model that it is a part of; None where it is of another."""
+    """Return a tensor's name in the text model; None if it belongs to another part."""
     for prefix, own in _TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -161,15 +162,16 @@ def name_in_text_model(name: str) -> str | None:
 
 
 def name_in_body(name: str) -> str | None:
-    """The name of a tensor below its head, whose own is not read; some checkpoints have no prefix
-    there."""
+    """Return a tensor's name below the head; None for the head itself. Some checkpoints have no
+    prefix there.
+    """
     if name.startswith(("lm_head.", "score.")):
         return None
     return name if name.startswith("model.") else f"model.{name}"
 
 
 class _Cut(NamedTuple):
-    """The shape of a checkpoint's tensor, and the part of it that this rank holds."""
+    """The shape of a checkpoint's tensor, and the part of it on this rank."""
 
     shape: torch.Size
     #: None: other ranks hold it.
@@ -177,7 +179,7 @@ class _Cut(NamedTuple):
 
 
 def _cuts(whole: nn.Module, model: nn.Module, shard: Shard) -> dict[str, _Cut]:
-    """For the name of each tensor of `whole` what of it belongs to `model`, its shard."""
+    """Return, for each tensor name of `whole`, the part that belongs to `model`, its shard."""
     shapes = {part.name: part.target.shape for part in weight_parts(model)}
     return {
         uncut.name: _Cut(
@@ -199,10 +201,10 @@ def load_weights(
 ) -> None:
     """Fill every weight of `model` from the checkpoint, converting to the model's dtype.
 
-    Of a tensor among `cuts` no more is read than what belongs to the model. Weights without memory
-    are packed, where the checkpoint has them quantised and the kernels can take them.
+    Tensors in `cuts` are read only as far as they belong to the model. Weights without memory are
+    packed if the checkpoint has them quantised and the kernels support it.
 
-    Raises `CheckpointError` naming tensors that are missing, left over, or of another shape.
+    Raises `CheckpointError` naming tensors that are missing, superfluous, or of another shape.
     """
     expected = {part.name: part.target.shape for part in weight_parts(model)}
     present = set(stored.names)
@@ -267,7 +269,7 @@ def _without_memory(model: nn.Module) -> Iterator[tuple[str, Packable]]:
 def draw_packed(
     model: nn.Module, seed: int, quantization: Quantization, device: torch.device
 ) -> None:
-    """Fill every weight without memory with random codes, or give it memory where it is dense."""
+    """Fill every weight without memory with random codes, or with memory if it is dense."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def packed(weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:
@@ -287,13 +289,12 @@ def draw_packed(
 def draw_weights(
     model: nn.Module, seed: int, whole: nn.Module | None = None, shard: Shard | None = None
 ) -> None:
-    """Fill every weight of `model` with random values, where it lies; norms get ones.
+    """Fill every weight of `model` with random values in place; norms get ones.
 
-    For measuring: what a step costs does not depend on the weights, as long as activations stay
-    finite.
+    For measurements: a step's cost does not depend on the weights while activations stay finite.
 
-    The same seed gives the same weights on the same kind of device. Where `model` is the `shard`
-    of a model, `whole` is that one without its weights, and what is drawn are parts of its.
+    The same seed gives the same weights on the same kind of device. If `model` is the `shard` of a
+    model, `whole` is that model without weights, and the random values are parts of its values.
     """
     generators: dict[torch.device, torch.Generator] = {}
     for module, origin in zip(model.modules(), (whole or model).modules(), strict=True):
@@ -319,15 +320,15 @@ def draw_weights(
             for part in module.weight_parts(""):
                 target, place = part.target, uncut[part.name]
                 if target.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
-                    # The same view of what was drawn as `place` is of a weight without memory.
+                    # View the random values as `place` views a weight without memory.
                     view = values.as_strided(place.shape, place.stride(), place.storage_offset())
                     target.copy_(view[part_of(view.shape, target.shape, shard)])
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device of a setting; `auto` takes a GPU where there is one.
+    """Return the torch device of a setting; `auto` uses a GPU if there is one.
 
-    Raises `SettingsError` for a device that this machine or this engine does not have.
+    Raises `SettingsError` for a device that this machine or engine does not have.
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -346,10 +347,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights, activations and KV for a setting.
+    """Return the dtype of weights, activations and KV for a setting.
 
-    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is bfloat16 for a bfloat16
-    checkpoint where the processor multiplies bfloat16 natively, else float32.
+    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is bfloat16 for a bfloat16 checkpoint
+    if the processor multiplies bfloat16 natively, otherwise float32.
     """
     if name != "auto":
         if name not in _DTYPES:
@@ -362,16 +363,16 @@ def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> tor
 
 
 def has_fast_bfloat16() -> bool:
-    """Return True if this CPU has bfloat16 matrix instructions (AMX or avx512_bf16)."""
-    # NOTE: private names, absent on some platforms; without them float32 is the safe answer.
+    """Return true if this CPU has bfloat16 matrix instructions (AMX or avx512_bf16)."""
+    # NOTE: private names, absent on some platforms; float32 is then the safe answer.
     checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
 
 
 def _is_redundant(name: str) -> bool:
-    """Tensors that old checkpoints store although they follow from the configuration."""
-    # `lm_head.weight` is left over only where the head is tied to the embedding.
-    # Scales of a cache of 8 bits: this engine's have one for each head and token.
+    """Return true for tensors in old checkpoints that follow from the configuration."""
+    # `lm_head.weight` is superfluous only if the head is tied to the embedding. Stored scales of an
+    # 8-bit cache are unused: this engine's cache has one per head and token.
     return name == "lm_head.weight" or name.endswith(
         (".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale")
     )

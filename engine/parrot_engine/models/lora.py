@@ -1,8 +1,8 @@
-"""Low-rank additions to products (LoRA, arXiv 2106.09685) of several adapters at once.
+"""Low-rank additions to products (LoRA, arXiv 2106.09685) for several adapters at once.
 
-The weights of a product's adapters are stacked, one slot each, of one rank at most, so that
-loading an adapter copies into a slot and changes no address. Tokens of a step are grouped by slot;
-tokens without an adapter are in no group.
+The weights of a product's adapters are stacked in slots of one maximum rank, so loading an adapter
+copies into a slot and changes no address. Tokens of a step are grouped by slot; tokens without an
+adapter are in no group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-#: Tokens of a tile up to so many tokens of a step, and beyond.
+#: Limit for small steps, and tokens per tile in small and larger steps.
 _FEW_TOKENS = 256
 _TILE, _LARGE_TILE = 16, 64
 
@@ -29,15 +29,15 @@ class Run(NamedTuple):
 
 
 class GroupedTokens(NamedTuple):
-    """The tokens of a step that have adapters, grouped by slot."""
+    """The tokens of a step with adapters, grouped by slot."""
 
-    #: int32: tokens by slot, those of one slot in their own order.
+    #: int32: tokens by slot, in their own order within a slot.
     order: npt.NDArray[np.int32]
     runs: tuple[Run, ...]
 
     @classmethod
     def of(cls, slots: Sequence[int], counts: Sequence[int]) -> GroupedTokens:
-        """By row of a step its slot, -1 for none, and its number of tokens."""
+        """Group tokens, given each row's slot, -1 for none, and number of tokens."""
         by_token = np.repeat(np.array(slots, dtype=np.int32), counts)
         order = np.argsort(by_token, kind="stable").astype(np.int32)
         order = order[np.count_nonzero(by_token < 0) :]
@@ -46,7 +46,7 @@ class GroupedTokens(NamedTuple):
         return cls(order, tuple(map(Run, used.tolist(), begins.tolist(), ends)))
 
     def tiles(self, size: int) -> npt.NDArray[np.int32]:
-        """`[n, 3]`: slot, begin and end of parts of the runs of up to `size` tokens."""
+        """Return `[n, 3]`: slot, begin and end of parts of the runs with up to `size` tokens."""
         parts = [
             (slot, start, min(start + size, end))
             for slot, begin, end in self.runs
@@ -56,31 +56,31 @@ class GroupedTokens(NamedTuple):
 
 
 def tile_size(num_tokens: int) -> int:
-    """Tokens of a tile in steps of up to `num_tokens`."""
+    """Return the tokens per tile in steps of up to `num_tokens`."""
     return _TILE if num_tokens <= _FEW_TOKENS else _LARGE_TILE
 
 
 def max_tiles(num_tokens: int, num_slots: int) -> int:
-    """Tiles of any step of up to `num_tokens` tokens."""
+    """Return the maximum tiles of any step of up to `num_tokens` tokens."""
     return num_tokens // tile_size(num_tokens) + min(num_tokens, num_slots)
 
 
 class AdapterRows(NamedTuple):
-    """The tokens of a step by the adapter slot they use, on the device."""
+    """The tokens of a step by adapter slot, on the device."""
 
     #: int32: see `GroupedTokens.order`.
     order: Tensor
-    #: int32 `[n, 3]`, see `GroupedTokens.tiles`; those of no tokens have equal begin and end.
+    #: int32 `[n, 3]`, see `GroupedTokens.tiles`; empty tiles have equal begin and end.
     tiles: Tensor
     tile_size: int
-    #: As in `GroupedTokens`; None where they differ from one replay of a graph to the next.
+    #: As in `GroupedTokens`; None if they differ between replays of a graph.
     runs: tuple[Run, ...] | None = None
 
 
 class LoraSlots:
-    """The low-rank weights of one product: x A^T B^T of every slot, A `[r, in]`, B `[out, r]`.
+    """The low-rank weights of one product: x A^T B^T for every slot, A `[r, in]`, B `[out, r]`.
 
-    The product may be several projections above each other, which have an A each.
+    The product may stack several projections, each with its own A.
     """
 
     def __init__(
@@ -93,22 +93,22 @@ class LoraSlots:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """`count` slots of zeros; `sizes` are the rows of the projections."""
-        # What the smallest matrix instructions take.
+        """Make `count` slots of zeros; `sizes` are the rows of the projections."""
+        # Round up to the smallest matrix instructions.
         max_rank = -(-max_rank // 16) * 16
         self.sizes = tuple(sizes)
         self.max_rank = max_rank
         #: `[count, projections x max_rank, in]`
         self.a = torch.zeros(count, len(sizes) * max_rank, in_size, device=device, dtype=dtype)
-        #: `[count, out, max_rank]`, with the adapter's factor.
+        #: `[count, out, max_rank]`, including the adapter's factor.
         self.b = torch.zeros(count, sum(sizes), max_rank, device=device, dtype=dtype)
-        #: By slot the rank of each projection, 0 where there is no addition, and the same as int32
-        #: on the device.
+        #: By slot, the rank of each projection, 0 without an addition; and the same as int32 on the
+        #: device.
         self._ranks = [[0] * len(sizes) for _ in range(count)]
         self.used = torch.zeros(count, len(sizes), dtype=torch.int32, device=device)
 
     def write(self, slot: int, weights: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-        """Put an adapter's A and B of each projection into a slot; None adds nothing.
+        """Copy an adapter's A and B of each projection into a slot; None adds nothing.
 
         On a GPU the copies are ordered on the current stream.
         """
@@ -145,7 +145,7 @@ class LoraSlots:
 
 
 class LoraProduct(NamedTuple):
-    """The contribution of adapters to one product in a step."""
+    """Adapters' contribution to one product in a step."""
 
     slots: LoraSlots
     rows: AdapterRows

@@ -1,9 +1,9 @@
 """Operations of a decoder on rows of activations, in torch.
 
-`models/triton_ops.py` does the same with Triton kernels. Attention is not here. The residual
-stream is handed on as a sum whose last addition may still be open (`Residual`), so that an
-implementation can do it where it costs least: with the norm that reads the sum, or with the
-product that writes its second part.
+`models/triton_ops.py` does the same with Triton kernels; attention is elsewhere. The residual
+stream is passed on as a sum whose last addition may be pending (`Residual`). An implementation can
+do it where it is cheapest: with the norm that reads the sum, or with the product that writes its
+second part.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from parrot_engine.quantization.packed import PackedWeight
 
 
 class Norm(NamedTuple):
-    """An RMSNorm: its weight, and what keeps the root from zero."""
+    """An RMSNorm: its weight, and the epsilon under the root."""
 
     weight: Tensor
     eps: float
 
 
 class Affine(NamedTuple):
-    """x W^T + b, W being `[out, in]`."""
+    """x W^T + b, where W is `[out, in]`."""
 
     weight: Tensor
     bias: Tensor | None = None
-    #: W as codes and scales; `weight` then holds no more than its shape.
+    #: W as codes and scales; `weight` then has only its shape.
     packed: PackedWeight | None = None
-    #: What adapters add to the product of some tokens.
+    #: Adapters' addition to the product of some tokens.
     lora: LoraProduct | None = None
 
 
 class Experts(NamedTuple):
-    """The experts of a mixture, and how those of a token are chosen."""
+    """The experts of a mixture, and the rule that chooses those of a token."""
 
     weights: ExpertWeights
-    #: Experts of a token: those that are most probable.
+    #: Experts per token, the most probable ones.
     top_k: int
-    #: Whether the factors of a token's experts add up to 1; else they are the probabilities.
+    #: True: the factors of a token's experts add up to 1; False: they are the probabilities.
     normalize: bool
-    #: The experts whose weights these are, where ranks hold whole ones; None: all.
+    #: The experts with weights here, if ranks hold whole ones; None: all.
     local: range | None = None
 
 
 class Residual(NamedTuple):
-    """`[num_tokens, hidden_size]` and what is still to be added to it."""
+    """`[num_tokens, hidden_size]` and a pending addition to it."""
 
     hidden: Tensor
     delta: Tensor | None = None
-    #: Whether `delta` is this rank's share of a sum, and those of the others are missing.
+    #: True: `delta` is this rank's share of a sum, without the others' shares.
     is_share: bool = False
 
 
 class Normed(NamedTuple):
-    """The result computed from the norm of a residual stream, and the stream summed up."""
+    """The result computed from the norm of a residual stream, and the completed stream."""
 
     out: Tensor
     hidden: Tensor
 
 
 class Branch(NamedTuple):
-    """The operations on the output of attention or MLP before it is added to the stream."""
+    """The operations on the output of attention or MLP before its addition to the stream."""
 
     norm: Norm | None = None
     scale: float = 1.0
@@ -80,9 +80,9 @@ PLAIN = Branch()
 
 
 class Angles(NamedTuple):
-    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype.
+    """cos and sin for one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype.
 
-    Pairs of a head that are not rotated come last, with cos 1 and sin 0.
+    Unrotated pairs of a head come last, with cos 1 and sin 0.
     """
 
     cos: Tensor
@@ -90,9 +90,10 @@ class Angles(NamedTuple):
 
 
 class Rotary:
-    """Turns positions into angles.
+    """Converts positions to angles.
 
-    They are computed, not looked up: no table to size, no limit on the position.
+    They are computed rather than looked up, so there is no table to size and no limit on the
+    position.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
@@ -101,7 +102,9 @@ class Rotary:
         self._num_still = head_dim // 2 - len(inverse)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """Angles for `positions` `[num_tokens]`; computed in float32, returned in `dtype`."""
+        """Return angles for `positions` `[num_tokens]`; computed in float32, returned in
+        `dtype`.
+        """
         angle = positions[:, None].float() * self._inverse
         cos, sin = angle.cos(), angle.sin()
         if self._attention_factor != 1.0:
@@ -131,7 +134,7 @@ def rotate(heads: Tensor, angles: Angles, rotation: Rotation | None = None) -> T
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """Over the last axis of `x`, whose rows may be apart; accumulates in float32."""
+    """Normalise the last axis of `x`, whose rows may be apart; accumulates in float32."""
     weight, eps = norm
     if weight.dtype is x.dtype:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -142,27 +145,27 @@ class Ops:
     """Torch's implementation; rows are contiguous.
 
     With a `collective` each rank holds a part of the model: its layers are those of a smaller one,
-    except that what o and down yield (`linear_onto`) is a rank's share of a sum.
+    except that the outputs of o and down (`linear_onto`) are a rank's share of a sum.
     """
 
     def __init__(self, collective: Collective | None = None) -> None:
         self._collective = collective
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Over the last axis, accumulating in float32."""
+        """Normalise the last axis, accumulating in float32."""
         return rms_norm(x, norm)
 
     def total(self, residual: Residual) -> Tensor:
-        """The stream summed up."""
+        """Return the completed stream."""
         return residual.hidden if residual.delta is None else residual.hidden + residual.delta
 
     def add_rms_norm(self, residual: Residual, norm: Norm | None) -> Normed:
-        """The norm of the stream, or the stream itself."""
+        """Return the norm of the stream, or the stream itself."""
         summed = self.total(residual)
         return Normed(summed if norm is None else self.rms_norm(summed, norm), summed)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """act(gate) x up for gate and up side by side (arXiv 2002.05202)."""
+        """Return act(gate) x up for gate and up side by side (arXiv 2002.05202)."""
         gate, up = gate_up.tensor_split(2, dim=-1)
         if activation == "silu":
             activated = F.silu(gate)
@@ -171,14 +174,14 @@ class Ops:
         return activated.mul_(up)
 
     def norm_linear(self, residual: Residual, norm: Norm | None, linear: Affine) -> Normed:
-        """Norm of the stream, then a product."""
+        """Normalise the stream, then multiply."""
         normed, hidden = self.add_rms_norm(residual, norm)
         return Normed(self.linear(normed, linear), hidden)
 
     def norm_gated(
         self, residual: Residual, norm: Norm | None, linear: Affine, activation: str
     ) -> Normed:
-        """Norm of the stream, the product with gate and up, then `gated`."""
+        """Normalise the stream, multiply with gate and up, then apply `gated`."""
         gate_up, hidden = self.norm_linear(residual, norm, linear)
         return Normed(self.gated(gate_up, activation), hidden)
 
@@ -189,15 +192,15 @@ class Ops:
         return out
 
     def add_lora(self, out: Tensor, x: Tensor, lora: LoraProduct) -> None:
-        """Add to `out` what adapters add to the product of `x`."""
+        """Add the adapters' part of the product of `x` to `out`."""
         lora.slots.add(out, x, lora.rows)
 
     def linear_onto(
         self, hidden: Tensor, x: Tensor, linear: Affine, branch: Branch = PLAIN
     ) -> Residual:
-        """`hidden` and the product of x, added up or not.
+        """Return `hidden` plus the product of x, possibly with the addition pending.
 
-        Over ranks, columns of `x` and of the weight are divided among them; the product is summed.
+        With ranks, columns of `x` and the weight are divided among them, and the product is summed.
         """
         if self._collective is None:
             product = self.linear(x, linear)
@@ -211,15 +214,16 @@ class Ops:
         return x if branch.scale == 1.0 else x * branch.scale
 
     def share(self, x: Tensor, linear: Affine, collective: Collective) -> Tensor:
-        """A rank's share of a product whose columns are divided."""
-        # Every rank holds the bias, and it is to be added once.
+        """Return a rank's share of a product with divided columns."""
+        # Every rank holds the bias, which must be added once.
         bias = linear.bias if collective.shard.rank == 0 else None
         return self.linear(x, linear._replace(bias=bias))
 
     def experts_onto(self, hidden: Tensor, x: Tensor, router: Affine, experts: Experts) -> Residual:
-        """`hidden` and the mixture of experts of x, added up or not.
+        """Return `hidden` plus the mixture of experts of x, possibly with the addition pending.
 
-        Over ranks the inner rows of all experts are divided, or the experts; the mixture is summed.
+        With ranks, the inner rows of all experts or the experts themselves are divided, and the
+        mixture is summed.
         """
         mixed = self._mix(x, router, self._share_of(experts))
         if self._collective is not None:
@@ -227,7 +231,7 @@ class Ops:
         return Residual(hidden, mixed)
 
     def _share_of(self, experts: Experts) -> Experts:
-        """Where every rank holds the bias of down, it is to be added once."""
+        """Drop the bias of down on all ranks except the first, because it must be added once."""
         if self._collective is None or self._collective.shard.rank == 0:
             return experts
         if experts.local is not None:
@@ -262,9 +266,9 @@ class Ops:
         return F.linear(inner, down[index], None if down_bias is None else down_bias[index])
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
-        """Norm, then the output head: float32, into `out` where one is given.
+        """Apply the norm and the output head: float32, into `out` if given.
 
-        Over ranks: the logits of the rank's own rows of the head.
+        With ranks, returns the logits of the rank's own rows of the head.
         """
         logits = F.linear(self.rms_norm(hidden, norm), head.weight, head.bias)
         return logits.float() if out is None else out.copy_(logits)

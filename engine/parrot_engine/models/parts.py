@@ -1,7 +1,7 @@
-"""Parts that all decoders are made of: products, embedding and norms, and where they are stored.
+"""Parts of all decoders: products, embedding and norms, and their storage in checkpoints.
 
-Modules hold weights and list which tensors of a checkpoint each weight is made of (`WeightPart`).
-They are created empty, on the device and in the dtype of a `TensorSpec`, and filled by the loader.
+Modules hold weights and list the checkpoint's tensors that make up each weight (`WeightPart`). They
+are created empty, on the device and in the dtype of a `TensorSpec`, and the loader fills them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
 from parrot_engine.quantization.weights import QuantizedWeight
 
-#: Makes one packed weight of weights above each other; None where the kernels cannot take it.
+#: Makes one packed weight of stacked weights; None if the kernels do not support it.
 Pack: TypeAlias = Callable[[Sequence[Tensor | QuantizedWeight]], PackedWeight | None]
 
 
@@ -31,11 +31,11 @@ class TensorSpec(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     kernels: Kernels = "torch"
-    #: Of the ranks that hold a model together; None where one holds it all.
+    #: The ranks that hold a model together; None if one holds it all.
     collective: Collective | None = None
-    #: Whether weights of products stay as codes and scales where the checkpoint has them so.
+    #: True: weights of products stay codes and scales if the checkpoint has them so.
     packed: bool = False
-    #: Whether a token's result must not depend on the tokens beside it.
+    #: True: a token's result must not depend on the other tokens of a step.
     deterministic: bool = False
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -43,11 +43,13 @@ class TensorSpec(NamedTuple):
         return nn.Parameter(data, requires_grad=False)
 
     def of_products(self) -> TensorSpec:
-        """The same for weights that may be packed, which is known when they are read: no memory."""
+        """Return the spec of weights that may be packed, which is known only when they are read: no
+        memory.
+        """
         return self._replace(device=torch.device("meta")) if self.packed else self
 
     def ops(self) -> Ops:
-        """The operations of these kernels; imports triton only where it is used."""
+        """Return the operations of these kernels; imports triton only if needed."""
         if self.deterministic:
             from parrot_engine.models.invariant_ops import InvariantOps
 
@@ -60,52 +62,52 @@ class TensorSpec(NamedTuple):
 
 
 class WeightPart(NamedTuple):
-    """A tensor of the checkpoint and the part of a weight (along its first axis) it fills."""
+    """A tensor of the checkpoint and the part of a weight (along its first axis) that it fills."""
 
     name: str
     target: Tensor
-    #: Added to what the checkpoint has.
+    #: Added to the checkpoint's values.
     offset: float = 0.0
 
 
 class Stacked(nn.Module):
-    """A module whose weights are each made of several tensors of a checkpoint."""
+    """A module whose weights each consist of several tensors of a checkpoint."""
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
-        """See `weight_parts` of this module; `prefix` is the module's own path."""
+        """Yield the module's own parts; `prefix` is its path. See the function `weight_parts`."""
         raise NotImplementedError
 
 
 class Packable(Stacked):
-    """A module whose products' weights may be codes and scales; without memory until they are read.
+    """A module whose products' weights may be codes and scales; they have no memory before loading.
 
-    `pack` or else `give_memory` is called once, by the loader.
+    The loader calls either `pack` or `give_memory`, once.
     """
 
     @property
     def is_meta(self) -> bool:
-        """Return True if its weights have no memory of their own."""
+        """Return true if its weights have no memory of their own."""
         raise NotImplementedError
 
     def pack(self, weights: Sequence[Tensor | QuantizedWeight], pack: Pack) -> bool:
-        """Keep `weights`, those of its parts without memory, packed; False: they cannot be."""
+        """Pack `weights`, those of its parts without memory; return false if that is impossible."""
         raise NotImplementedError
 
     def give_memory(self, device: torch.device) -> None:
-        """Place its weights on `device`, where they are to be dense after all."""
+        """Allocate its weights on `device`, because they are dense after all."""
         raise NotImplementedError
 
 
 class Linear(Packable):
     """x W^T + b over one or several projections of the checkpoint, stacked by output.
 
-    `parts` maps each projection's name to its output size; stacking makes one matrix product of
-    q, k and v, and one of gate and up.
+    `parts` maps each projection's name to its output size; stacking turns q, k and v, and gate and
+    up, into one product each.
     """
 
-    #: The weight as codes and scales; `weight` has no memory then. Given by the loader.
+    #: The weight as codes and scales, set by the loader; `weight` then has no memory.
     packed: PackedWeight | None = None
-    #: Weights of adapters, once there is room for them.
+    #: Weights of adapters, once space is reserved.
     lora: LoraSlots | None = None
 
     def __init__(
@@ -122,7 +124,7 @@ class Linear(Packable):
         return Affine(self.weight, self.bias, self.packed)
 
     def adapted(self, rows: AdapterRows | None) -> Affine:
-        """The product with what adapters add to it in a step."""
+        """Return the product with the adapters' additions in a step."""
         if rows is None or self.lora is None:
             return self.affine
         return Affine(self.weight, self.bias, self.packed, LoraProduct(self.lora, rows))
@@ -130,7 +132,7 @@ class Linear(Packable):
     def make_lora_slots(
         self, count: int, max_rank: int, device: torch.device, dtype: torch.dtype
     ) -> LoraSlots:
-        """Make room for `count` adapters of up to `max_rank`."""
+        """Reserve space for `count` adapters of up to `max_rank`."""
         self.lora = LoraSlots(
             self.weight.shape[1],
             list(self.parts.values()),
@@ -153,7 +155,7 @@ class Linear(Packable):
         self.weight = nn.Parameter(torch.empty_like(self.weight, device=device), False)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
-        """Names of `parts` replace the last component of `prefix`."""
+        """Yield the parts; names of `parts` replace the last component of `prefix`."""
         parent = prefix.rpartition(".")[0]
         start = 0
         for name, size in self.parts.items():
@@ -165,16 +167,16 @@ class Linear(Packable):
 
 
 class Embedding(nn.Module):
-    """Token embedding, one row a token id."""
+    """Token embedding, one row per token id."""
 
     def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
         super().__init__()
         self.weight = spec.empty(config.vocab_size, config.hidden_size)
-        # A factor of the dtype of activations, as in transformers.
+        # A factor in the dtype of activations, as in transformers.
         self._scale = float(torch.tensor(config.embedding_scale, dtype=spec.dtype))
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """`[num_tokens]` to `[num_tokens, hidden_size]`."""
+        """Map `[num_tokens]` to `[num_tokens, hidden_size]`."""
         rows = F.embedding(token_ids, self.weight)
         return rows if self._scale == 1.0 else rows * self._scale
 
@@ -182,8 +184,8 @@ class Embedding(nn.Module):
 class RMSNorm(Stacked):
     """Root mean square norm with a learned scale (arXiv 1910.07467), over the last axis.
 
-    The scale is the checkpoint's weight plus `offset`; it is float32 with one, so that the weight
-    is not rounded once more.
+    The scale is the checkpoint's weight plus `offset`. With an offset it is float32, which avoids
+    another rounding of the weight.
     """
 
     def __init__(self, size: int, eps: float, spec: TensorSpec, offset: float = 0.0) -> None:
@@ -197,7 +199,7 @@ class RMSNorm(Stacked):
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`, whose rows may be apart; accumulates in float32."""
+        """Return a tensor of `x`'s shape; rows of `x` may be apart; accumulates in float32."""
         return rms_norm(x, self.norm)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
@@ -205,7 +207,7 @@ class RMSNorm(Stacked):
 
 
 def weight_parts(module: nn.Module) -> Iterator[WeightPart]:
-    """Every weight of a module tree with the checkpoint's name for it, tied ones once."""
+    """Yield every weight of a module tree with the checkpoint's name for it, tied ones once."""
     for path, child in module.named_modules():
         if isinstance(child, Stacked):
             yield from child.weight_parts(path)
@@ -215,7 +217,7 @@ def weight_parts(module: nn.Module) -> Iterator[WeightPart]:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Memory of a model's weights; of packed ones that of their codes and scales."""
+    """Return the memory of a model's weights; for packed ones that of their codes and scales."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if not each.is_meta]
     for module in model.modules():
         if isinstance(module, Packable):

@@ -1,4 +1,4 @@
-"""Biases of attention by distance: T5's buckets (arXiv 1910.10683), for both directions."""
+"""Attention biases by distance: T5's buckets (arXiv 1910.10683), for both directions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-#: Distances from here on share the last bucket of their direction.
+#: Larger distances share the last bucket of their direction.
 _FAR = 128
 
 
 def buckets(length: int, num_buckets: int, device: torch.device) -> Tensor:
-    """The bucket of each pair of positions, `[length, length]`: of queries, then of keys.
+    """Return the bucket of each pair of positions, `[length, length]`: of queries, then of keys.
 
-    One half is for keys behind the query, the other for those before it; within a half one half
-    has a bucket a distance, and the other's grow with the logarithm.
+    One half of the buckets is for keys after the query, the other for those before. Within each,
+    the first half has one bucket per distance, and the ranges of the others grow logarithmically.
     """
     places = torch.arange(length, device=device)
     ahead = places[None, :] - places[:, None]
@@ -27,5 +27,5 @@ def buckets(length: int, num_buckets: int, device: torch.device) -> Tensor:
 
 
 def biases(table: Tensor, length: int) -> Tensor:
-    """`[heads, length, length]` of a table `[num_buckets, heads]`."""
+    """Return `[heads, length, length]` from a table `[num_buckets, heads]`."""
     return table[buckets(length, len(table), table.device)].permute(2, 0, 1)

@@ -1,7 +1,7 @@
 """The frequencies of each kind of rotary position embedding.
 
-Formulas and their order of operations are those of `modeling_rope_utils.py` in transformers 5,
-so that float32 results agree to the last few bits.
+Formulas and the order of operations follow `modeling_rope_utils.py` in transformers 5, so that
+float32 results agree to the last few bits.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from parrot_engine.models.config import RopeConfig
 
 
 class Frequencies(NamedTuple):
-    """Inverse frequencies `[rotary_dim / 2]` in float32 and the factor on cos and sin."""
+    """Inverse frequencies `[rotary_dim / 2]` in float32, and the factor on cos and sin."""
 
     inverse: Tensor
     attention_factor: float
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
-    """The rotation speeds of one kind of rope, on the CPU.
+    """Compute the rotation speeds of one kind of rope, on the CPU.
 
-    For `dynamic` and `longrope` those valid up to `ModelConfig.max_position` (see there).
-    Sources: RoFormer (arXiv 2104.09864), linear and dynamic NTK scaling as in transformers,
-    YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753), Llama 3.1's reference code.
+    For `dynamic` and `longrope` they are valid up to `ModelConfig.max_position` (see there).
+    Sources: RoFormer (arXiv 2104.09864), linear and dynamic NTK scaling as in transformers, YaRN
+    (arXiv 2309.00071), LongRoPE (arXiv 2402.13753), Llama 3.1's reference code.
     """
     dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
@@ -61,7 +61,7 @@ def _yarn(rope: RopeConfig, exponents: Tensor) -> Tensor:
     dim = 2 * len(exponents)
 
     def correction(rotations: float) -> float:
-        """The dimension that turns `rotations` times over the original length."""
+        """Return the dimension that turns `rotations` times over the original length."""
         turns = rope.original_max_position / (rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(rope.theta))
 

@@ -1,6 +1,6 @@
-"""An encoder with rotary embeddings, norms before its branches and windows: ModernBERT's.
+"""An encoder with rotary embeddings, norms before its branches, and windows: ModernBERT.
 
-Tokens are flat, as in `decoder.py`. Names are those of the checkpoints (arXiv 2412.13663).
+Tokens are flat, as in `decoder.py`. Names are those of checkpoints (arXiv 2412.13663).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class RotaryEncoderConfig:
     attention_bias: bool
     mlp_bias: bool
     activation: EncoderActivation
-    #: Longest text.
+    #: Length of the longest text.
     max_tokens: int
-    #: For each layer how many tokens are seen on one side, the token itself included; None: all.
+    #: Per layer, the number of tokens visible on one side, the token itself included; None: all.
     windows: tuple[int | None, ...]
-    #: Of layers that see all, and of those with a window.
+    #: Rotary embedding of layers that see everything, and of those with a window.
     full_rope: RopeConfig
     window_rope: RopeConfig
-    #: dtype of the checkpoint as `config.json` names it.
+    #: The checkpoint's dtype as named in `config.json`.
     dtype: str | None
-    #: Of cross-encoders, whose head is a product, an activation, a norm and a product.
+    #: True for cross-encoders, whose head is a product, an activation, a norm and a product.
     scores: bool
     head_bias: bool
     head_activation: EncoderActivation
@@ -101,7 +101,7 @@ class _GatedMLP(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention, then a gated MLP; the first layer reads what the embeddings have normed."""
+    """Attention, then a gated MLP; the first layer reads embeddings that are already normalised."""
 
     def __init__(self, config: RotaryEncoderConfig, layer: int, spec: TensorSpec) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Layer(nn.Module):
 
 
 class _Body(nn.Module):
-    """See `EncoderBody`."""
+    """Embeddings and layers; see `EncoderBody`."""
 
     def __init__(self, config: RotaryEncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Head(nn.Module):
 
 
 class RotaryEncoder(nn.Module):
-    """An encoder, and of a cross-encoder the head; as `Encoder`."""
+    """An encoder; a cross-encoder has the head too. See `Encoder`."""
 
     def __init__(self, config: RotaryEncoderConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -182,11 +182,11 @@ class RotaryEncoder(nn.Module):
             self.classifier = Linear(config.hidden_size, {"classifier": 1}, bias=True, spec=spec)
 
     def score(self, pooled: Tensor) -> Tensor:
-        """See `Encoder.score`."""
+        """Score pairs; see `Encoder.score`."""
         return apply(self.classifier, self.head(pooled))
 
     def stored_name(self, name: str) -> str | None:
-        """See `Encoder.stored_name`."""
+        """Map a stored name; see `Encoder.stored_name`."""
         name = name.removeprefix(_PREFIX)
         if name.startswith(("embeddings.", "layers.", "final_norm.")):
             return f"body.{name}"

@@ -1,4 +1,4 @@
-"""Self-attention of a decoder layer, between its two products."""
+"""Self-attention of a decoder layer, between its input and output products."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from parrot_engine.models.parts import Linear, RMSNorm, Stacked, TensorSpec, Wei
 
 
 class LayerInputs(NamedTuple):
-    """The part of a step that all layers share."""
+    """The inputs of a step that all layers share."""
 
-    #: For the positions of the step's tokens, of each rotary embedding of the model.
+    #: Angles for the positions of the step's tokens, per rotary embedding of the model.
     angles: tuple[Angles, ...]
     attention: LayerAttention[Any]
     #: Made by `attention.plan` for the step's rows.
     plan: Any
-    #: Tokens that have adapters; None where none has.
+    #: Tokens with adapters; None if there are none.
     adapters: AdapterRows | None = None
 
 
 class Attention(Stacked):
-    """Grouped-query attention between its two products; optional norm of q and k heads."""
+    """Grouped-query attention between its two products, with optional norms of q and k heads."""
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
         super().__init__()
@@ -57,18 +57,19 @@ class Attention(Stacked):
                 RMSNorm(size, config.norm_eps, spec, config.norm_offset) for size in sizes
             )
 
-        #: Of each head a score that stands beside those of the keys and has no value.
+        #: Per head, a score without a value beside those of the keys.
         self.sinks = spec.empty(config.num_heads) if config.sinks else None
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
-        """Yield the sinks, the only weights that this module itself holds."""
+        """Yield the sinks, the only weights held by this module itself."""
         if self.sinks is not None:
             yield WeightPart(f"{prefix}.sinks", self.sinks)
 
     def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
-        """Return the heads' output, `[num_tokens, heads x head_dim]`, given that of `qkv_proj`.
+        """Return the heads' output, `[num_tokens, heads x head_dim]`, from the output of
+        `qkv_proj`.
 
-        The new K and V go to `layer_kv`.
+        Writes the new K and V to `layer_kv`.
         """
         if self._norms_projections:
             qkv = self._normalize(qkv)
@@ -119,7 +120,7 @@ class Attention(Stacked):
             query = q_norm(query_key[:, : self._num_heads])
             key = k_norm(query_key[:, self._num_heads :])
             query_key = torch.cat((query, key), dim=1)
-        # One rotation for q and k: half the calls.
+        # One rotation for q and k takes half the calls.
         query_key = rotate(query_key, step.angles[self._rope], self._rotation)
         return step.attention.forward(
             query_key[:, : self._num_heads],

@@ -1,13 +1,12 @@
 """One model in equal parts for several devices (arXiv 1909.08053, section 3).
 
 Heads and the inner width of the MLP, or of every expert, are divided: q, k, v, gate and up by
-output, o and down by input, whose products are then sums over the devices. Instead of every
-expert's width the experts themselves can be, whole ones for each device (`expert_parallel`): what
-a device's own add to a token is then its share of the sum. KV heads that are fewer
-than devices are held by several. The output head is divided by token id; embedding, norms and
-routers are held by all.
+output; o and down by input, so their products are sums over the devices. Alternatively the experts
+themselves are divided, whole ones for each device (`expert_parallel`): a device's own experts then
+give a token its share of the sum. If there are fewer KV heads than devices, several devices hold
+each. The output head is divided by token id; all devices hold embedding, norms and routers.
 
-Knows shapes; what moves values between devices is a `Collective`.
+Depends only on shapes; a `Collective` moves values between devices.
 """
 
 from __future__ import annotations
@@ -29,52 +28,55 @@ class Shard(NamedTuple):
     size: int = 1
 
     def share(self, total: int) -> int:
-        """Entries of a part, of all but the last ones exactly."""
+        """Return the entries of a part, exact for all but the last ones."""
         return -(-total // self.size)
 
     def rows(self, total: int) -> slice:
-        """The part's entries of `total`."""
+        """Return the part's entries of `total`."""
         share = self.share(total)
         return slice(min(self.rank * share, total), min((self.rank + 1) * share, total))
 
 
 class Collective(Protocol):
-    """Collective operations of the ranks of one model; all call the same, in the same order."""
+    """Collective operations of one model's ranks; all ranks call the same ones in the same
+    order.
+    """
 
     shard: Shard
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, which may be overwritten."""
+        """Return the sum of all ranks' `x`, which may be overwritten."""
         ...
 
     def sums_onto(self, share: Tensor) -> bool:
-        """Return True if `sum_onto` takes `share`; all ranks say the same."""
+        """Return true if `sum_onto` accepts `share`; all ranks agree."""
         ...
 
     def sum_onto(
         self, share: Tensor, hidden: Tensor, norm: tuple[Tensor, float] | None
     ) -> tuple[Tensor, Tensor]:
-        """(Norm of the sum, the sum) of `hidden` and every rank's `share`, `[num_tokens, size]`.
+        """Return (norm of the sum, the sum) of `hidden` and all ranks' `share`, `[num_tokens,
+        size]`.
 
-        `norm` is (weight, eps) of an RMSNorm; without it, the sum twice.
+        `norm` is (weight, eps) of an RMSNorm; without it, returns the sum twice.
         """
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """`[size, ...]`: every rank's `x`, all of one shape."""
+        """Return `[size, ...]`: all ranks' `x`, of equal shapes."""
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's `x` in place of one's own; the shapes are the same."""
+        """Return rank 0's `x` instead of one's own, of equal shape."""
         ...
 
 
 def shard_config(
     config: ModelConfig, shard: Shard, *, expert_parallel: bool = False
 ) -> ModelConfig:
-    """The shape of the layers that one rank holds; the vocabulary stays whole.
+    """Return the shape of the layers that one rank holds; the vocabulary stays whole.
 
-    With `expert_parallel` a rank holds whole experts, else the same part of each.
+    With `expert_parallel` a rank holds whole experts, otherwise an equal part of each.
 
     Raises:
         SettingsError: the model cannot be divided into these parts.
@@ -134,10 +136,10 @@ def _choices(config: ModelConfig, *, expert_parallel: bool) -> str:
 
 
 def part_of(whole: Sequence[int], part: Sequence[int], shard: Shard) -> tuple[slice, ...]:
-    """The place of a rank's weight of shape `part` in the one of shape `whole` that it is cut from.
+    """Return the place of a rank's weight of shape `part` in the whole one of shape `whole`.
 
-    Along each axis the parts follow each other by rank; where they are too many for that, as
-    many ranks as it takes hold the same one.
+    Along each axis the parts follow each other by rank; if they are too many, several ranks hold
+    the same one.
     """
     places = []
     for total, count in zip(whole, part, strict=True):

@@ -1,9 +1,9 @@
-"""Experts that a checkpoint stores stacked, as gpt-oss does, under the names of single ones.
+"""Presents experts that a checkpoint stores stacked, as gpt-oss does, under single experts' names.
 
-Plain: `gate_up_proj` `[experts, hidden_size, 2 x size]`, columns of gate and up in turn, and
-`down_proj` `[experts, size, hidden_size]`. In MXFP4 (OCP Microscaling Formats 1.0): `_blocks`
-`[experts, out, in / 32, 16]`, two numbers of 4 bits a byte, the low one first, and `_scales`
-`[experts, out, in / 32]`, exponents of two plus 127. Biases are `[experts, out]` either way.
+Plain: `gate_up_proj` `[experts, hidden_size, 2 x size]` with alternating columns of gate and up,
+and `down_proj` `[experts, size, hidden_size]`. MXFP4 (OCP Microscaling Formats 1.0): `_blocks`
+`[experts, out, in / 32, 16]` with two 4-bit numbers per byte, the low one first, and `_scales`
+`[experts, out, in / 32]`, exponents of two plus 127. Biases are `[experts, out]` in both.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from parrot_engine.exceptions import CheckpointError
 from parrot_engine.models.checkpoint import TensorFiles
 
-#: The numbers of 4 bits: sign, two bits of exponent, one of fraction.
+#: The 4-bit numbers: sign, two bits of exponent, one of fraction.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4_VALUES = torch.tensor([*_FP4, *(-value for value in _FP4)])
 _EXPONENT_BIAS = 127
 _NAN_SCALE = 255
-#: By the name of a part: the product it is a part of, and its rows.
+#: By the name of a part: its product, and its rows.
 _PARTS = {
     "gate_proj": ("gate_up_proj", slice(0, None, 2)),
     "up_proj": ("gate_up_proj", slice(1, None, 2)),
@@ -28,10 +28,10 @@ _PARTS = {
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
-    """`[out, in]` in float32 for blocks `[out, in / 32, 16]` and scales `[out, in / 32]`.
+    """Convert blocks `[out, in / 32, 16]` and scales `[out, in / 32]` to `[out, in]` in float32.
 
     Raises:
-        CheckpointError: they do not fit each other, or a scale is not a number.
+        CheckpointError: blocks and scales do not match, or a scale is not a number.
     """
     if scales.shape != blocks.shape[:-1] or blocks.dtype is not torch.uint8:
         raise CheckpointError(
@@ -46,7 +46,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 class StackedExperts:
-    """The tensors of all experts of a checkpoint by the names that single ones have."""
+    """The tensors of all experts of a checkpoint under the names of single ones."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files
@@ -80,10 +80,10 @@ class StackedExperts:
         return name in self._places
 
     def read(self, name: str) -> Tensor:
-        """The tensor of one expert, dequantised.
+        """Return the tensor of one expert, dequantised.
 
         Raises:
-            CheckpointError: blocks and scales do not fit each other, or are missing.
+            CheckpointError: blocks and scales do not match, or are missing.
         """
         path, part, ending, index = self._places[name]
         product, rows = _PARTS[part]

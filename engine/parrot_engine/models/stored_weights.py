@@ -1,4 +1,4 @@
-"""The weights of a checkpoint under the names of a plain one: quantised or not, fused or not."""
+"""A checkpoint's weights under the names of a plain one: quantised or not, fused or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parrot_engine.quantization.weights import QuantizedWeight
 
 
 class StoredWeights:
-    """Tensors by name; several that stand for one quantised weight are one, named `P.weight`."""
+    """Tensors by name; the tensors of one quantised weight appear as one, named `P.weight`."""
 
     def __init__(
         self,
@@ -29,30 +29,30 @@ class StoredWeights:
         *,
         stacked_experts: bool = False,
     ) -> None:
-        """Quantised weights are unpacked on `device`; everything else is as the files have it.
+        """Quantised weights are unpacked on `device`; everything else is as in the files.
 
-        Products that are `fused` in the checkpoint have the names of their parts, `stacked_experts`
-        those of single ones.
+        Products that are `fused` in the checkpoint get the names of their parts, and
+        `stacked_experts` those of single ones.
         """
         self._files = files
         self._quantization = quantization
         self.device = device
         self.upload = Upload(device)
-        #: Rows of what is fused.
+        #: Rows of fused products.
         self._sizes: dict[str, int] = {}
-        #: By prefix, the endings of the tensors that stand for its weight.
+        #: By prefix: the endings of the tensors that make up its weight.
         self._stored: dict[str, list[str]] = {}
         names: dict[str, None] = {}
         endings = () if quantization is None else quantization.suffixes
         present = set(files.names)
         for name in files.names:
             prefix, _, ending = name.rpartition(".")
-            # What stands beside the codes is nothing without them.
+            # Companion tensors are useless without the codes.
             if ending in endings and f"{prefix}.{endings[0]}" in present:
                 self._stored.setdefault(prefix, []).append(ending)
                 name = f"{prefix}.weight"
             names[name] = None
-        #: By the name of a part: what it is a part of, and its rows.
+        #: By the name of a part: its product, and its rows.
         self._parts: dict[str, tuple[str, slice]] = {}
         for whole in [name for name in names if fused]:
             path, _, ending = whole.rpartition(".")
@@ -77,11 +77,11 @@ class StoredWeights:
         return self._names.keys()
 
     def read(self, name: str) -> Tensor | QuantizedWeight:
-        """The weight, quantised if it is stored that way, or any other tensor.
+        """Return a weight, quantised if it is stored that way, or any other tensor.
 
         Raises:
-            CheckpointError: the tensors that stand for it do not fit each other.
-            UnsupportedModelError: it is stored as numbers that are not understood.
+            CheckpointError: the tensors of the weight do not match.
+            UnsupportedModelError: the weight has an unknown format.
         """
         if self._experts is not None and name in self._experts:
             return self._experts.read(name)
@@ -116,7 +116,7 @@ class StoredWeights:
         return tensor
 
     def packed(self, weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:
-        """Weights above each other for the kernels; None where they cannot take them."""
+        """Pack stacked weights for the kernels; None if the kernels do not support them."""
         if self._quantization is None:
             return None
         return pack_stacked(weights, self.device, self._quantization.activations)

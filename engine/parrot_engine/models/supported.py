@@ -1,7 +1,7 @@
-"""List what the engines load: `python -m parrot_engine.models.supported`.
+"""Lists what the engines load: `python -m parrot_engine.models.supported`.
 
-Prints Markdown; `docs/models.md` holds it. What the builtin engine loads is read off its tables;
-descriptions are the first lines of the modules.
+Prints the Markdown of `docs/models.md`. The builtin engine's models come from its tables;
+descriptions are the first lines of modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from parrot_engine.models.families.registry import ENCODERS, FAMILIES
 from parrot_engine.quantization.registry import METHODS
 
-#: By how they run there, models that the huggingface engine loads; it finds out while loading.
+#: Models of the huggingface engine by how they run there; the engine finds out while loading.
 _OF_TRANSFORMERS = {
     "batched": "decoders whose attention transformers lets others do, over all keys or a window: "
     "GPT-2, GPT-BigCode (StarCoder), GPT-NeoX (Pythia), StarCoder2, OPT, Phi-1 and 2, Gemma, "
@@ -29,7 +29,7 @@ _OF_TRANSFORMERS = {
 
 
 def describe() -> dict[str, dict[str, str]]:
-    """By name, what families, encoders, formats of weights and models of transformers are."""
+    """Describe, by name, the families, encoders, weight formats and transformers models."""
     return {
         "architectures": {
             name: _summary(family.read_config) for name, family in sorted(FAMILIES.items())
@@ -48,7 +48,7 @@ def _summary(function: Callable[..., Any]) -> str:
 
 
 def as_markdown() -> str:
-    """The tables."""
+    """Return the tables."""
     titles = {
         "architectures": ("Families", "`architectures` of `config.json`", "models"),
         "encoders": ("Encoders", "`architectures` of `config.json`", "models"),
@@ -66,7 +66,7 @@ def as_markdown() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="parrot-gateway models supported",
         description="Families of models and formats of weights that the engines load.",

@@ -1,7 +1,7 @@
 """Operations of a decoder on rows of activations, with Triton kernels.
 
-Where few tokens are multiplied, the norm before a product and the activation or residual behind
-it are part of the product's kernel; else products are torch's. Importing this imports triton.
+With few tokens, a product's kernel includes the norm before it and the activation or residual after
+it; otherwise torch computes products. Importing this imports triton.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from parrot_engine.models.ops import PLAIN, Affine, Branch, Experts, Norm, Norme
 from parrot_engine.models.sharding import Collective
 from parrot_engine.quantization.packed import PackedWeight
 
-#: The kernel for a product on a device, or None where torch's own is to be taken.
+#: Returns the kernel for a product on a device, or None for torch's own.
 Tune: TypeAlias = Callable[[Product, torch.device], Tuning | None]
-#: The same for a product with a packed weight.
+#: Does the same for a product with a packed weight.
 TunePacked: TypeAlias = Callable[[Product, PackedWeight, torch.device], Tuning | None]
 
 
@@ -48,7 +48,7 @@ def _limits(device: torch.device) -> DeviceLimits:
 
 
 def tune(case: Product, device: torch.device) -> Tuning | None:
-    """The measured choice on a GPU; torch's product where the interpreter stands in for one."""
+    """Return the measured choice on a GPU, and torch's product in the interpreter."""
     if device.type != "cuda":
         return None
     limits = _limits(device)
@@ -56,7 +56,7 @@ def tune(case: Product, device: torch.device) -> Tuning | None:
 
 
 def tune_packed(case: Product, weight: PackedWeight, device: torch.device) -> Tuning | None:
-    """Do as `tune` does; return None if the weight is dequantised for torch's product."""
+    """Do the same for a packed weight; None: the weight is dequantised for torch's product."""
     if device.type != "cuda":
         return None
     limits = _limits(device)
@@ -66,9 +66,9 @@ def tune_packed(case: Product, weight: PackedWeight, device: torch.device) -> Tu
 
 
 def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Products of many tokens: in 8 bits where torch can, else with a dequantised weight.
+    """Multiply many tokens: in 8 bits if torch can, otherwise with a dequantised weight.
 
-    In 8 bits x is rounded to them where the checkpoint says so, by a scale for each token.
+    In 8 bits x is rounded if the checkpoint says so, with a scale per token.
     """
     out_size, in_size = weight.codes.shape
     if (
@@ -100,7 +100,7 @@ def _packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tens
 def _blocked_linear(
     x: Tensor, weight: PackedWeight, block_scales: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Multiply in 8 bits with a scale for each block of 128 by 128 of W and 1 by 128 of x."""
+    """Multiply in 8 bits with a scale per block of 128 by 128 of W and 1 by 128 of x."""
     parts, scales = split_groups(x, has_left=weight.activations == "none")
     total: Tensor | None = None
     for part in parts:
@@ -120,7 +120,7 @@ def _blocked_linear(
 
 
 class TritonOps(Ops):
-    """On a GPU, or in Triton's interpreter."""
+    """Operations with Triton kernels, on a GPU or in Triton's interpreter."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class TritonOps(Ops):
         super().__init__(collective)
         self._tune = tune
         self._tune_packed = tune_packed
-        #: By device and blocks of outputs, for products whose columns are cut; see `product`.
+        #: Counters by device and blocks of outputs, for products with split columns; see `product`.
         self._arrivals: dict[tuple[torch.device, int], Tensor] = {}
 
     def _tuning(
@@ -146,18 +146,18 @@ class TritonOps(Ops):
         return self._tune(case, x.device) if 1 <= len(x) <= MAX_TOKENS else None
 
     def _product(self, x: Tensor, linear: Affine, tuning: Tuning, **options: Any) -> Tensor:
-        """See `product` and `quantized_product`."""
+        """Compute a product; see `product` and `quantized_product`."""
         options |= {"bias": linear.bias, "arrivals": self._counts(x, linear, tuning)}
         if linear.packed is not None:
             return quantized_product(x, linear.packed, tuning, **options)
         return product(x, linear.weight, tuning, **options)
 
     def _counts(self, x: Tensor, linear: Affine, tuning: Tuning) -> Tensor | None:
-        """Zeros of these operations alone: a model's layers follow each other."""
+        """Return zeros that only these operations use; a model's layers follow each other."""
         if tuning.splits == 1:
             return None
         key = x.device, num_counters(tuning, len(linear.weight))
-        # NOTE: graphs go on reading what is here.
+        # NOTE: graphs keep reading these tensors.
         if key not in self._arrivals:
             self._arrivals[key] = torch.zeros(key[1], dtype=torch.int32, device=x.device)
         return self._arrivals[key]
@@ -275,7 +275,9 @@ class TritonOps(Ops):
     def _wide(
         self, x: Tensor, linear: Affine, norm: Norm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """A product in float32; with the `norm` of x only where there is a kernel for it."""
+        """Compute a product in float32, including the `norm` of x only if there is a kernel for
+        it.
+        """
         tuning = self._tuning(x, linear, norm=norm is not None)
         if tuning is not None:
             if out is None:
@@ -284,7 +286,7 @@ class TritonOps(Ops):
             return self._product(x, linear, tuning, norm=norm, out=out)
         assert norm is None
         if linear.bias is None and x.is_cuda and x.dtype is not torch.float32:
-            # In one pass, and not rounded to two bytes in between.
+            # In one pass, without rounding to two bytes in between.
             weight = linear.weight.t()
             if out is None:
                 return torch.mm(x, weight, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Copies of weights from memory-mapped files to a GPU, read on all cores of the host."""
+"""Copies weights from memory-mapped files to a GPU, reading on all cores of the host."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-#: Of each of two pinned buffers: while one is sent to the device, the other is filled.
+#: Size of each of two pinned buffers: one is filled while the other is sent to the device.
 _BUFFER_BYTES = 64 << 20
-#: Smaller tensors are copied as they are.
+#: Smaller tensors are copied directly.
 _MIN_BYTES = 1 << 20
 
 
 class Upload:
-    """Copies tensors of the host to a device, through pinned memory where that is a GPU.
+    """Copies tensors of the host to a device, through pinned memory if it is a GPU.
 
-    A plain copy from a mapped file reads it on one core. Torch fills the pinned buffers on all of
-    them.
+    A plain copy reads a mapped file on one core, while torch fills pinned buffers on all cores.
     """
 
     def __init__(self, device: torch.device, buffer_bytes: int = _BUFFER_BYTES) -> None:
-        """Make a copier; buffers are taken with the first large tensor."""
+        """Make a copier; the first large tensor allocates the buffers."""
         self.device = device
         self._buffer_bytes = buffer_bytes
         self._buffers: Iterator[tuple[Tensor, torch.cuda.Event]] | None = None
@@ -30,7 +29,7 @@ class Upload:
     def fill(self, target: Tensor, source: Tensor) -> None:
         """Copy `source` into `target` of the same shape, converting its dtype.
 
-        The copy runs on the current stream. `source` may be let go at once, not changed.
+        The copy runs on the current stream. `source` may be released at once, but not changed.
         """
         bytes_of_row = source[0].nbytes if source.ndim and len(source) else 0
         is_plain = source.device.type != "cpu" or target.device.type == "cpu"
@@ -43,12 +42,12 @@ class Upload:
             sent.synchronize()
             staged = buffer[: part.nbytes].view(part.dtype).view(part.shape)
             staged.copy_(part)
-            # A copy that converts as well would convert on the host.
+            # A converting copy would convert on the host.
             into.copy_(staged.to(into.device, non_blocking=True))
             sent.record()
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return `source` on the device; itself where it is there."""
+        """Return `source` on the device; the tensor itself if it is there."""
         if source.device.type == self.device.type:
             return source
         target = torch.empty_like(source, device=self.device)

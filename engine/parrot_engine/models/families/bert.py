@@ -9,7 +9,7 @@ from parrot_engine.models.encoder_config import EncoderConfig, ScoreHead, read_e
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """Positions count from 0; a pair's score is read from the pooled first token."""
+    """Positions count from 0; the pooled first token gives a pair's score."""
     return read_encoder(
         raw, prefix="bert.", first_position=0, score_head=ScoreHead("pooler.dense", "classifier")
     )

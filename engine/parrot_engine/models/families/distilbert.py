@@ -10,7 +10,7 @@ from parrot_engine.exceptions import PoolingModelError
 from parrot_engine.models.config import architecture_of
 from parrot_engine.models.encoder_config import EncoderConfig, ScoreHead, read_encoder
 
-#: Its names, and those that BERT has for the same.
+#: Its names, and BERT's names for the same tensors.
 _NAMES = (
     ("transformer.layer.", "encoder.layer."),
     (".attention.q_lin.", ".attention.self.query."),
@@ -32,7 +32,7 @@ _KEYS = {
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """BERT without token types, under other names."""
+    """Read BERT without token types, under other names."""
     if raw.get("sinusoidal_pos_embds"):
         raise PoolingModelError("sinusoidal positions", architecture_of(raw))
     given = {own: raw[key] for own, key in _KEYS.items() if key in raw}

@@ -24,7 +24,7 @@ _NORMS = LayerNorms(
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Weights of norms are less by 1 than what they scale with."""
+    """Stored weights of norms are 1 less than the scale."""
     raw = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **raw}
     return read_gemma({"max_position_embeddings": 8192, **raw}, full_attention_every=2)
 
@@ -34,7 +34,7 @@ def read_gemma(raw: Mapping[str, Any], *, full_attention_every: int) -> ModelCon
     if raw.get("use_bidirectional_attention"):
         raise UnsupportedModelError("attention to later tokens", architecture=architecture_of(raw))
     raw = {"sliding_window": 4096, "tie_word_embeddings": True, **raw}
-    # `hidden_act` of old files is not what the models compute.
+    # `hidden_act` of old files differs from the activation that the models compute.
     raw["hidden_act"] = raw.get("hidden_activation") or "gelu_pytorch_tanh"
     attention_bias = bool(raw.get("attention_bias", False))
     config = read_common(

@@ -12,19 +12,19 @@ from parrot_engine.models.families.gemma2 import read_gemma
 
 
 def read_text_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read the text part of a checkpoint that may hold a vision model too (4B, 12B, 27B)."""
+    """Read the text part of a checkpoint that may also have a vision model (4B, 12B, 27B)."""
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise CheckpointError(f"config.json: `text_config` must be an object, found {text!r}")
     shared = ("architectures", "dtype", "torch_dtype", "quantization_config")
     given = {key: raw[key] for key in shared if raw.get(key) is not None}
-    # What old files leave out is what the class has, not what `text_config` has elsewhere.
+    # Keys missing in old files have the class's values, not the usual defaults of `text_config`.
     sizes = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
     return replace(read_config({**sizes, **text, **given}), is_part=True)
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Layers with a window have a rotary embedding of their own."""
+    """Layers with a window have a separate rotary embedding."""
     by_type = raw.get("rope_parameters") or {}
     if not isinstance(by_type, Mapping) or not all(
         value is None or isinstance(value, Mapping) for value in by_type.values()

@@ -12,7 +12,7 @@ _NORMS = LayerNorms(behind_attention="post_self_attn_layernorm", behind_mlp="pos
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Neighbours of a head are rotated together; gate and up are one product."""
+    """Neighbouring elements of a head are rotated together; gate and up are one product."""
     config = read_common(
         {"rms_norm_eps": 1.5625e-7, **raw},
         qkv_bias=bool(raw.get("attention_bias", True)),

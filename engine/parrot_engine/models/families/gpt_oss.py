@@ -24,7 +24,7 @@ _ROPE = {
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Experts are plain or in MXFP4, which is read as bfloat16; any other quantization is not."""
+    """Experts are plain or in MXFP4, which is read as bfloat16; other quantisation is refused."""
     raw = {"rms_norm_eps": 1e-5, "sliding_window": 128, **raw}
     quantization = raw.get("quantization_config")
     if isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4":

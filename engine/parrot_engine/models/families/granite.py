@@ -11,7 +11,7 @@ from parrot_engine.models.families import llama
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Scores of attention have a factor of their own instead of 1 / sqrt(head_dim)."""
+    """Attention scores have a factor of their own instead of 1 / sqrt(head_dim)."""
     return replace(
         llama.read_config(raw),
         attention_scale=positive_number(raw, "attention_multiplier", 1.0),

@@ -18,7 +18,7 @@ _NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """All layers are mixtures, whose factors add up to 1."""
+    """All layers are mixtures whose factors add up to 1."""
     raw = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None, **raw}
     config = read_common(
         raw,

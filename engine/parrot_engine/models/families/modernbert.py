@@ -14,7 +14,7 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 def read_config(raw: Mapping[str, Any]) -> RotaryEncoderConfig:
-    """Positions are rotated, layers with a window by another theta."""
+    """Positions are rotated; layers with a window use another theta."""
     architecture = architecture_of(raw)
     hidden_size, num_heads = size_of(raw, "hidden_size"), size_of(raw, "num_attention_heads")
     if hidden_size % (2 * num_heads):

@@ -8,7 +8,7 @@ from typing import Any
 
 from parrot_engine.models.encoder_config import EncoderConfig, ScoreHead, read_encoder, size_of
 
-#: Its names, and those that BERT has for the same.
+#: Its names, and BERT's names for the same tensors.
 _NAMES = (
     (".attention.attn.q.", ".attention.self.query."),
     (".attention.attn.k.", ".attention.self.key."),
@@ -19,7 +19,7 @@ _NAMES = (
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """BERT without token types, positions counted as in RoBERTa."""
+    """Read BERT without token types; positions count as in RoBERTa."""
     config = read_encoder(
         {**raw, "type_vocab_size": 1},
         prefix="mpnet.",

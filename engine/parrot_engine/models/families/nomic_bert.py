@@ -10,7 +10,7 @@ from parrot_engine.exceptions import CheckpointError, PoolingModelError
 from parrot_engine.models.config import architecture_of, read_rope
 from parrot_engine.models.encoder_config import EncoderConfig, ScoreHead, read_encoder, size_of
 
-#: Its names, and those that BERT has for the same.
+#: Its names, and BERT's names for the same tensors.
 _NAMES = (
     ("emb_ln.", "embeddings.LayerNorm."),
     ("encoder.layers.", "encoder.layer."),
@@ -22,7 +22,7 @@ _NAMES = (
     (".mlp.fc2.", ".output.dense."),
     (".norm2.", ".output.LayerNorm."),
 )
-#: By the keys of transformers those of the code that was published with the first checkpoints.
+#: Keys in the code published with the first checkpoints, by transformers' keys.
 _KEYS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -31,7 +31,7 @@ _KEYS = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-#: Switches of that code, and the values that are known here.
+#: Options of that code, and their supported values.
 _SWITCHES: dict[str, tuple[Any, ...]] = {
     "activation_function": ("swiglu", None),
     "causal": (False, None),
@@ -51,7 +51,7 @@ _THETA = 1000.0
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """Texts end where those of pretraining did: what lies behind needs other angles."""
+    """Texts end at pretraining's length, because later positions need other angles."""
     architecture = architecture_of(raw)
     for key, known in _SWITCHES.items():
         if raw.get(key) not in known:

@@ -11,7 +11,7 @@ from parrot_engine.models.config import ModelConfig, architecture_of, read_commo
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """All layers are mixtures, by default of factors that add up to less than 1."""
+    """All layers are mixtures; by default the factors add up to less than 1."""
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("clipped q, k and v", architecture=architecture_of(raw))
     raw = {"rms_norm_eps": 1e-5, **raw}

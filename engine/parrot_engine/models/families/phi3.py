@@ -16,12 +16,14 @@ from parrot_engine.models.config import (
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """q, k and v are one product of the checkpoint, gate and up another; one window for all."""
+    """q, k and v are one product in the checkpoint, gate and up another; one window for all
+    layers.
+    """
     raw = {"rms_norm_eps": 1e-5, "sliding_window": None, **raw}
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type")
     if kind in ("su", "yarn"):
-        # Names that LongRoPE had before.
+        # Earlier names of LongRoPE.
         raw["rope_scaling"] = {**scaling, "rope_type": "longrope"}
     config = read_common(
         raw,

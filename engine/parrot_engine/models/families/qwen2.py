@@ -9,7 +9,7 @@ from parrot_engine.models.config import ModelConfig, read_common, windows_by_lay
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Biases on q, k and v only; optionally windows on the upper layers."""
+    """Biases on q, k and v only; optional windows on the upper layers."""
     return read_common(
         raw,
         qkv_bias=True,

@@ -16,7 +16,7 @@ from parrot_engine.models.config import (
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Norms on q and k heads; mixtures in every n-th layer but for some that are named."""
+    """Norms on q and k heads; mixtures in every n-th layer, except listed ones."""
     if not raw.get("use_sliding_window"):
         raw = {**raw, "sliding_window": None}
     attention_bias = bool(raw.get("attention_bias", False))
@@ -32,7 +32,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     step = int(positive_number(raw, "decoder_sparse_step", 1))
     dense = set(raw.get("mlp_only_layers") or ())
     dense |= {layer for layer in range(config.num_layers) if (layer + 1) % step}
-    # Configurations of before transformers 5 say `num_experts`.
+    # Configurations older than transformers 5 say `num_experts`.
     raw = {"num_local_experts": raw.get("num_experts"), **raw}
     experts = read_experts(
         raw,

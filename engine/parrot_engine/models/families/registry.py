@@ -1,4 +1,4 @@
-"""The table of model families: the one place that a new family is registered in."""
+"""The table of model families, the only place to register a new one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class EncoderFamily(NamedTuple):
-    """The same of encoders, which see a text at once and generate nothing."""
+    """The functions of an encoder family; encoders see a text at once and generate nothing."""
 
     read_config: Callable[[Mapping[str, Any]], EncoderConfig | RotaryEncoderConfig]
     build: Callable[[Any, TensorSpec], Encoder | RotaryEncoder] = Encoder
@@ -95,16 +95,16 @@ ENCODERS: dict[str, EncoderFamily] = {
 
 
 def causal_name(architecture: str) -> str:
-    """Return the name of the causal language model whose body an architecture has."""
+    """Return the name of the causal language model that has an architecture's body."""
     for ending in ("ForSequenceClassification", "Model"):
         architecture = architecture.removesuffix(ending)
     return architecture if architecture.endswith("ForCausalLM") else f"{architecture}ForCausalLM"
 
 
 def family_of(raw: Mapping[str, Any], *, headless: bool = False) -> Family:
-    """The family of a `config.json`; `headless`: of the body of such a model, by any of its names.
+    """Return the family of a `config.json`; `headless` accepts any name of such a model's body.
 
-    Raises `UnsupportedModelError` for an architecture that is not in the table.
+    Raises `UnsupportedModelError` for an architecture outside the table.
     """
     architecture = architecture_of(raw)
     if headless and architecture not in FAMILIES:

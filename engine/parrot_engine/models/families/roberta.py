@@ -9,7 +9,7 @@ from parrot_engine.models.encoder_config import EncoderConfig, ScoreHead, read_e
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """Positions count from behind the padding token's id, as in fairseq."""
+    """Positions start after the padding token's id, as in fairseq."""
     padding = raw.get("pad_token_id")
     return read_encoder(
         raw,

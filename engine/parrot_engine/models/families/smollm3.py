@@ -12,7 +12,7 @@ from parrot_engine.models.families import llama
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """`no_rope_layers` has a 0 for each layer that does not rotate; windows by `layer_types`."""
+    """`no_rope_layers` has a 0 for each layer without rotation; windows follow `layer_types`."""
     raw = {"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4, **raw}
     config = llama.read_config({"max_position_embeddings": 32_768, **raw})
     interval = int(positive_number(raw, "no_rope_layer_interval", 4))
@@ -24,7 +24,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             f"config.json: `no_rope_layers` must list {config.num_layers} layers, found {rotates!r}"
         )
     ropes = tuple(config.rope if rotated else NO_ROPE for rotated in rotates)
-    # Without a list of types, windows are those of layers that do not rotate.
+    # Without `layer_types`, the layers without rotation have the windows.
     types = raw.get("layer_types") or [
         "full_attention" if rotated or raw.get("sliding_window") is None else "sliding_attention"
         for rotated in rotates
