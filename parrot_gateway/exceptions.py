@@ -436,7 +436,7 @@ class HubError(GatewayError, status=502, code="hub_unreachable", should_retry=Fa
 
 
 class DiskFullError(GatewayError, status=507, code="disk_full", should_retry=False):
-    """A download does not fit on the disk."""
+    """A download, a file or a batch does not fit on the disk."""
 
 
 # The gateway has already retried: the client must not do the work three times over.

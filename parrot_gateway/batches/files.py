@@ -72,8 +72,11 @@ class Upload:
 
     def discard(self) -> None:
         """Give it up. Safe after it was kept."""
-        self._file.close()
-        remove(self.path)
+        try:
+            self._file.close()
+        finally:
+            # Closing writes what is buffered, for which a full disk has no room.
+            remove(self.path)
 
 
 @dataclass(eq=False)

@@ -12,21 +12,42 @@ after a change, never half of one. All functions here block; call them in a thre
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from parrot_gateway.exceptions import DiskFullError
 
 _T = TypeVar("_T")
 
 
 class FolderInUseError(Exception):
     """Another process has the folder."""
+
+
+@contextmanager
+def full_disk_refused() -> Iterator[None]:
+    """Turn the error of a write that found no room into one for the client.
+
+    Raises:
+        DiskFullError: the disk, or this user's share of it, is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            "The disk on which this gateway keeps files and batches is full (setting "
+            "batches.folder); nothing was kept."
+        ) from None
 
 
 class DataFolder:

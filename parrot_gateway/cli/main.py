@@ -163,6 +163,7 @@ def serve(
     with _quick_imports():
         from parrot_gateway.settings.config_file import ConfigError
         from parrot_gateway.settings.sources import check_exposure
+        from parrot_gateway.settings.targets import check_targets
 
     flags: dict[str, Any] = {}
     server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}
@@ -190,6 +191,7 @@ def serve(
         if check:
             raise typer.Exit(_check(sources, settings))
         check_exposure(settings)
+        check_targets(sources, settings)
 
         with _quick_imports():
             from parrot_gateway.server.serve import run_server

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -42,6 +43,8 @@ from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.routing.placer import ModelPlacer, SchedulerRunner
 from parrot_gateway.routing.task_updates import TaskUpdater
 
+#: Characters of a name that nothing serves that are compared with those that are served.
+_MAX_COMPARED = 200
 #: What Parrot's API calls models of own engines, and those behind an API of texts.
 ModelType: TypeAlias = Literal["token_id", "text"]
 MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
@@ -112,7 +115,8 @@ class Catalog:
         what = f"The model '{name}' does not exist."
         if name in self._exact:
             what = f"'{name}' is an alias of '{self._exact[name]}', which nothing serves."
-        raise ModelNotFoundError(f"{what} {self._known()}", param="model")
+        hint = self._known(self._exact.get(name, name))
+        raise ModelNotFoundError(f"{what} {hint}", param="model")
 
     def knows(self, name: str) -> bool:
         """Return true if a name is that of a model or of an alias; patterns do not count."""
@@ -151,7 +155,8 @@ class Catalog:
         except (InvalidRequestError, ModelLoadingError):
             return False
 
-    def _known(self) -> str:
+    def _known(self, name: str) -> str:
+        """The models that are served, for an error; first the one whose name is most alike."""
         served = [alias for alias, name in self._exact.items() if self._leads_somewhere(name)]
         names = [*self._engine_models(), *served]
         for upstream in self._upstreams.values():
@@ -159,8 +164,10 @@ class Catalog:
         names = list(dict.fromkeys(names))
         if not names:
             return "No model is being served yet."
+        alike = get_close_matches(name[:_MAX_COMPARED], names, 1)
+        hint = f"Did you mean '{alike[0]}'? " if alike else ""
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        return f"Served here: {shown}."
+        return f"{hint}Served here: {shown}."
 
 
 def _only_model(upstream: Upstream | UpstreamFleet) -> str:

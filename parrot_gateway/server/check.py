@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +26,7 @@ from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import ModelSettings, Settings, UpstreamSettings, api_key_of
 from parrot_gateway.settings.secret_reference import read_secret, without_credentials
 from parrot_gateway.settings.sources import SettingsSources, check_exposure
+from parrot_gateway.settings.targets import lost_targets
 
 _PROBE_TIMEOUT_S = 1.0
 #: Time for all upstreams together, and the number asked at once.
@@ -62,7 +62,7 @@ def check_settings(sources: SettingsSources, settings: Settings) -> CheckedSetti
     """
     secrets = list(_secrets(settings))
     found = [*secrets, *_packages(settings), *_models(settings), *_files(settings)]
-    found += [*_targets(settings), *_policies(settings)]
+    found += [*lost_targets(settings), *_policies(settings)]
     server, telemetry = settings.server, settings.telemetry
     note, problem = _port(server.host, server.port, "--port")
     if problem:
@@ -252,32 +252,6 @@ async def _ask_upstreams(
 
     asked = [ask(number, item, each) for number, item in items for each in item.servers.items()]
     return [problem for found in await asyncio.gather(*asked) for problem in found]
-
-
-def _targets(settings: Settings) -> Iterator[_Problem]:
-    """Find names that lead nowhere, as far as this is known without asking upstreams."""
-    for alias, target in settings.aliases.items():
-        if not _leads_somewhere(settings, target):
-            yield ("aliases", alias), f"nothing serves '{target}'"
-    for number, upstream in enumerate(settings.upstreams):
-        if upstream.fallback is not None:
-            names = [alias for alias in settings.aliases if fnmatchcase(upstream.fallback, alias)]
-            if not names and not _leads_somewhere(settings, upstream.fallback):
-                yield ("upstreams", number, "fallback"), f"nothing serves '{upstream.fallback}'"
-
-
-def _leads_somewhere(settings: Settings, name: str) -> bool:
-    own = {model.served_name for model in settings.models}
-    own |= {adapter for model in settings.models for adapter in model.adapters}
-    if name in own or name.partition("/")[0] in {each.name for each in settings.upstreams}:
-        return True
-    if settings.engines.join_key is not None:
-        # Joining engines bring their own names.
-        return True
-    return any(
-        not isinstance(upstream.models, list) or name in upstream.models
-        for upstream in settings.upstreams
-    )
 
 
 def _port(host: str, port: int, setting: str) -> tuple[str, str]:

@@ -67,6 +67,10 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a list": ("- server\n", ("mapping",)),
     "a literal secret": ("server:\n  api_key: sk-very-secret\n", ("line 2", "env:NAME")),
     "a bad URL": ("upstreams:\n  - name: x\n    url: 10.0.0.5:8000\n", ("line 3", "http://")),
+    "an alias of nothing": (
+        "models: [{model: parrot-demo}]\naliases:\n  gpt: parrot-demon\n",
+        ("line 3", "aliases.gpt", "nothing serves 'parrot-demon'"),
+    ),
     "twice the same name": (
         "upstreams:\n  - {name: x, url: http://a}\n  - {name: x, url: http://b}\n",
         ("twice", "x"),

@@ -11,6 +11,7 @@ from parrot_gateway.api.batches.local_routes import LocalRoutes, ours
 from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.batch import BATCH_MARK, WINDOW, Batch
 from parrot_gateway.batches.files import FILE_MARK, FileStore
+from parrot_gateway.batches.folder import full_disk_refused
 from parrot_gateway.batches.lines import ENDPOINTS, LineUsage
 from parrot_gateway.calls.requests.call import decode
 from parrot_gateway.calls.requests.types import Metadata
@@ -87,9 +88,10 @@ class BatchRoutes(LocalRoutes):
                 f"File '{file.id}' has the purpose '{file.purpose}', not 'batch'.",
                 param="input_file_id",
             )
-        batch = await self.service.create(
-            file, given.endpoint, metadata=given.metadata, output_lifetime_s=lifetime_s
-        )
+        with full_disk_refused():
+            batch = await self.service.create(
+                file, given.endpoint, metadata=given.metadata, output_lifetime_s=lifetime_s
+            )
         await exchange.respond_json(self._shape(batch))
 
     @route("GET", "/v1/batches")

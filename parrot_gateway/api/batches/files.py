@@ -15,6 +15,7 @@ import msgspec
 from parrot_gateway.api.batches.local_routes import LocalRoutes, ours
 from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.files import FILE_MARK, FileStore, StoredFile
+from parrot_gateway.batches.folder import full_disk_refused
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -65,22 +66,23 @@ class FileRoutes(LocalRoutes):
                 return
         form = UploadForm(content_type)
         files = await self.service.open()
-        upload = await files.begin_upload()
-        try:
-            chunks = exchange.chunks() if body is None else _single(body)
-            await read_upload(form, chunks, upload, _check_purpose)
-            if "purpose" not in form.fields:
-                raise missing_parameter("purpose")
-            lifetime_s = lifetime_of(form.fields)
-            file = await files.keep(
-                upload.path,
-                exchange.tenant,
-                form.filename or "file",
-                "batch",
-                lifetime_s=lifetime_s,
-            )
-        finally:
-            await asyncio.to_thread(upload.discard)
+        with full_disk_refused():
+            upload = await files.begin_upload()
+            try:
+                chunks = exchange.chunks() if body is None else _single(body)
+                await read_upload(form, chunks, upload, _check_purpose)
+                if "purpose" not in form.fields:
+                    raise missing_parameter("purpose")
+                lifetime_s = lifetime_of(form.fields)
+                file = await files.keep(
+                    upload.path,
+                    exchange.tenant,
+                    form.filename or "file",
+                    "batch",
+                    lifetime_s=lifetime_s,
+                )
+            finally:
+                await asyncio.to_thread(upload.discard)
         await exchange.respond_json(shape_of(file))
 
     @route("GET", "/v1/files")

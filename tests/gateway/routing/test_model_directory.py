@@ -87,7 +87,19 @@ def test_unknown_model_says_what_there_is() -> None:
     assert caught.value.param == "model"
     assert caught.value.code == "model_not_found"
     assert "'nope'" in caught.value.message
-    assert "demo, x" in caught.value.message
+    assert caught.value.message == "The model 'nope' does not exist. Served here: demo, x."
+
+
+def test_a_misspelt_model_is_told_the_name_most_alike() -> None:
+    found = catalog(
+        Listed("up", ["gpt-4o-mini", "gpt-4.1"]), engines=["qwen3"], aliases={"big": "qwen3"}
+    )
+    for name, meant in (("gpt-4o-mimi", "gpt-4o-mini"), ("Qwen3", "qwen3"), ("bigg", "big")):
+        with pytest.raises(ModelNotFoundError, match=f"Did you mean '{meant}'"):
+            found.resolve(name)
+    with pytest.raises(ModelNotFoundError) as caught:
+        found.resolve("x" * 1_000_000)
+    assert "Did you mean" not in caught.value.message
 
 
 def test_while_an_upstream_is_silent_a_name_may_still_turn_up() -> None:
@@ -116,7 +128,7 @@ def test_an_alias_of_what_nothing_serves_is_told_as_that() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         found.resolve("gpt-4o")
     assert "'gpt-4o' is an alias of 'dem', which nothing serves" in caught.value.message
-    assert caught.value.message.endswith("Served here: demo, good, x.")
+    assert caught.value.message.endswith("Did you mean 'demo'? Served here: demo, good, x.")
     assert found.dangling() == ["gpt-4o", "up-*", "*"]
 
 

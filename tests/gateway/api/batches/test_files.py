@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,37 @@ async def test_compressed_forms_and_web_pages(kept: Service) -> None:
         async with asyncio.timeout(60):
             assert int((await reader.readline()).split()[1]) == status
         writer.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("disks can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def test_a_full_disk_is_told(engine: ScriptedRemoteEngine, small_disk: Path) -> None:
+    async with serving(engine, batches=BatchSettings(folder=small_disk / "kept")) as service:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await upload(service, b"x" * 1_000_000)
+        assert (refused.value.status_code, refused.value.code) == (507, "disk_full")
+        assert "batches.folder" in refused.value.message
+        assert list((small_disk / "kept" / "uploads").iterdir()) == []
+        # There is room again for what fits.
+        file = await upload(service, json.dumps(LINE).encode())
+        (small_disk / "filler").write_bytes(b"")
+        with suppress(OSError), (small_disk / "filler").open("ab", buffering=0) as filler:
+            while True:
+                filler.write(b"x" * 4096)
+        async with service.client() as client:
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+                )
+        assert (refused.value.status_code, refused.value.code) == (507, "disk_full")
+        assert service.gateway.batches.describe()["batches"] == 0
