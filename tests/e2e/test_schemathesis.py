@@ -105,7 +105,15 @@ class Known:
         if "/semantic_var" in path or "/session/" in path:
             made = self._post("/v1/session", {})
             return {"session_id": str(made["session_id"])}
+        if "/streams/" in path:
+            return {"stream_id": self._stream()}
         return self._call(path)
+
+    def _stream(self) -> str:
+        body = {"model": DEMO_MODEL, "prompt": "Once", "max_tokens": 1, "stream": True}
+        headers = {"Authorization": f"Bearer {API_KEY}", "X-Parrot-Resume": "true"}
+        answer = httpx.post(f"{self.gateway.base_url}/completions", headers=headers, json=body)
+        return answer.headers["x-parrot-stream"]
 
     def _call(self, path: str) -> dict[str, str]:
         """Ids of a deferred call of a new session, of what it writes, and of its context."""
