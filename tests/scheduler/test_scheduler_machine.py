@@ -85,7 +85,7 @@ def check_rows(pool: EnginePool) -> None:
 
 
 def check_sums(pool: EnginePool, reserved: int) -> None:
-    """What is known of all engines together is what their rows say."""
+    """Check that sums over all engines agree with their rows."""
     table, rows = pool.table, sorted(pool.placed)
     accepting = [row for row in rows if pool.takes_work(row)]
     open_rows = [row for row in accepting if row != reserved]

@@ -1,4 +1,4 @@
-"""What tasks and applications are expected to cost, from those that have ended."""
+"""Expected cost of tasks and applications, from those that have ended."""
 
 from __future__ import annotations
 
