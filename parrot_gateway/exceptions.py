@@ -42,6 +42,8 @@
     ├── DiskFullError                  507 disk_full
     └── UpstreamError                  502 upstream_error
         ├── AnswerError                502 answer_unusable
+        │   └── RefusedError           the upstream's own status and code
+        ├── UpstreamKeyError           502 upstream_key_refused
         └── UpstreamTimeoutError       504 upstream_timeout
 
 Each class fixes its status, type and code; instances hold a message and the offending field. The
@@ -64,7 +66,7 @@ class GatewayError(Exception):
     `should_retry`.
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = "server_error"
     #: Sent as `x-should-retry`; None leaves the decision to the client's own rule.
@@ -443,6 +445,13 @@ class DiskFullError(GatewayError, status=507, code="disk_full", should_retry=Fal
 class UpstreamError(GatewayError, status=502, code="upstream_error", should_retry=False):
     """An upstream server could not be reached or broke off, after all retries."""
 
+    #: Name of the server, where the upstream has several.
+    server: str | None = None
+
+
+class UpstreamKeyError(UpstreamError, code="upstream_key_refused"):
+    """An upstream refuses the key that the gateway has for it, which is no fault of the caller."""
+
 
 class UpstreamTimeoutError(UpstreamError, status=504, code="upstream_timeout"):
     """An upstream server did not answer in time."""
@@ -460,6 +469,44 @@ class AnswerError(UpstreamError, code="answer_unusable"):
     ) -> None:
         super().__init__(message, code=code)
         self.upstream_status = upstream_status
+
+
+class RefusedError(AnswerError):
+    """An upstream's own refusal, which goes to the client as it came.
+
+    Args:
+        refusal: what it says.
+        status: of the upstream.
+        headers: for the client.
+        body: as it came.
+        retry_after_s: the wait that it names.
+    """
+
+    def __init__(
+        self,
+        refusal: AnswerError,
+        status: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(refusal.message, code=refusal.code, upstream_status=status)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self._named_s = retry_after_s
+        self._headers = headers
+        self._body = body
+
+    def body(self) -> bytes:
+        return self._body
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Its own headers, and the wait of another backend where that is shorter."""
+        if self.retry_after_s == self._named_s:
+            return list(self._headers)
+        kept = [each for each in self._headers if not each[0].startswith(b"retry-after")]
+        return [*kept, (b"retry-after", f"{self.retry_after_s:g}".encode())]
 
 
 def missing_parameter(name: str) -> InvalidRequestError:

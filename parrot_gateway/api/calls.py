@@ -21,7 +21,7 @@ from parrot_gateway.api.streams.stream import Streams
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import UpstreamClient
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
 from parrot_gateway.calls.metadata import ORDINARY_CALL, CallMetadata
 from parrot_gateway.calls.requests.call import (
     MAX_INLINE_BYTES,
@@ -234,7 +234,7 @@ class CallAttempts:
         return self.routes.generate(self.exchange, self.request, model, self.context)
 
     async def on_upstream(
-        self, upstream: str, model: str, *, may_fall_back: bool
+        self, upstream: str, model: str, *, returned: Returned
     ) -> FailedAttempt | None:
         """See `Attempts`."""
         routes, exchange, request, context = self.routes, self.exchange, self.request, self.context
@@ -244,7 +244,7 @@ class CallAttempts:
             lambda: upstream_body(request, client, model, context.metadata), request.size
         )
         call = ForwardedCall(
-            exchange, client, body, routes.server.call_timeout_s, may_fall_back, context.observers
+            exchange, client, body, routes.server.call_timeout_s, returned, context.observers
         )
         return await context.shape.forward(request, call)
 

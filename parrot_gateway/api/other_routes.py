@@ -22,7 +22,7 @@ from parrot_gateway.api.semantic.recorded_exchange import RECORDED_ROUTES, Recor
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
 from parrot_gateway.backends.own.placement import Placer
 from parrot_gateway.backends.own.remote import RemoteEngine
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
 from parrot_gateway.calls.requests.call import CallKind, CallRequest, in_thread_if_large
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -229,7 +229,7 @@ class _PassedAttempts:
         )
 
     async def on_upstream(
-        self, upstream: str, model: str, *, may_fall_back: bool
+        self, upstream: str, model: str, *, returned: Returned
     ) -> FailedAttempt | None:
         """See `Attempts`."""
         exchange, calls, recorded = self.exchange, self.routes.calls, self.recorded
@@ -240,7 +240,7 @@ class _PassedAttempts:
             calls.upstream(upstream, exchange, self.body, context.metadata),
             self.body,
             calls.server.call_timeout_s,
-            may_fall_back,
+            returned,
             context.observers,
         )
         return await forward_any(

@@ -58,6 +58,10 @@ def call_id_of_request(request_id: str) -> str:
     return "call_" + request_id[-24:] if request_id.startswith("req_") else request_id
 
 
+def _body_of(error: GatewayError) -> bytes:
+    return error.body()
+
+
 class ClientDisconnected(Exception):
     """The client disconnected before the answer was complete."""
 
@@ -116,7 +120,7 @@ class Exchange:
         self._send = send
         self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
         #: Makes the body of an error, in the form of the route.
-        self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
+        self.error_body: Callable[[GatewayError], bytes] = _body_of
         self._add_headers: Callable[[Headers], None] | None = None
         self._copies: tuple[Copy, ...] = ()
         extensions = scope.get("extensions")
@@ -273,6 +277,13 @@ class Exchange:
             (b"openai-version", b"2020-10-01"),
         ]
 
+    def _name_servers(self, headers: Headers) -> None:
+        """Name the servers that could not answer, and the one that did."""
+        record = self.record
+        headers.append((b"x-parrot-tried", ", ".join(record.tried).encode("latin-1", "replace")))
+        if record.engine is not None and all(name != b"x-parrot-engine" for name, _ in headers):
+            headers.append((b"x-parrot-engine", record.engine.encode("latin-1", "replace")))
+
     async def respond(self, status: int, body: bytes, headers: Headers | None = None) -> None:
         """Send a whole answer; JSON unless `headers` name another content type."""
         headers = list(headers or ())
@@ -284,6 +295,8 @@ class Exchange:
         headers.append((b"content-length", b"%d" % len(body)))
         if self._add_headers is not None:
             self._add_headers(headers)
+        if self.record.tried:
+            self._name_servers(headers)
         headers += self.standard_headers()
         self.responded = True
         self.record.status = status
@@ -322,6 +335,8 @@ class Exchange:
         headers = list(headers)
         if self._add_headers is not None:
             self._add_headers(headers)
+        if self.record.tried:
+            self._name_servers(headers)
         headers += self.standard_headers()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await (self.end_stream if is_whole else self.write)(first)
@@ -346,7 +361,7 @@ class Exchange:
         wait for the garbage collector.
         """
         self._end_with, self._add_headers, self._copies = None, None, ()
-        self.error_body = GatewayError.body
+        self.error_body = _body_of
 
     def finish(self) -> None:
         """End the watch for a disconnect. Safe to call twice."""

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
-from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.backends.upstreams.failure import (
+    FailedAttempt,
+    Returned,
+    error_to_tell,
+    reason_of_error,
+)
+from parrot_gateway.exceptions import DeadlineError, GatewayError, InvalidRequestError
 from parrot_gateway.routing.model_directory import ModelDirectory, Target
 
 
@@ -25,20 +30,21 @@ class Attempts(Protocol):
         """
 
     async def on_upstream(
-        self, upstream: str, model: str, *, may_fall_back: bool
+        self, upstream: str, model: str, *, returned: Returned
     ) -> FailedAttempt | None:
         """Answer with an upstream.
 
         Args:
             upstream: its name.
             model: as it knows it.
-            may_fall_back: another backend follows.
+            returned: the failures to return, so that another backend can answer.
 
         Returns:
-            None once the call is answered; a failure only if `may_fall_back`.
+            None once the call is answered.
 
         Raises:
-            GatewayError: nothing has been passed on, and no other backend shall answer.
+            InvalidRequestError: the upstream cannot be sent such a request.
+            GatewayError: no other backend shall answer; the answer may have begun.
         """
 
 
@@ -46,21 +52,38 @@ async def answer_with_fallbacks(models: ModelDirectory, target: Target, attempts
     """Let the backends of a call try, beginning with `target`, until one answers.
 
     Raises:
-        GatewayError: none has; nothing has been passed on.
+        GatewayError: none has; see `error_to_tell`.
     """
     tried = set[str]()
+    failures: list[FailedAttempt] = []
     while target.upstream is not None:
         tried.add(target.upstream)
         following = _following(models, target.upstream, tried)
-        failure = await attempts.on_upstream(
-            target.upstream, target.model, may_fall_back=following is not None
-        )
+        returned: Returned = "nothing" if following is None else "failures"
+        try:
+            failure = await attempts.on_upstream(
+                target.upstream, target.model, returned="all" if failures else returned
+            )
+        except InvalidRequestError as error:
+            if not failures:
+                raise
+            failure = FailedAttempt(error, "refused")
         if failure is None:
             return
+        failures.append(failure)
         if following is None:
-            raise failure.error
+            raise error_to_tell(failures)
         target = following
-    await attempts.on_engine(target.model)
+    if not failures:
+        await attempts.on_engine(target.model)
+        return
+    try:
+        await attempts.on_engine(target.model)
+    except DeadlineError:
+        raise
+    except GatewayError as error:
+        failures.append(FailedAttempt(error, reason_of_error(error)))
+        raise error_to_tell(failures) from None
 
 
 def _following(models: ModelDirectory, upstream: str, tried: set[str]) -> Target | None:

@@ -37,6 +37,7 @@ from parrot_gateway.exceptions import (
     ModelLoadingError,
     ModelNotFoundError,
     OverloadedError,
+    UpstreamError,
 )
 from parrot_gateway.routing.fleet.call import FleetCall
 from parrot_gateway.routing.fleet.fleet import UpstreamFleet
@@ -94,6 +95,7 @@ class Catalog:
 
         Raises:
             ModelNotFoundError: no engine and no upstream does.
+            UpstreamError: none does so far, and an upstream refuses to list its models.
             ModelLoadingError: none does so far, but an upstream has not listed its models yet; or
                 this is the name of such an upstream.
             InvalidRequestError: an upstream's name alone, while it lists none or several models.
@@ -106,12 +108,16 @@ class Catalog:
                 target = self._direct(alias)
                 if target is not None:
                     return target
-        silent = [upstream.name for upstream in self._upstreams.values() if not upstream.ready]
-        if silent:
+        silent = [upstream for upstream in self._upstreams.values() if not upstream.ready]
+        refusals = [each.refusal for each in silent if each.refusal is not None]
+        if silent and len(refusals) < len(silent):
+            first = next(each.name for each in silent if each.refusal is None)
             raise ModelLoadingError(
-                f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not "
+                f"The model '{name}' is not known yet: the upstream '{first}' has not "
                 "listed its models so far."
             )
+        if refusals:
+            raise type(refusals[0])(f"The model '{name}' is not known. {refusals[0].message}")
         what = f"The model '{name}' does not exist."
         if name in self._exact:
             what = f"'{name}' is an alias of '{self._exact[name]}', which nothing serves."
@@ -152,7 +158,7 @@ class Catalog:
     def _leads_somewhere(self, name: str) -> bool:
         try:
             return self._direct(name) is not None
-        except (InvalidRequestError, ModelLoadingError):
+        except (InvalidRequestError, ModelLoadingError, UpstreamError):
             return False
 
     def _known(self, name: str) -> str:
@@ -175,6 +181,8 @@ def _only_model(upstream: Upstream | UpstreamFleet) -> str:
     if len(models) == 1:
         return models[0]
     if not upstream.ready:
+        if upstream.refusal is not None:
+            raise type(upstream.refusal)(upstream.refusal.message)
         raise ModelLoadingError(
             f"The upstream '{upstream.name}' has not listed its models so far, and its name alone "
             f"stands for the only one. Name it as '{upstream.name}/MODEL', or try again."

@@ -30,6 +30,8 @@ CLIENT_LEFT = 499
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 #: Maximum ended calls not yet given to batch sinks.
 _MAX_UNSETTLED = 64
+#: Maximum servers named of those that could not answer.
+MAX_TRIED = 32
 #: Characters kept of an error's message.
 MAX_MESSAGE = 2000
 
@@ -102,6 +104,8 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     trace: CallTrace | None = None
     #: Its prompt and answer until it has ended; None if nothing can want them.
     content: CallContent | None = None
+    #: Servers that could not answer before `engine` did, each with the reason: `vllm-1=timeout`.
+    tried: tuple[str, ...] = ()
     _records: CallRecords | None = None
 
     def outgoing_headers(self, headers: Headers) -> Headers:
@@ -135,6 +139,11 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
         """Take bytes of the answer; see `Exchange.copy_answer`."""
         if not self.deferred and (content := self.wanted_content()) is not None:
             content.answered(data)
+
+    def note_failed(self, server: str, reason: str) -> None:
+        """A server could not answer, before anything was passed on."""
+        if len(self.tried) < MAX_TRIED:
+            self.tried += (f"{server}={reason}",)
 
     def fail(self, error: GatewayError) -> None:
         """Note the error that the client gets."""

@@ -55,6 +55,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
     served_model: str | None = None
     engine: str | None = None
     reason: str | None = None
+    tried: tuple[str, ...] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -249,6 +250,7 @@ def _line_of(record: CallRecord, timestamp: str, level: str, event: str) -> Call
         served_model=None if served_model == model else _short(served_model),
         engine=record.engine,
         reason=record.reason,
+        tried=record.tried,
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         output_tokens=record.output_tokens,

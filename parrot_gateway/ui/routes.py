@@ -170,8 +170,8 @@ class LiveRoutes(RouteTable):
 
 #: Fields of a call with the same name in its record.
 _RECORDED = (
-    "request_id", "tenant", "path", "model", "served_model", "engine", "reason", "error_code",
-    "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
+    "request_id", "tenant", "path", "model", "served_model", "engine", "reason", "tried",
+    "error_code", "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
     "output_tokens",
 )  # fmt: skip
 #: Fields with the same name in the linking process.
@@ -182,7 +182,7 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(
      "engine", "reason", "placement", "explanation", "state", "status", "error_code",
      "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
      "output_tokens")
-) | {"object": "call", "times": {}, "tools": [], "links": []}  # fmt: skip
+) | {"object": "call", "times": {}, "tools": [], "links": [], "tried": []}  # fmt: skip
 
 
 def _of_linked(linked: dict[str, Any]) -> dict[str, Any]:

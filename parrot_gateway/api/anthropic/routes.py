@@ -18,7 +18,7 @@ from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.semantic.calls import CallContext
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward_any
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
 from parrot_gateway.calls.requests.call import (
     MAX_INLINE_BYTES,
     CallRequest,
@@ -132,12 +132,12 @@ class _MessageAttempts:
         await (await self._as_chat(Target(model))).on_engine(model)
 
     async def on_upstream(
-        self, upstream: str, model: str, *, may_fall_back: bool
+        self, upstream: str, model: str, *, returned: Returned
     ) -> FailedAttempt | None:
         """See `Attempts`."""
         if not self.routes.is_passed(upstream):
             chat = await self._as_chat(Target(model, upstream))
-            return await chat.on_upstream(upstream, model, may_fall_back=may_fall_back)
+            return await chat.on_upstream(upstream, model, returned=returned)
         calls, request = self.routes.calls, self.request
         self.exchange.record.served_model = model
         call = ForwardedCall(
@@ -145,7 +145,7 @@ class _MessageAttempts:
             calls.upstream(upstream, self.exchange, request.body, self.context.metadata),
             request.body,
             calls.server.call_timeout_s,
-            may_fall_back,
+            returned,
             self.context.observers,
         )
         return await forward_any(call, model=model, requested_model=request.model)

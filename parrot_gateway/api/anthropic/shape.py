@@ -118,7 +118,8 @@ class AnthropicShape:
                     call.body,
                     everyone,
                     CallObserver(exchange.record),
-                    may_fall_back=call.may_fall_back,
+                    returned=call.returned,
+                    note_failed=exchange.record.note_failed,
                     between_reads=message.send,
                 )
         except TimeoutError:

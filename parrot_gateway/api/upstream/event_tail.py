@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from parrot_gateway.backends.upstreams.answer import reported_error
+from parrot_gateway.backends.upstreams.reported_error import reported_error
 from parrot_gateway.calls.usage import TAIL_BYTES, Usage, usage_of_tail
 from parrot_gateway.exceptions import AnswerError, GatewayError
 

@@ -23,12 +23,11 @@ from parrot_gateway.backends.upstreams.answer import (
     MAX_HELD_BYTES,
     UpstreamAnswerReader,
     incomplete,
-    refusal_of,
-    reported_error,
     rewrite,
 )
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, ask
+from parrot_gateway.backends.upstreams.reported_error import refusal_of, reported_error
 from parrot_gateway.backends.upstreams.response import UpstreamResponse
 from parrot_gateway.calls.observer import GenerationObserver, Observers
 from parrot_gateway.calls.requests.call import IdentityFields
@@ -38,7 +37,6 @@ from parrot_gateway.exceptions import (
     DeadlineError,
     GatewayError,
     InvalidRequestError,
-    OverloadedError,
     UpstreamError,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
@@ -79,8 +77,8 @@ class ForwardedCall(NamedTuple):
     body: bytes
     #: The whole call ends after this time with a `DeadlineError`.
     timeout_s: float | None = None
-    #: Another backend can answer instead, while nothing has been sent.
-    may_fall_back: bool = False
+    #: The failures to return, so that another backend can answer.
+    returned: Returned = "nothing"
     #: Notified of the answer to a chat or a completion; of other routes, such as read no text.
     observers: Sequence[GenerationObserver] = ()
 
@@ -277,25 +275,21 @@ class _Relay:
         exchange, upstream = self._exchange, self._upstream
         scope = exchange.scope
         self._observers.submitted()
+        request = UpstreamRequest(
+            scope["method"],
+            scope.get("raw_path") or exchange.path,
+            exchange.record.outgoing_headers(scope["headers"]),
+            self._call.body,
+            scope.get("query_string", b""),
+            self._accounted,
+            note_failed=exchange.record.note_failed,
+        )
+        response = await ask(
+            upstream, request, self._call.returned, _client_read_timeout_s(exchange)
+        )
+        if isinstance(response, FailedAttempt):
+            return response
         try:
-            request = UpstreamRequest(
-                scope["method"],
-                scope.get("raw_path") or exchange.path,
-                exchange.record.outgoing_headers(scope["headers"]),
-                self._call.body,
-                scope.get("query_string", b""),
-                self._accounted,
-            )
-            response = await upstream.request(
-                request, first_byte_timeout_s=_client_read_timeout_s(exchange)
-            )
-        except (UpstreamError, OverloadedError) as error:
-            if self._call.may_fall_back:
-                return FailedAttempt(error)
-            raise
-        try:
-            if self._call.may_fall_back and (response.exhausted or response.status >= 500):
-                return FailedAttempt(refusal_of(response.first, response.status))
             await self._pass_on(response)
         finally:
             response.close()
@@ -312,11 +306,7 @@ class _Relay:
         if self._observers.reads_text:
             self._reader = UpstreamAnswerReader(self._observers)
             self._reader.start(response.status, response.content_type.encode())
-        headers = response.headers
-        headers.append((b"x-parrot-engine", response.server.encode()))
-        if response.exhausted:
-            headers = [item for item in headers if item[0] != b"x-should-retry"]
-            headers.append((b"x-should-retry", b"false"))
+        headers = response.headers_for_client()
         succeeded = response.status < 400
         is_stream = response.content_type == "text/event-stream" and not response.encoded
         exchange.record.streamed = is_stream

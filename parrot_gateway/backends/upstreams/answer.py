@@ -14,7 +14,8 @@ import msgspec
 from parrot_scheduler.task import OBJECTIVE_KINDS
 
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, ask
+from parrot_gateway.backends.upstreams.reported_error import error_of, refusal_of
 from parrot_gateway.calls.generation_request import ChoiceDelta
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.observer import GenerationObserver, Observers, TextObserver
@@ -26,12 +27,7 @@ from parrot_gateway.calls.tools.parsing import (
     ToolPiece,
 )
 from parrot_gateway.calls.usage import Usage, usage_of_body
-from parrot_gateway.exceptions import (
-    AnswerError,
-    InvalidRequestError,
-    OverloadedError,
-    UpstreamError,
-)
+from parrot_gateway.exceptions import AnswerError, InvalidRequestError, UpstreamError
 
 #: How an upstream learns of priorities: vLLM (with `--scheduling-policy priority`) runs smaller
 #: priorities earlier, and refuses any but 0 when it does not schedule by priority; SGLang (with
@@ -40,9 +36,6 @@ HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
 
 #: A whole answer, or one event of a stream, longer than this is not read.
 MAX_HELD_BYTES = 64 * 1024 * 1024
-#: Characters of an error that are kept with the call.
-_MAX_MESSAGE = 2000
-_MAX_CODE = 200
 #: The field of a body that is meant for the gateway.
 _OURS = re.compile(rb'"parrot"')
 
@@ -73,19 +66,6 @@ class _Answer(msgspec.Struct):
     usage: Any = None
 
 
-class _Event(msgspec.Struct):
-    """Fields by which chats, messages and both kinds of responses report errors."""
-
-    type: Any = None
-    error: Any = None
-    response: _Event | None = None
-    message: Any = None
-    code: Any = None
-
-
-#: The quotes of JSON inside a text are escaped, so generated text cannot match.
-_ERROR_MARK = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"error"')
-_event_decoder = msgspec.json.Decoder(_Event)
 _answer_decoder = msgspec.json.Decoder(_Answer)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -150,7 +130,7 @@ class UpstreamAnswerReader:
             answer = self._decode(bytes(self._held))
             self.usage = usage_of_body(bytes(self._held))
             if answer.error:
-                raise _error_of(answer.error, self.status)
+                raise error_of(answer.error, self.status)
             if not answer.choices:
                 raise AnswerError("the answer has no choices")
             for choice in answer.choices:
@@ -168,7 +148,7 @@ class UpstreamAnswerReader:
             return
         answer = self._decode(data)
         if answer.error:
-            raise _error_of(answer.error, 502)
+            raise error_of(answer.error, 502)
         if isinstance(answer.usage, dict):
             self.usage = usage_of_body(data)
         for choice in answer.choices or ():
@@ -207,41 +187,6 @@ class UpstreamAnswerReader:
             raise AnswerError("the answer is not in OpenAI's shape") from None
 
 
-def refusal_of(body: bytes, status: int) -> AnswerError:
-    """The error that the body of an upstream's refusal reports."""
-    try:
-        error = _answer_decoder.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        error = None
-    refusal = _error_of(error, status)
-    refusal.upstream_status = status
-    return refusal
-
-
-def reported_error(text: bytes) -> AnswerError | None:
-    """The error that an answer with a status of success reports all the same.
-
-    Args:
-        text: of a whole answer, or of the last events of a stream, in any API's shape.
-    """
-    # NOTE: the first takes a twentieth of the time of the second.
-    if b'"error"' not in text or _ERROR_MARK.search(text) is None:
-        return None
-    for part in reversed(text.replace(b"\r", b"\n").split(b"\n")):
-        if _ERROR_MARK.search(part) is None:
-            continue
-        try:
-            event = _event_decoder.decode(part.removeprefix(b"data:"))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        error = event.error or (event.response or _Event()).error
-        if error is None and event.type == "error":
-            error = {"message": event.message, "code": event.code}
-        if error:
-            return _error_of(error, 200)
-    return None
-
-
 def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
     calls = part.tool_calls if isinstance(part.tool_calls, list) else [part.function_call]
     for number, call in enumerate(calls):
@@ -254,21 +199,6 @@ def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
             yield ToolCallBegin(index, str(name or ""), str(id_ or ""))
         if function.get("arguments"):
             yield ArgumentsPiece(index, str(function["arguments"]))
-
-
-def _error_of(error: Any, status: int) -> AnswerError:
-    """The error that an answer reports."""
-    if isinstance(error, str) and error:
-        return AnswerError(error[:_MAX_MESSAGE])
-    if not isinstance(error, dict):
-        return AnswerError(f"the model's server answered with status {status}")
-    message = error.get("message")
-    # NOTE: vLLM's code is the status, a number; its type is the word.
-    words = (each for each in (error.get("code"), error.get("type")) if isinstance(each, str))
-    return AnswerError(
-        message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
-        code=next((word[:_MAX_CODE] for word in words if word), None),
-    )
 
 
 def rewrite(body: bytes, model: str | None) -> bytes:
@@ -345,7 +275,8 @@ async def run_on_upstream(
     observer: GenerationObserver,
     record: GenerationObserver,
     *,
-    may_fall_back: bool,
+    returned: Returned,
+    note_failed: Callable[[str, str], None],
     between_reads: Callable[[], Awaitable[None]] | None = None,
 ) -> FailedAttempt | None:
     """Let an upstream answer a call for observers alone.
@@ -356,7 +287,8 @@ async def run_on_upstream(
         body: see `upstream_body`; with `stream` set where observers read the text as it is written.
         observer: is notified of the answer.
         record: is too, without its text.
-        may_fall_back: another backend can answer instead.
+        returned: the failures to return, so that another backend can answer.
+        note_failed: as of `UpstreamRequest`.
         between_reads: awaited before more of the answer is read, so that a client to whom the
             observer writes can hold it back.
 
@@ -368,15 +300,11 @@ async def run_on_upstream(
     """
     observers = Observers([observer, record])
     observers.submitted()
+    request = UpstreamRequest("POST", PATHS[kind], headers, body, note_failed=note_failed)
+    response = await ask(upstream, request, returned)
+    if isinstance(response, FailedAttempt):
+        return response
     try:
-        response = await upstream.request(UpstreamRequest("POST", PATHS[kind], headers, body))
-    except (UpstreamError, OverloadedError) as error:
-        if may_fall_back:
-            return FailedAttempt(error)
-        raise
-    try:
-        if may_fall_back and (response.exhausted or response.status >= 500):
-            return FailedAttempt(refusal_of(response.first, response.status))
         observers.started(response.server, response.queued_s, response.reason)
         if response.status < 400:
             observers.first_token()

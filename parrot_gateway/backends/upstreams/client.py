@@ -24,7 +24,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from parrot_gateway.backends.upstreams.breaker import BreakerState, CircuitBreaker, Permit
+from parrot_gateway.backends.upstreams.first_content import is_looked_into
 from parrot_gateway.backends.upstreams.headers import RequestHeaders, can_be_passed_on
+from parrot_gateway.backends.upstreams.reported_error import reported_error
 from parrot_gateway.backends.upstreams.response import (
     Broken,
     RequestTracker,
@@ -35,11 +37,13 @@ from parrot_gateway.backends.upstreams.retry_policy import RetryPolicy
 from parrot_gateway.backends.upstreams.slots import QueueFullError, Slots
 from parrot_gateway.calls.usage import UsageTotals
 from parrot_gateway.exceptions import (
+    AnswerError,
     DrainedError,
     GatewayError,
     InvalidRequestError,
     OverloadedError,
     UpstreamError,
+    UpstreamKeyError,
 )
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.settings.secret_reference import read_secret
@@ -82,6 +86,11 @@ class UpstreamRequest(NamedTuple):
     query: bytes = b""
     #: The answer is to be uncompressed.
     readable: bool = True
+    #: Another server or backend can answer instead: an answer that reports an error before its
+    #: first content counts as broken, and a stream is held back until then.
+    holds_first: bool = False
+    #: Gets the name of each server that is left for another, and why.
+    note_failed: Callable[[str, str], None] | None = None
 
 
 class UpstreamClient(Protocol):
@@ -94,6 +103,10 @@ class UpstreamClient(Protocol):
     @property
     def name(self) -> str:
         """The operator's name for it."""
+
+    @property
+    def forwards_authorization(self) -> bool:
+        """True if it gets the callers' own keys."""
 
     async def request(
         self, request: UpstreamRequest, *, first_byte_timeout_s: float | None = None
@@ -128,6 +141,7 @@ class Upstream:
         if forward is None:
             forward = secret is None and not gateway_has_key
         self.settings = settings
+        self.forwards_authorization = forward
         self._secret = secret
         #: The operator's name for it.
         self.name, self._base_url = server or next(iter(settings.servers.items()))
@@ -155,6 +169,8 @@ class Upstream:
         #: The operator gives it no new calls; those that it has go on.
         self.drained = False
         self._ready = asyncio.Event()
+        #: Why it lists no models, where only its operator can change that.
+        self.refusal: UpstreamError | None = None
         self._models: tuple[str, ...] = ()
         self._names: frozenset[str] = frozenset()
         if isinstance(settings.models, list):
@@ -279,6 +295,7 @@ class Upstream:
         *,
         first_byte_timeout_s: float | None = None,
         tracker: RequestTracker | None = None,
+        max_retries: int | None = None,
     ) -> UpstreamResponse:
         """Send one request and return its answer once the first bytes of the body are there.
 
@@ -289,6 +306,7 @@ class Upstream:
             first_byte_timeout_s: seconds that the client waits for a first byte: no wait in line
                 and no retry goes beyond it.
             tracker: notified of what becomes of the answer that is returned.
+            max_retries: fewer than the settings allow.
 
         Raises:
             InvalidRequestError: the path leads elsewhere.
@@ -305,13 +323,15 @@ class Upstream:
         path = request.path
         url = self._url(path if isinstance(path, bytes) else path.encode(), request.query)
         headers = self._headers.build(request.headers, readable=request.readable)
-        send = partial(self._try_once, request.method, url, headers, request.body, tracker)
+        holds = request.holds_first and is_looked_into(path)
+        send = partial(self._try_once, request.method, url, headers, request.body, tracker, holds)
+        retries = self.settings.max_retries if max_retries is None else max_retries
         self._check_drained()
         if not self.slots.acquire_nowait():
             await self._wait_in_line(limit_s)
         try:
             self._check_drained()
-            return await self._try_until_answered(send, deadline)
+            return await self._try_until_answered(send, deadline, retries)
         except BaseException:
             self.slots.release()
             raise
@@ -370,7 +390,7 @@ class Upstream:
             self._note_end(permit, complete=response.status < 500)
 
     async def _try_until_answered(
-        self, send: Callable[[], Awaitable[UpstreamResponse]], deadline: float
+        self, send: Callable[[], Awaitable[UpstreamResponse]], deadline: float, max_retries: int
     ) -> UpstreamResponse:
         loop = asyncio.get_running_loop()
         retry = 0
@@ -382,7 +402,7 @@ class Upstream:
                 response = await send()
             except Broken as broken:
                 self._note_end(permit, complete=False)
-                if not broken.retry or retry >= self._policy.max_retries:
+                if not broken.retry or retry >= max_retries:
                     raise broken.error from None
                 delay = 0.0
                 if not broken.at_once or retry > 0:
@@ -394,6 +414,14 @@ class Upstream:
                 raise
             else:
                 status = response.status
+                if status == 401 and not self.forwards_authorization:
+                    self._breaker.success(permit)
+                    response.discard()
+                    raise self._key_error(status)
+                if status == 404 and self._lacks_v1 and b'"error"' not in response.first:
+                    self._breaker.success(permit)
+                    response.discard()
+                    raise self._url_error()
                 if status >= 500:
                     self._note_end(permit, complete=False)
                 elif self._breaker.state(loop.time()) == "half_open":
@@ -403,9 +431,13 @@ class Upstream:
                     response.expect_end(permit)
                 if status < 400 or not self._policy.wants_retry(status, response.hints):
                     return response
-                wait = self._policy.delay(retry, response.hints, self._random.random(), time.time())
+                wait = None
+                if retry < max_retries:
+                    wait = self._policy.delay(
+                        retry, response.hints, self._random.random(), time.time()
+                    )
                 if wait is None or self._must_stop(wait, deadline):
-                    response.exhausted = 0 < retry >= self._policy.max_retries
+                    response.exhausted = 0 < retry >= max_retries
                     return response
                 response.discard()
                 delay = wait
@@ -421,6 +453,7 @@ class Upstream:
         headers: CIMultiDict[str],
         body: bytes,
         tracker: RequestTracker | None = None,
+        holds_first: bool = False,
     ) -> UpstreamResponse:
         session = self._session
         if session is None:
@@ -440,6 +473,8 @@ class Upstream:
         )
         try:
             await response.read_first()
+            if holds_first and inner.status < 400 and not response.encoded:
+                await self._check_beginning(response)
         except (aiohttp.ClientError, OSError) as cause:
             inner.close()
             raise self._explained(cause, "broke off before its answer was whole") from None
@@ -452,6 +487,33 @@ class Upstream:
                 retry=True,
             )
         return response
+
+    async def _check_beginning(self, response: UpstreamResponse) -> None:
+        """Hold a stream back until its first content, and look for errors before it."""
+        try:
+            if response.content_type == "text/event-stream":
+                await response.hold_until_content()
+            elif response.at_eof and (error := reported_error(response.first)) is not None:
+                raise error
+        except AnswerError as error:
+            raise Broken(error, retry=True) from None
+
+    @property
+    def _lacks_v1(self) -> bool:
+        return not self._base.path.rstrip("/").endswith("/v1")
+
+    def _key_error(self, status: int) -> UpstreamKeyError:
+        return UpstreamKeyError(
+            f"The upstream '{self.name}' refuses the key that this gateway has for it (status "
+            f"{status}). The gateway's operator can set another: {self.settings.key_variable()}, "
+            "or upstreams.api_key."
+        )
+
+    def _url_error(self) -> UpstreamError:
+        return UpstreamError(
+            f"The upstream '{self.name}' does not know this route (status 404). The gateway's "
+            "operator can correct its URL (upstreams.url), which should probably end in /v1."
+        )
 
     def _explained(self, cause: BaseException, otherwise: str) -> Broken:
         return explain(self.name, self.settings, cause, otherwise)
@@ -510,7 +572,9 @@ class Upstream:
     async def _read_models(self) -> list[str]:
         response = await self._ask_for_models()
         if response.status != 200:
+            self.refusal = self._refusal_of(response.status)
             raise self._unexpected(response)
+        self.refusal = None
         try:
             return [model.id for model in _model_list_decoder.decode(response.first).data]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -529,6 +593,19 @@ class Upstream:
         headers = self._headers.build([(b"accept", b"application/json")], readable=True)
         return self._try_once("GET", self._url(b"/v1/models", b""), headers, b"")
 
+    def _refusal_of(self, status: int) -> UpstreamError | None:
+        """Word for callers why it lists no models, unless that may pass by itself."""
+        if status in (401, 403):
+            return self._key_error(status)
+        if status == 404 and self._lacks_v1:
+            return self._url_error()
+        if status < 500 and status not in (408, 429):
+            return UpstreamError(
+                f"The upstream '{self.name}' does not list its models (status {status}). The "
+                "gateway's operator can name them (upstreams.models)."
+            )
+        return None
+
     def _unexpected(self, response: UpstreamResponse) -> UpstreamError:
         advice = "Which models there are can be said with the setting upstreams.models."
         if response.status in (401, 403):
@@ -536,7 +613,7 @@ class Upstream:
             advice = (
                 f"It wants a key, or another one: set {variable}, or name it in upstreams.api_key."
             )
-        elif response.status == 404 and not self._base.path.rstrip("/").endswith("/v1"):
+        elif response.status == 404 and self._lacks_v1:
             advice = f"Should its URL, {self._base.with_user(None)}, end in /v1?"
         return UpstreamError(f"GET /models answered {response.status}. {advice}")
 

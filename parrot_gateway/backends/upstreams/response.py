@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import aiohttp
 
 from parrot_gateway.backends.upstreams.breaker import Permit
+from parrot_gateway.backends.upstreams.first_content import MAX_HELD_BYTES, FirstContent
 from parrot_gateway.backends.upstreams.headers import response_headers
 from parrot_gateway.backends.upstreams.slots import Slots
 from parrot_gateway.calls.usage import Usage, UsageTotals
-from parrot_gateway.exceptions import UpstreamError, UpstreamTimeoutError
+from parrot_gateway.exceptions import AnswerError, UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 #: Answers up to this size are read whole before anything is passed on, so that a failure in their
 #: middle can still be retried or reported; the rest of a longer one is streamed.
 WHOLE_BODY_LIMIT = 4 * 1024 * 1024
+#: A stream of comments alone is held back for so long: they keep connections open.
+MAX_HELD_S = 10.0
 
 
 class Broken(Exception):
@@ -211,6 +215,36 @@ class UpstreamResponse:
             chunks.append(chunk)
             size += len(chunk)
         self.first = b"".join(chunks)
+
+    async def hold_until_content(self) -> None:
+        """Let `first` of a stream reach to its first content.
+
+        Raises:
+            AnswerError: it reported an error, or ended, before that.
+        """
+        content, held = self._inner.content, FirstContent()
+        state, ends = held.feed(self.first), time.monotonic() + MAX_HELD_S
+        pieces, size = [self.first], len(self.first)
+        while state == "waiting" and size < MAX_HELD_BYTES:
+            if held.comments and time.monotonic() > ends:
+                break
+            if content.at_eof():
+                raise AnswerError(f"The upstream '{self.server}' ended its stream before it began.")
+            piece = await content.readany()
+            pieces.append(piece)
+            size += len(piece)
+            state = held.feed(piece)
+        if held.error is not None:
+            raise held.error
+        self.first = b"".join(pieces)
+
+    def headers_for_client(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the client's answer: those of the upstream, and the server's name."""
+        headers = [*self.headers, (b"x-parrot-engine", self.server.encode())]
+        if self.exhausted:
+            headers = [item for item in headers if item[0] != b"x-should-retry"]
+            headers.append((b"x-should-retry", b"false"))
+        return headers
 
     def succeeded(self, usage: Usage | None) -> None:
         """Count the answer as a success; it is complete, and says so much of tokens."""

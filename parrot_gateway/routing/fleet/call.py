@@ -49,6 +49,7 @@ class FleetCall:
     def __init__(self, fleet: UpstreamFleet, metadata: CallMetadata) -> None:
         self.settings = fleet.settings
         self.name = fleet.name
+        self.forwards_authorization = fleet.forwards_authorization
         self._fleet = fleet
         self._metadata = metadata
 

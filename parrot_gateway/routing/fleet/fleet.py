@@ -20,7 +20,7 @@ from parrot_scheduler.task import EngineDescription
 
 from parrot_gateway.backends.upstreams.breaker import BreakerState
 from parrot_gateway.backends.upstreams.client import Upstream
-from parrot_gateway.exceptions import DrainedError, OverloadedError
+from parrot_gateway.exceptions import DrainedError, OverloadedError, UpstreamError
 from parrot_gateway.routing.fleet.prompt import BLOCK_TOKENS
 from parrot_gateway.routing.fleet.server import TIMES_S, FleetServer
 from parrot_gateway.routing.fleet.stored_objects import StoredObjects
@@ -102,9 +102,20 @@ class UpstreamFleet:
         return any(server.upstream.ready for server in self._servers.values())
 
     @property
+    def refusal(self) -> UpstreamError | None:
+        """See `Upstream.refusal`."""
+        refusals = (server.upstream.refusal for server in self._servers.values())
+        return next((each for each in refusals if each is not None), None)
+
+    @property
     def drained(self) -> bool:
         """True if the operator has drained all servers."""
         return all(server.drained for server in self._servers.values())
+
+    @property
+    def forwards_authorization(self) -> bool:
+        """See `UpstreamClient`; all servers have the same key."""
+        return all(each.upstream.forwards_authorization for each in self._servers.values())
 
     def upstreams(self) -> list[Upstream]:
         """Its servers, each as an upstream of its own."""

@@ -15,7 +15,7 @@ import msgspec
 from parrot_gateway.backends.own.generate import Generation, collect
 from parrot_gateway.backends.upstreams.answer import run_on_upstream, upstream_body
 from parrot_gateway.backends.upstreams.client import UpstreamClient
-from parrot_gateway.backends.upstreams.failure import FailedAttempt
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.observer import TextObserver
 from parrot_gateway.calls.requests.call import CallRequest, in_thread_if_large, prepare
@@ -106,7 +106,7 @@ class _JobAttempts:
     observer: JobObserver
 
     async def on_upstream(
-        self, upstream: str, model: str, *, may_fall_back: bool
+        self, upstream: str, model: str, *, returned: Returned
     ) -> FailedAttempt | None:
         """See `Attempts`."""
         job, request, metadata = self.job, self.request, self.metadata
@@ -123,7 +123,8 @@ class _JobAttempts:
             body,
             self.observer,
             CallObserver(job.record),
-            may_fall_back=may_fall_back,
+            returned=returned,
+            note_failed=job.record.note_failed,
         )
 
     async def on_engine(self, model: str) -> None:

@@ -91,6 +91,7 @@ class CallMetrics:
         self._models = BoundedValues(MAX_MODELS)
         self._engines = BoundedValues(MAX_ENGINES)
         self._tenants = BoundedValues(MAX_TENANTS)
+        self._servers = BoundedValues(MAX_ENGINES)
         self._errors = BoundedValues(MAX_WORDS)
         self._codes = BoundedValues(MAX_WORDS)
         self._cells: dict[Definition, dict[tuple[str, ...], _Cell]] = {}
@@ -126,6 +127,9 @@ class CallMetrics:
         self._time_stages(record, began)
         if record.deferred:
             self._deferred[0] += 1
+        for tried in record.tried:
+            server, _, reason = tried.rpartition("=")
+            self._cell(d.UPSTREAM_FALLBACKS, self._servers.of(server), reason)[0] += 1
         prompt, output = record.prompt_tokens, record.output_tokens
         if prompt is not None:
             for cell in series.prompt:

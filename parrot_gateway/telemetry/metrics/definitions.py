@@ -300,6 +300,11 @@ UPSTREAM_RETRIES = _counter("parrot_upstream_retries", "upstream", "Tries after 
 UPSTREAM_FAILURES = _counter(
     "parrot_upstream_failures", "upstream", "Tries that failed: no connection, time-out, 5xx."
 )
+UPSTREAM_FALLBACKS = _counter(
+    "parrot_upstream_fallbacks",
+    "upstream reason",
+    "Calls that left a server for another, or for the next fallback, before their answer began.",
+)
 UPSTREAM_TOKENS = _counter(
     "parrot_upstream_tokens",
     "upstream type",

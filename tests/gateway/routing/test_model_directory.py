@@ -18,6 +18,7 @@ class Listed:
     ) -> None:
         self.name = name
         self.ready = ready
+        self.refusal = None
         self._models = list(models)
         self._any = any_name
 

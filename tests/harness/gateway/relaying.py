@@ -168,7 +168,7 @@ async def _served(fake: ScriptedUpstream, upstream: Upstream) -> AsyncIterator[R
             upstream,
             upstream_body(request, upstream, model, ORDINARY_CALL),
             relay.timeout_s,
-            relay.use_fallback,
+            "failures" if relay.use_fallback else "nothing",
         )
         failure = await forward(forwarded)
         if failure is not None:

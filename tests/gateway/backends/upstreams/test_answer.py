@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parrot_gateway.backends.upstreams import answer as upstream_call
-from parrot_gateway.backends.upstreams.answer import UpstreamAnswerReader, reported_error
+from parrot_gateway.backends.upstreams.answer import UpstreamAnswerReader
+from parrot_gateway.backends.upstreams.reported_error import reported_error
 from parrot_gateway.calls.observer import GenerationObserver, TextObserver
 from parrot_gateway.exceptions import AnswerError
 

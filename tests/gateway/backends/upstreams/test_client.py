@@ -21,6 +21,7 @@ from harness.scripted_upstream import (
 from parrot_gateway.backends.upstreams.client import Upstream, UpstreamRequest
 from parrot_gateway.backends.upstreams.response import WHOLE_BODY_LIMIT
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
+from parrot_gateway.routing.model_directory import Catalog
 from parrot_gateway.settings.model import UpstreamSettings
 
 BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -38,7 +39,20 @@ async def test_passing_failures_are_retried(status: int) -> None:
         assert relay.upstream.retries == 2
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 501])
+async def test_a_key_that_is_refused_is_the_gateways_own_fault() -> None:
+    async with relaying(max_retries=2) as relay:
+        answer = await relay.post(CHAT, BODY, "status=401, key=a")
+        error = answer.json["error"]
+        assert (answer.status, error["code"]) == (502, "upstream_key_refused")
+        assert "'fake' refuses the key that this gateway has for it" in error["message"]
+        assert "FAKE_API_KEY" in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+        assert len(relay.fake.requests("a")) == 1
+    async with relaying(forward_authorization=True) as relay:
+        assert (await relay.post(CHAT, BODY, "status=401")).status == 401
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422, 501])
 async def test_other_statuses_pass_at_once(status: int) -> None:
     async with relaying() as relay:
         direct = await relay.post_direct(CHAT, BODY, f"status={status}")
@@ -254,7 +268,8 @@ async def test_refusals_of_the_upstream_never_open_the_breaker() -> None:
     async with relaying(max_retries=0, breaker_failures=1) as relay:
         for status in (400, 401, 404, 422, 429):
             for _ in range(3):
-                assert (await relay.post(CHAT, BODY, f"status={status}")).status == status
+                answer = await relay.post(CHAT, BODY, f"status={status}")
+                assert answer.status == (502 if status == 401 else status)
         assert relay.upstream.describe()["breaker"] == "closed"
         assert relay.upstream.describe()["breaker_openings"] == 0
 
@@ -420,6 +435,23 @@ async def test_why_models_are_not_known(
             await eventually(lambda: f"answered {status}" in caplog.text)
             assert advice in caplog.text
             assert not upstream.ready
+            # Callers are told as well, and not that a model is being loaded.
+            catalog = Catalog(list, {"my-vllm": upstream}, {})
+            for model in ("some-model", "my-vllm"):
+                with pytest.raises(UpstreamError, match=f"'my-vllm' .*status {status}") as told:
+                    catalog.resolve(model)
+                assert (told.value.status, told.value.should_retry) == (502, False)
+
+
+async def test_a_url_without_v1_is_told_to_callers() -> None:
+    with ScriptedUpstream() as server:
+        server.answer_all(document({"detail": "Not Found"}, 404))
+        settings = UpstreamSettings(
+            name="fake", url=server.base_url.removesuffix("/v1"), models="*"
+        )
+        async with started(Upstream(settings)) as upstream:
+            with pytest.raises(UpstreamError, match="should probably end in /v1"):
+                await upstream.request(UpstreamRequest("POST", "/v1/chat/completions", [], b"{}"))
 
 
 async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
