@@ -171,8 +171,8 @@ class LiveRoutes(RouteTable):
 #: Fields of a call with the same name in its record.
 _RECORDED = (
     "request_id", "tenant", "path", "model", "served_model", "engine", "reason", "tried",
-    "error_code", "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens", "cached_tokens",
-    "output_tokens",
+    "error_code", "error_message", "finish_reason", "streamed", "deferred", "prompt_tokens",
+    "cached_tokens", "output_tokens",
 )  # fmt: skip
 #: Fields with the same name in the linking process.
 _LINKED = ("id", "request_id", "session", "inferred", "model", "state", "tools", "links")
