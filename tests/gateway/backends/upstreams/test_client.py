@@ -47,7 +47,7 @@ async def test_a_key_that_is_refused_is_the_gateways_own_fault() -> None:
         assert "'fake' refuses the key that this gateway has for it" in error["message"]
         assert "FAKE_API_KEY" in error["message"]
         assert answer.headers["x-should-retry"] == "false"
-        assert len(relay.fake.requests("a")) == 1
+        assert len(relay.fake.calls("a")) == 1
     async with relaying(forward_authorization=True) as relay:
         assert (await relay.post(CHAT, BODY, "status=401")).status == 401
 
