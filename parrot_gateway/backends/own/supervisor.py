@@ -45,7 +45,7 @@ EXIT_CONFIG = 78
 
 #: A process that dies this often without having worked for a while is given up.
 _MAX_DEATHS = 3
-#: Having been ready for this long forgives earlier deaths.
+#: Having been ready for this long forgives earlier deaths, and so does having computed a prompt.
 _FORGIVEN_AFTER_S = 10.0
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
@@ -82,6 +82,8 @@ class EngineProcess:
     ready_at: float | None = None
     #: Seconds from the one to the other, the last time.
     load_s: float | None = None
+    #: It has reported work since it was started.
+    has_worked: bool = False
     #: Unix time since which it has been in its state.
     since: float = field(default_factory=time.time)
     #: Keeps it running; None while it does not run.
@@ -316,6 +318,7 @@ class EngineSupervisor:
             else:
                 process.enter("loading")
             if change == "left":
+                process.has_worked |= _has_worked(engine)
                 process.linked.clear()
                 process.unlinked.set()
 
@@ -337,6 +340,7 @@ class EngineSupervisor:
         secrets = {JOIN_KEY_VARIABLE: join_key}
         while True:
             process.started_at, process.ready_at = asyncio.get_running_loop().time(), None
+            process.has_worked = False
             process.linked.clear()
             process.unlinked.clear()
             process.last_lines.clear()
@@ -351,7 +355,13 @@ class EngineSupervisor:
             if status == EXIT_CONFIG:
                 self._give_up(process, _refusal(process.last_lines))
                 return
-            if _worked_for_a_while(process):
+            # Its link may still be there.
+            process.has_worked |= any(
+                _has_worked(engine)
+                for engine in self._registry.joined.values()
+                if engine.name == process.name
+            )
+            if process.has_worked or _was_ready_for_a_while(process):
                 process.deaths = 0
             process.deaths += 1
             if process.deaths >= _MAX_DEATHS:
@@ -441,7 +451,11 @@ def _refusal(lines: Sequence[str]) -> str:
     return " ".join(output).removeprefix(_ERROR) or "no output"
 
 
-def _worked_for_a_while(process: EngineProcess) -> bool:
+def _has_worked(engine: RemoteEngine) -> bool:
+    return engine.stats.filled_tokens > 0
+
+
+def _was_ready_for_a_while(process: EngineProcess) -> bool:
     now = asyncio.get_running_loop().time()
     return process.ready_at is not None and now - process.ready_at >= _FORGIVEN_AFTER_S
 

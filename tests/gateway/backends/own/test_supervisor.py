@@ -18,6 +18,7 @@ from harness.gateway.linked import KEY, WAIT_S, eventually, join_server, joined
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.processes import is_alive
 from parrot_engine.link.wire import Register
+from parrot_engine.protocol import EngineStats
 from parrot_engine.text import TextAssets
 
 from parrot_gateway.backends.own import supervisor as supervisor_module
@@ -207,6 +208,19 @@ async def test_only_deaths_in_a_row_count(
             await stub.die(process, engine_id)
         assert process.restarts == (3 if worked_for_a_while else 2)
         assert process.state == ("loading" if worked_for_a_while else "failed")
+
+
+@pytest.mark.parametrize("link_breaks_first", [True, False])
+async def test_an_engine_that_computes_is_never_given_up(link_breaks_first: bool) -> None:
+    async with Stub() as stub:
+        (process,) = stub.supervisor.processes
+        for _ in range(4):
+            engine_id = stub.join(process)
+            stub.registry.joined[engine_id].note_stats(EngineStats(filled_tokens=9))
+            await stub.die(process, engine_id if link_breaks_first else None)
+            stub.registry.remove(engine_id, "it died")
+        assert process.state == "loading"
+        assert process.deaths == 1
 
 
 async def test_having_worked_once_forgives_no_later_start(monkeypatch: pytest.MonkeyPatch) -> None:
