@@ -7,6 +7,7 @@ events mean is decided in `state`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -44,9 +45,11 @@ from parrot_gateway.exceptions import (
 #: Tokens of output between two reports to the scheduler.
 PROGRESS_INTERVAL_TOKENS = 16
 #: Engines that a call may lose one after the other without a token or a prompt of its own done in
-#: between, and engines that it may lose in all.
+#: between, and engines that it may lose in all. Engines that are lost within so many seconds of
+#: the first one count once: a host that goes down takes them all, whatever they run.
 MAX_FRUITLESS_LOSSES = 2
 MAX_LOSSES = 16
+INCIDENT_S = 1.0
 
 
 class Generation:
@@ -95,6 +98,8 @@ class Generation:
         #: Engines that were lost, and those since the last progress; `state.progress` at the
         #: beginning on the present one.
         self._losses = self._fruitless_losses = self._progress_before = 0
+        #: When the first of those was lost that were lost together.
+        self._incident_at = -math.inf
         #: Why the last one was, until there is another.
         self._lost: OverloadedError | None = None
         #: Waits for an engine of the model, while there is none.
@@ -264,8 +269,14 @@ class Generation:
         state = self.state
         if self._channel is not None:
             self._losses += 1
-            has_progress = state.progress > self._progress_before
-            self._fruitless_losses = 0 if has_progress else self._fruitless_losses + 1
+            now = time.perf_counter()
+            is_another = now - self._incident_at >= INCIDENT_S
+            if is_another:
+                self._incident_at = now
+            if state.progress > self._progress_before:
+                self._fruitless_losses = 0
+            elif is_another:
+                self._fruitless_losses += 1
             self._channel.close()
             self._channel = None
             self._report_progress()
