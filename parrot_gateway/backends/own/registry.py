@@ -134,7 +134,7 @@ class EngineRegistry:
         if engine is None:
             return
         model = engine.info.model
-        if not engine.draining and not self.of_model(model):
+        if not engine.draining and not any(each.takes_calls for each in self.of_model(model)):
             self._missing[model] = (time.monotonic(), asyncio.Event())
         engine.lose(reason)
         self._notify("left", engine)
