@@ -33,16 +33,17 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """One call as its client saw it.
+    """One call as its client sees it; it grows while the answer comes.
 
     Attributes:
+        began, ended: `time.monotonic` at its request and at its end.
         arrivals: times of events with content (`time.monotonic`).
         failure: why it failed; empty if it did not.
         faults: rules of the protocol that it broke.
     """
 
     request: Request
-    began: float
+    began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     choices: list[Choice] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -57,9 +58,9 @@ class _Ended(Exception):
     """The answer ended early; the message says why."""
 
 
-async def call(http: aiohttp.ClientSession, base_url: str, request: Request) -> Answer:
-    """Send a call and read its answer to the end, whatever becomes of it."""
-    answer = Answer(request, time.monotonic())
+async def call(http: aiohttp.ClientSession, base_url: str, answer: Answer) -> Answer:
+    """Send the call of a new answer, and read that to its end, whatever becomes of it."""
+    request = answer.request
     answer.choices = [Choice() for _ in range(request.choices)]
     url = f"{base_url}/chat/completions"
     try:

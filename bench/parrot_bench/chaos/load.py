@@ -133,7 +133,7 @@ class Load:
             request = next(requests, None)
             if request is None:
                 return
-            answer = await call(http, self._client.base_url, request)
+            answer = await call(http, self._client.base_url, Answer(request))
             phase.answers.append(answer)
             if answer.failure:
                 # A client that fails at once would only count its own haste.

@@ -52,7 +52,7 @@ async def ask(handler: Handler, kind: str = "chat", status: int = 200) -> Answer
     port = runner.addresses[0][1]
     try:
         async with aiohttp.ClientSession() as http:
-            return await answers.call(http, f"http://127.0.0.1:{port}/v1", MIX[kind])
+            return await answers.call(http, f"http://127.0.0.1:{port}/v1", Answer(MIX[kind]))
     finally:
         await runner.cleanup()
 
