@@ -33,6 +33,8 @@ LONG = (
     "examples/test_examples_run.py",
     "docs/test_python_blocks.py",
     "e2e/test_serve.py",
+    "faults/test_chaos_engines.py",
+    "faults/test_chaos_shutdown.py",
     "engine/kernels/test_attention.py",
     "engine/distributed/test_tensor_parallel.py",
     "drop_in/test_linked_programs.py",

@@ -1,4 +1,4 @@
-"""Measures, at the start, when loading blocks is faster than computing them."""
+"""The break-even between loading blocks and computing them, measured at the start."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
 
-#: Maximum tokens of the timed step; larger steps take the same time per token.
+#: Tokens of the step that is timed, at most: computing a token takes as long in larger ones.
 _PREFILL_TOKENS = 2048
-#: Seconds between polls of a copy, and before it is given up.
+#: Seconds between two looks at a copy, and after which one is given up.
 _LOOK_S = 0.00002
 _TIMEOUT_S = 30.0
 
 
 class Rates(NamedTuple):
-    """Costs of loading and computing, in seconds."""
+    """Costs of loading and of computing, in seconds."""
 
-    #: Latency of a fetch: a step passes, and a transfer has to start.
+    #: Before a fetch yields anything: a step goes by, and a transfer has to begin.
     start_s: float
-    #: Cost of each further block.
+    #: To bring one more block.
     block_s: float
-    #: Cost of computing one more token of a prompt.
+    #: To compute one more token of a prompt.
     token_s: float
 
 
 def load_copies(
     runner: ModelRunner, settings: BuiltinSettings
 ) -> tuple[BlockCopies | None, BuiltinSettings]:
-    """Return a runner's copies for a host tier, and settings with the break-even length.
+    """The memory of a runner's host tier, and settings with its break-even.
 
-    The copies are None if there is no host tier, or if it would never be faster than computing.
+    None where there is no host tier, or where it would never be faster than computing.
 
     Raises:
         SettingsError: the host has no memory for it.
@@ -67,9 +67,9 @@ def load_copies(
 
 
 def least_blocks(rates: Rates, block_size: int) -> int | None:
-    """Return the shortest run of blocks that loads faster than it computes; None if there is none.
+    """The shortest run of blocks that is brought back sooner than computed; None: no run is.
 
-    The keys that a computed token attends to are not counted, which favours computing.
+    Keys that a computed token looks at are not counted, which favours computing.
     """
     gain_s = block_size * rates.token_s - rates.block_s
     if gain_s <= 0:
@@ -78,7 +78,7 @@ def least_blocks(rates: Rates, block_size: int) -> int | None:
 
 
 def measure(runner: ModelRunner, copies: BlockCopies, max_batch_tokens: int) -> Rates:
-    """Measure both on a runner with an unused cache; takes a few steps."""
+    """Time both on a runner whose cache is unused; takes the time of a few steps."""
     size = runner.block_size
     tokens = min(_PREFILL_TOKENS, max_batch_tokens, runner.max_position, runner.num_blocks * size)
     step_s = _second_s(lambda: _compute(runner, 1))
@@ -95,7 +95,7 @@ def measure(runner: ModelRunner, copies: BlockCopies, max_batch_tokens: int) -> 
 
 
 def _second_s(work: Callable[[], None]) -> float:
-    """Return the seconds of the second run of some work."""
+    """Seconds that something takes when it is done for the second time."""
     work()
     begin = time.perf_counter()
     work()

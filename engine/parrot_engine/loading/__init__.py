@@ -1,1 +1,1 @@
-"""Turns options into a loaded engine: model folders and engine kinds."""
+"""From options to a loaded engine: model folders and engine kinds."""

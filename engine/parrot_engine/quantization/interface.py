@@ -1,4 +1,4 @@
-"""The interface of a format: how a checkpoint stores quantised weights, and how to read them."""
+"""The interface of a format: how a checkpoint stores quantised weights, and how they are read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.quantization.weights import QuantizedWeight
 
-#: Standard deviation of random weights, equal to that of dense ones.
+#: Standard deviation of drawn weights, that of the dense ones.
 _STD = 0.02
 
-#: Quantisation of activations before a product: none, by scales in the checkpoint, or by scales
-#: computed from them.
+#: How activations are quantised before a product: not at all, by scales of the checkpoint, or by
+#: scales computed from them.
 Activations: TypeAlias = Literal["none", "static", "dynamic"]
 
 
@@ -26,42 +26,41 @@ Activations: TypeAlias = Literal["none", "static", "dynamic"]
 class Quantization(ABC):
     """The format of a checkpoint's weights, read from `quantization_config`.
 
-    A projection P is stored as several tensors P.suffix; the tensors present determine which
-    projections are quantised.
+    A projection named P is stored as several tensors P.suffix; which projections are quantised is
+    read off the tensors that are there.
     """
 
-    #: Suffixes of the tensors that make up `weight`; the first one has the codes.
+    #: Endings of the tensors that stand for `weight`; the first one holds the codes.
     suffixes: ClassVar[tuple[str, ...]]
 
-    #: Name for users, e.g. `AWQ, 4 bits in groups of 128`.
+    #: As a user would name it, e.g. `AWQ, 4 bits in groups of 128`.
     description: str
     bits: int
-    #: Rows and columns that share a scale; 0: all.
+    #: Rows and columns that share a scale; 0: all of them.
     block: tuple[int, int]
     activations: Activations = "none"
-    #: Names, prefixes or suffixes of names, or `re:` patterns, of unquantised modules.
+    #: Names, ends or beginnings of names, or `re:` patterns, of modules that are not quantised.
     skipped: tuple[str, ...] = ()
-    #: True if zero points are stored.
+    #: Whether zero points are stored.
     zero_points: bool = False
 
     @abstractmethod
     def read(self, prefix: str, stored: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
-        """Return the weight of projection `prefix` from its tensors by suffix; a dense one as a
-        tensor.
+        """The weight of projection `prefix` from its tensors by suffix; as a tensor if dense.
 
         Raises:
-            CheckpointError: tensors are missing, do not match, or have impossible values.
+            CheckpointError: tensors are missing, do not fit each other, or hold impossible values.
         """
 
     @property
     def bytes_per_weight(self) -> float:
-        """Return the bytes per weight, including its share of scales and zero points."""
+        """Bytes of a weight with its share of scales and zero points."""
         rows, columns = self.block
         share = 0.0 if not columns else 1 / columns / max(1, rows)
         return self.bits / 8 + share * (2 if self.bits == 4 else 4) + share * self.zero_points
 
     def skips(self, name: str) -> bool:
-        """Return true if module `name` stays dense when weights are random."""
+        """Return True if module `name` stays dense where weights are drawn at random."""
         for pattern in self.skipped:
             if pattern.startswith("re:"):
                 if re.match(pattern[3:], name):
@@ -71,7 +70,7 @@ class Quantization(ABC):
         return False
 
     def draw(self, rows: int, columns: int, generator: torch.Generator) -> QuantizedWeight:
-        """Return a random weight of this format, on the generator's device."""
+        """A random weight of this format, on the generator's device."""
         device = generator.device
         height, width = self.block[0] or rows, self.block[1] or columns
         count = (-(-rows // height), -(-columns // width))
@@ -97,10 +96,10 @@ class Quantization(ABC):
 
 
 def checked_scales(name: str, scales: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return stored scales of `shape`, all finite and nonzero; float32 if stored in 8 bits.
+    """Scales as stored, of `shape`, all of them finite and none 0; float32 if of 8 bits.
 
     Raises:
-        CheckpointError: the scales violate this.
+        CheckpointError: they are not.
     """
     if scales.shape != torch.Size(shape):
         raise CheckpointError(
@@ -118,10 +117,10 @@ def checked_scales(name: str, scales: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def required(prefix: str, suffix: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Return one of a projection's tensors.
+    """One of a projection's tensors.
 
     Raises:
-        CheckpointError: the tensor is missing.
+        CheckpointError: it is missing.
     """
     if suffix not in stored:
         raise CheckpointError(f"the checkpoint lacks {prefix}.{suffix}")
@@ -129,10 +128,10 @@ def required(prefix: str, suffix: str, stored: Mapping[str, Tensor]) -> Tensor:
 
 
 def unpack(name: str, packed: Tensor, bits: int) -> Tensor:
-    """Unpack codes of 4 or 8 bits, lowest bits first, from int32 words along the last axis: uint8.
+    """Codes of 4 or 8 bits, lowest bits first, from int32 words along the last axis: uint8.
 
     Raises:
-        CheckpointError: the tensor does not have this form.
+        CheckpointError: these are no such words.
     """
     if packed.dtype != torch.int32 or packed.ndim != 2:
         raise CheckpointError(
@@ -146,15 +145,15 @@ def unpack(name: str, packed: Tensor, bits: int) -> Tensor:
 
 
 def centred(codes: Tensor, bits: int) -> Tensor:
-    """Return unsigned codes (uint8) minus half their range: int8."""
+    """Unsigned codes (uint8) less half their range: int8."""
     return (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return an integer of `quantization_config`.
+    """An integer of `quantization_config`.
 
     Raises:
-        CheckpointError: there is no integer.
+        CheckpointError: there is none.
     """
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -163,10 +162,10 @@ def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> 
 
 
 def group_size(config: Mapping[str, Any]) -> int:
-    """Return the columns that share a scale; 0 if a whole row does.
+    """Columns that share a scale; 0 where all of a row do.
 
     Raises:
-        CheckpointError: the value is impossible.
+        CheckpointError: no possible value.
     """
     size = integer(config, "group_size", -1)
     if size < -1 or size == 0:
@@ -175,10 +174,10 @@ def group_size(config: Mapping[str, Any]) -> int:
 
 
 def names_of(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """Return the module names under the first nonempty key.
+    """Names of modules under the first key that has any.
 
     Raises:
-        CheckpointError: the value is not a list of names.
+        CheckpointError: something else than names.
     """
     for key in keys:
         names = config.get(key)
@@ -190,5 +189,5 @@ def names_of(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def refuse(what: str, instead: str) -> UnsupportedModelError:
-    """Return the error for a known but unsupported format, naming the supported ones."""
+    """The error for a format that is understood and not supported, with what would be."""
     return UnsupportedModelError(f"{what} (supported: {instead})")

@@ -1,1 +1,1 @@
-"""Runs steps on a device: tensors, CUDA graphs, sampling."""
+"""Steps on a device: tensors, CUDA graphs, sampling."""

@@ -1,6 +1,4 @@
-"""Turns a checkpoint directory into a runner: loads the model, sizes the KV cache, captures
-graphs.
-"""
+"""From a checkpoint directory to a runner: loads the model, sizes the KV cache, captures graphs."""
 
 from __future__ import annotations
 
@@ -37,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class RankCollective(Collective, Protocol):
-    """The operations that ranks use to load together."""
+    """The operations by which ranks load together."""
 
     def use_peer_memory(self, hidden_size: int, dtype: torch.dtype) -> bool:
-        """Use peer memory for sums over few tokens, if that works for every rank."""
+        """Sum rows of few tokens through peer memory, where that works for every rank."""
         ...
 
     def least(self, value: int) -> int: ...
@@ -56,16 +54,16 @@ def load_runner(
 ) -> ModelRunner:
     """Load the checkpoint in directory `path` and make this process's runner with a KV cache.
 
-    With `collective` the runner is one rank's; all ranks must load at the same time. `make` is
+    With `collective` the runner is one rank's; all ranks are to load at the same time. `make` is
     `ModelRunner`, or makes a subclass of it from the same arguments.
 
     Sets torch's thread count for the process when the device is the CPU, and the thread's current
     device when it is a GPU.
 
     Raises:
-        UnsupportedModelError: this engine cannot run the model.
+        UnsupportedModelError: the model is not one that this engine knows how to run.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: device, dtype or cache size is not available.
+        SettingsError: device, dtype or cache size cannot be had.
     """
     device, kernels = prepare_device(settings)
     try:
@@ -106,10 +104,10 @@ def load_runner(
 
 
 def prepare_device(settings: BuiltinSettings) -> tuple[torch.device, Kernels]:
-    """Choose the device and kernels of a model; see `load_runner` for side effects.
+    """Where a model is to compute, and with what; see `load_runner` for what it sets.
 
     Raises:
-        SettingsError: device, kernels or dtype of the cache is not available.
+        SettingsError: device, kernels or dtype of the cache cannot be had.
     """
     device = resolve_device(settings.device)
     if device.type == "cpu":
@@ -137,12 +135,12 @@ def runner_of(
     make: Callable[..., ModelRunner] = ModelRunner,
     tries_graphs: bool = False,
 ) -> ModelRunner:
-    """Make a runner for a loaded model, with a KV cache sized by settings or memory.
+    """A runner for a loaded model, with as large a KV cache as settings or memory say.
 
-    With `tries_graphs`, a model that cannot be captured runs without graphs.
+    Where it `tries_graphs`, a model that cannot be captured does without them.
 
     Raises:
-        SettingsError: there is no room for the cache or for steps.
+        SettingsError: the size of the cache or of steps cannot be had.
     """
 
     def make_runner(num_blocks: int, make: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
@@ -169,7 +167,7 @@ def runner_of(
         with _timed("trying the largest step"):
             in_step = step_bytes(make_runner, settings, longest, device)
         if settings.has_host_tier:
-            # Copies pass through two buffers on the device.
+            # Copies go through two buffers on the device.
             in_step += 2 * staging_blocks(per_block) * per_block
         free, total = torch.cuda.mem_get_info(device)
         utilization, setting = settings.gpu_memory_utilization, "gpu_memory_utilization"
@@ -216,10 +214,10 @@ def adapter_slots(
     dtype: torch.dtype,
     whole: tuple[Decoder, Shard] | None = None,
 ) -> AdapterSlots | None:
-    """Reserve adapter slots for a model, or for its part of `whole`, if settings ask for any.
+    """Room for adapters of a model, or of the part of `whole` that it is, if settings ask for any.
 
     Raises:
-        SettingsError: there is not enough memory.
+        SettingsError: there is no memory for it.
     """
     if not settings.max_loras:
         return None
@@ -235,10 +233,10 @@ def adapter_slots(
 
 
 def _free_share(device: torch.device, settings: BuiltinSettings) -> dict[str, Any]:
-    """Return the memory for a cache without a set size, as arguments of `kv_blocks`."""
+    """Return the memory that a cache without a size may take, as arguments of `kv_blocks`."""
     if settings.memory_share is None:
         return {"free_bytes": free_memory_bytes(device)}
-    # A tenth is left for steps.
+    # A tenth is left for what steps take.
     return {"free_bytes": share_left_bytes(device, settings.memory_share), "memory_share": 0.9}
 
 
@@ -269,7 +267,7 @@ def _use_graphs(
     if tries:
         capture = TriedCapture(capture)
     if collective is not None:
-        # Without a graph on one rank, the others would wait for its launches.
+        # Without a graph on one rank, the others would wait for what it does not launch.
         capture = RequiredCapture(capture)
     graphs = runner.use_graphs(
         capture,
@@ -280,7 +278,7 @@ def _use_graphs(
     if graphs is None:
         return
     graphs.ahead = settings.cuda_graphs == "auto" and collective is None
-    # Ranks must capture together, and an idle rank cannot tell the others.
+    # Ranks capture together, and an idle one has nothing that tells the others.
     if settings.cuda_graphs == "start" or (settings.cuda_graphs == "auto" and not graphs.ahead):
         is_first = collective is None or collective.shard.rank == 0
         with _timed("capturing CUDA graphs"):
@@ -289,7 +287,7 @@ def _use_graphs(
 
 @contextmanager
 def _timed(work: str) -> Iterator[None]:
-    """Log the time of a part of loading."""
+    """Log the time that a part of loading takes."""
     began = time.perf_counter()
     yield
     _log.info("%s took %.1f s", work, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Imports torch for a process that is about to load a model."""
+"""Torch for a process that is about to load a model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import gc
 
 
 def import_torch() -> None:
-    """Import torch without the garbage collector, which would take a tenth of the time and find
-    nothing.
+    """Import it without the garbage collector, which takes a tenth of the time and finds nothing.
 
-    Imported objects live as long as the process and are never traversed again.
+    What was imported lives as long as the process and is never walked again.
     """
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """The model's own tokenizer, without transformers.
 
-Token-exact with `AutoTokenizer` of the same folder. `parrot_engine.text.detokenizer` decodes
-streams, and `parrot_engine.text.chat` renders chats.
+Token-exact with `AutoTokenizer` of the same folder. Streams are decoded by
+`parrot_engine.text.detokenizer`, chats rendered by `parrot_engine.text.chat`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.length_bound import read_bound
 from parrot_engine.text.pieces import TokenPieces, read_plan
 
-#: Characters or ids beyond which a text takes longer than a millisecond.
+#: Characters, or ids, beyond which a text takes longer than a millisecond.
 _LONG_TEXT = 8192
 
 
 class TextAssetsError(ValueError):
-    """A model folder's tokenizer cannot be read; the message names the file and the reason."""
+    """A model folder whose tokenizer cannot be read; the message says which file and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextAssets:
-    """Tokenizer and chat templates of one model, as a single value that can be sent.
+    """Tokenizer and chat templates of one model, as one value that can be sent.
 
-    The engine reads it from the checkpoint and sends it to the gateway, which then tokenizes
-    without files, torch or transformers.
+    The engine reads it from the checkpoint and sends it to the gateway, which tokenizes without
+    having the files, torch or transformers.
     """
 
     #: The tokenizers library's serialisation of the whole pipeline.
     tokenizer_json: str
     #: One template, several by name, or none.
     chat_template: str | dict[str, str] | None = None
-    #: `bos_token`, `eos_token`, … and the model's own named tokens, for templates.
+    #: `bos_token`, `eos_token`, … and the model's own named tokens, as templates see them.
     special_tokens: dict[str, str] = field(default_factory=dict)
-    #: The longest input in the tokenizer's configuration, in tokens.
+    #: The longest input that the tokenizer's configuration names, in tokens.
     model_max_length: int | None = None
-    #: True: encode the text of special tokens as ordinary text.
+    #: Encode the text of special tokens as ordinary text.
     split_special_tokens: bool = False
 
 
 class PoolingTokens(NamedTuple):
-    """A text or a pair, in the form of a model of vectors or scores."""
+    """A text, or a pair, as a model of vectors or scores reads it."""
 
     token_ids: list[int]
     #: See `protocol.Pool`.
@@ -52,9 +52,7 @@ class PoolingTokens(NamedTuple):
 
 
 class Tokenizer:
-    """Converts text to token ids and back. Immutable after construction; safe to use from
-    threads.
-    """
+    """Text to token ids and back. Immutable after construction; safe to use from threads."""
 
     def __init__(self, assets: TextAssets) -> None:
         """Build the pipeline; takes up to a second for a vocabulary of 150,000.
@@ -82,7 +80,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens, added ones included; a model's logits may be wider."""
+        """Number of tokens, added ones included; a model's logits may be wider."""
         return self._size
 
     @property
@@ -91,21 +89,19 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Return the id of the tokenizer's end-of-text token.
+        """Id of the tokenizer's end-of-text token.
 
-        A generation may end with other tokens too: see `EngineInfo.eos_token_ids`.
+        A generation may end with others too: see `EngineInfo.eos_token_ids`.
         """
         return self.special_token_id("eos_token")
 
     @property
     def model_max_length(self) -> int | None:
-        """Return the longest input in the tokenizer's configuration."""
+        """The longest input that the tokenizer's configuration names."""
         return self.assets.model_max_length
 
     def special_token_id(self, name: str) -> int | None:
-        """Return the id of a named token (`bos_token`, `pad_token`, …); None if the model has
-        none.
-        """
+        """Id of a named token (`bos_token`, `pad_token`, …); None where the model has none."""
         text = self.assets.special_tokens.get(name)
         return None if text is None else self.token_id(text)
 
@@ -114,18 +110,17 @@ class Tokenizer:
         return found
 
     def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that `encode` never undercuts, without tokenizing.
+        """A number of tokens that `encode` never falls short of; computed without tokenizing.
 
-        A text of 20 MB takes seconds to tokenize and milliseconds here. Returns 0 if no bound is
-        known.
+        Text of 20 MB takes seconds to tokenize and milliseconds here. 0 where no bound is known.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; special tokens written in the text count as such.
+        """Token ids of a text; special tokens written in the text count as such.
 
-        Long texts may be encoded in a thread, because encoding them releases the GIL. Half a
-        surrogate pair becomes U+FFFD.
+        Long texts may be encoded in a thread: for them the GIL is released. Half a surrogate pair,
+        which is no text, becomes U+FFFD.
         """
         try:
             return self._encode(text, add_special_tokens)
@@ -135,13 +130,13 @@ class Tokenizer:
     def encode_for_pooling(
         self, texts: Sequence[tuple[str, str | None]], *, max_tokens: int | None = None
     ) -> list[PoolingTokens]:
-        """Encode texts or pairs with the special tokens of the model's training.
+        """Texts, or pairs, with the special tokens that the model was trained with.
 
-        Several are encoded at once, on as many threads as the library has, without the GIL.
+        Several are encoded at once, on as many threads as the library has; the GIL is released.
 
         Args:
-            texts: each with a single text, or a first and second one.
-            max_tokens: limit; the end of a text, or of a pair's second text, is cut to fit.
+            texts: the only text of each, or the first and the second.
+            max_tokens: cut the end of a text, of a pair that of the second, to fit.
         """
         try:
             return self._encode_for_pooling(texts, max_tokens)
@@ -150,9 +145,7 @@ class Tokenizer:
             return self._encode_for_pooling(clean, max_tokens)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts that contain their special tokens, all at once, without the
-        GIL.
-        """
+        """Token ids of texts that hold their special tokens, all at once; the GIL is released."""
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:
@@ -171,7 +164,7 @@ class Tokenizer:
             if max_tokens is not None and len(encoding.ids) > max_tokens:
                 encoding = self._cut(first, second, len(encoding.ids) - max_tokens)
             ids, types = encoding.ids, encoding.type_ids
-            # A tokenizer may have a single type for both texts.
+            # A tokenizer may have one type only, for both texts.
             is_told = second is not None and 1 in types
             results.append(PoolingTokens(ids, types.index(1) if is_told else None))
         return results
@@ -188,8 +181,8 @@ class Tokenizer:
         if len(text) <= _LONG_TEXT:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:
-            # NOTE: `encode` holds the GIL throughout, which would stop the gateway for a second per
-            # megabyte and more. The batch methods release it.
+            # NOTE: `encode` holds the GIL throughout, which stops the gateway for as long as the
+            # text takes: a second per megabyte and more. The batch methods release it.
             [encoding] = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -197,9 +190,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; ids outside the vocabulary contribute nothing.
+        """Text of token ids; ids outside the vocabulary contribute nothing.
 
-        Many ids may be decoded in a thread, because that releases the GIL.
+        Many ids may be decoded in a thread: for them the GIL is released.
         """
         known = [token_id for token_id in ids if 0 <= token_id < 2**32]
         text: str
@@ -210,7 +203,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the exact bytes of one token, which may end within a character."""
+        """The exact bytes of one token, which need not be whole characters."""
         piece = self.pieces.get(token_id)
         if piece is None:
             return b""
@@ -219,9 +212,7 @@ class Tokenizer:
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def token_text(self, token_id: int) -> str:
-        r"""Return one token in the form of OpenAI's log-probabilities: its text, or
-        `bytes:\xe2\x80`.
-        """
+        r"""One token as OpenAI's log-probabilities show it: its text, or `bytes:\xe2\x80`."""
         raw = self.token_bytes(token_id)
         try:
             return raw.decode()
@@ -229,14 +220,13 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def vocabulary_text(self, token_id: int) -> str:
-        """Return one token as the vocabulary writes it, with spaces and bytes in the pipeline's
-        code; empty for an unknown id.
-        """
+        """One token as the vocabulary writes it, its spaces and bytes in the pipeline's own code;
+        empty for an id that there is none of."""
         found: str | None = self._backend.id_to_token(token_id)
         return found or ""
 
     def is_special(self, token_id: int) -> bool:
-        """Return true if `decode` skips this token."""
+        """Return True if `decode` skips this token."""
         return self.pieces.is_special(token_id)
 
     def render_chat(
@@ -247,12 +237,12 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text of a chat; see `ChatTemplate.render`.
+        """The prompt text of a chat; see `ChatTemplate.render`.
 
         The template writes its own special tokens: encode with `add_special_tokens=False`.
 
         Raises:
-            ChatTemplateError: the template is missing, or refuses this chat.
+            ChatTemplateError: no template, or one that refuses this chat.
         """
         return self.chat.render(
             messages, add_generation_prompt=add_generation_prompt, template=template, **kwargs
@@ -260,5 +250,5 @@ class Tokenizer:
 
 
 def _clean(text: str) -> str:
-    """Replace half surrogate pairs by U+FFFD."""
+    """Half a surrogate pair, which is no text, becomes U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -39,7 +39,8 @@ from parrot_gateway.settings.sources import load_settings
 
 async def ask(service: Service, prompt: str, **more: Any) -> tuple[int, Any]:
     body = {"model": "m", "prompt": prompt, "max_tokens": 4, **more}
-    return await service.ask("/v1/completions", body)
+    status, _, answer = await service.post("/v1/completions", body)
+    return status, json.loads(answer)
 
 
 def tasks_of(service: Service) -> int:
