@@ -67,12 +67,14 @@ class Stream:
     Attributes:
         id: names it for readers; nobody can guess it.
         log: its events.
+        counted_bytes: what `Streams` has counted of them.
     """
 
     def __init__(self, exchange: Exchange, streams: Streams) -> None:
         self.id = "stream_" + os.urandom(16).hex()
         self.tenant = exchange.tenant
         self.log = EventLog(streams.settings.max_stream_bytes)
+        self.counted_bytes = 0
         self._streams = streams
         #: Makes the body of an error as the route of the call has it.
         self._error_body = exchange.error_body
@@ -137,7 +139,7 @@ class Stream:
                 if rest := self._numberer.rest():
                     log.append(rest)
                 log.close()
-            self._streams.resized(self)
+            self._streams.grown(self)
         if not is_last:
             await log.wait_for_room()
         elif self._writing is not None:
@@ -197,7 +199,6 @@ class Stream:
         Args:
             error: ends the streams of those who read it.
         """
-        self._streams.forget(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -207,12 +208,13 @@ class Stream:
             self.log.append(self.failure(gone))
             self.log.close()
             self._notify_abandoned()
+        self._streams.forget(self)
 
     def evict(self) -> None:
         """Make room for others: the call goes on for those who read it now."""
         self._is_evicted = True
-        self._streams.forget(self)
         self.log.limit(_EVICTED_BYTES)
+        self._streams.count(self)
         if not self._readers:
             self.cancel()
 
@@ -261,8 +263,9 @@ class Streams:
     def __init__(self, settings: StreamSettings, keep_alive_s: float) -> None:
         self.settings = settings
         self.keep_alive_s = keep_alive_s
-        #: By id, oldest first, with what their events come to.
-        self._kept: dict[str, tuple[Stream, int]] = {}
+        #: By id, oldest first.
+        self._kept: dict[str, Stream] = {}
+        #: Also of those that had to make room, while somebody reads them.
         self._size_bytes = 0
 
     def adopt(self, exchange: Exchange, request: CallRequest) -> None:
@@ -293,43 +296,47 @@ class Streams:
             StreamNotFoundError: there is none.
         """
         found = self._kept.get(stream_id)
-        if found is None or found[0].tenant != tenant:
+        if found is None or found.tenant != tenant:
             raise StreamNotFoundError(stream_id)
-        return found[0]
+        return found
 
     def keep(self, stream: Stream) -> None:
         while len(self._kept) >= self.settings.max_kept:
             self._evict()
-        self._kept[stream.id] = (stream, 0)
+        self._kept[stream.id] = stream
 
-    def resized(self, stream: Stream) -> None:
-        """More was written, or less is kept, of one."""
-        found = self._kept.get(stream.id)
-        if found is None:
-            return
-        self._kept[stream.id] = (stream, stream.log.size_bytes)
-        self._size_bytes += stream.log.size_bytes - found[1]
-        while self._size_bytes > self.settings.max_bytes:
+    def grown(self, stream: Stream) -> None:
+        """A stream has got more events: others make room, or it does itself."""
+        self.count(stream)
+        while self._kept and self._size_bytes > self.settings.max_bytes:
             self._evict()
 
+    def count(self, stream: Stream) -> None:
+        """Count what is kept of a stream anew."""
+        self._size_bytes += stream.log.size_bytes - stream.counted_bytes
+        stream.counted_bytes = stream.log.size_bytes
+
     def forget(self, stream: Stream) -> None:
-        _, size_bytes = self._kept.pop(stream.id, (stream, 0))
-        self._size_bytes -= size_bytes
+        self._kept.pop(stream.id, None)
+        self._size_bytes -= stream.counted_bytes
+        stream.counted_bytes = 0
 
     def _evict(self) -> None:
         """Drop a stream of the tenant that has most."""
-        counts = Counter(stream.tenant for stream, _ in self._kept.values())
+        counts = Counter(stream.tenant for stream in self._kept.values())
         ((tenant, _),) = counts.most_common(1)
-        streams = [stream for stream, _ in self._kept.values() if stream.tenant == tenant]
+        streams = [stream for stream in self._kept.values() if stream.tenant == tenant]
         ended = (stream for stream in streams if stream.log.is_closed)
         unread = (stream for stream in streams if not stream.is_read)
-        next(ended, next(unread, streams[0])).evict()
+        evicted = next(ended, next(unread, streams[0]))
+        del self._kept[evicted.id]
+        evicted.evict()
 
     def statistics(self) -> StreamStatistics:
-        unread = sum(not (s.log.is_closed or s.is_read) for s, _ in self._kept.values())
+        unread = sum(not (each.log.is_closed or each.is_read) for each in self._kept.values())
         return StreamStatistics(len(self._kept), unread, self._size_bytes)
 
     def close(self) -> None:
         """Forget all; calls that still run are cancelled."""
-        for stream, _ in list(self._kept.values()):
+        for stream in list(self._kept.values()):
             stream.cancel()
