@@ -199,7 +199,7 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
                 upstream_settings("scripted", url),
                 upstream_settings("once", url, max_retries=0),
                 upstream_settings("narrow", url, max_concurrency=1),
-                upstream_settings("hasty", url, read_timeout_s=0.3),
+                upstream_settings("hasty", url, read_timeout_s=1.0),
                 upstream_settings("dead", nowhere),
                 upstream_settings("lame", nowhere, fallback=LISTED_MODEL),
                 upstream_settings("fragile", url, max_retries=0, breaker_failures=2),

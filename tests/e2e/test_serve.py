@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,15 +260,16 @@ def test_a_drain_that_waits_for_deferred_calls_alone_says_so(upstream: ScriptedU
 
 def test_an_idle_gateway_ends_at_once(upstream: ScriptedUpstream) -> None:
     with GatewayProcess(
-        config={"upstreams": [upstream_settings("scripted", upstream.base_url)]}
+        # Longer than anything here waits.
+        config={
+            "upstreams": [upstream_settings("scripted", upstream.base_url)],
+            "server": {"drain_timeout_s": 600},
+        }
     ) as gateway:
         with RawConnection(gateway.port) as idle:
             assert idle.ask("GET", "/version").status == 200
-            started = time.monotonic()
             gateway.signal(signal.SIGINT, group=True)
             assert gateway.wait() == 0
-            # Far below the drain's 30 s: nothing waits for an idle connection.
-            assert time.monotonic() - started < 10
         assert "Traceback" not in gateway.stderr()
 
 

@@ -30,6 +30,8 @@ from harness.raw_http import RawConnection, Response, chat_body
 
 #: See `closed_port`.
 _HELD = socket.socket()
+#: See `free_port`.
+_HELD_FREE: list[socket.socket] = []
 
 #: The interpreter with the server in it; the client's may be another one.
 SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
@@ -91,10 +93,13 @@ def closed_port() -> int:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port for one who listens: nobody else is given it as long as this process lives."""
+    # Bound and not listening: the system gives it to those alone who ask for it by number.
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD_FREE.append(held)
+    return int(held.getsockname()[1])
 
 
 def _start(
@@ -325,7 +330,8 @@ class GatewayProcess(ServerProcess):
         def fresh() -> dict[str, Any] | None:
             asked = time.monotonic()
             engines = self.health()["engines"]
-            is_fresh = engines and asked - engines[0]["stats_age_s"] > called
+            # The age is told in whole milliseconds.
+            is_fresh = engines and asked - engines[0]["stats_age_s"] > called + 0.001
             return engines[0]["stats"] if is_fresh else None
 
         found: dict[str, Any] = wait_until(fresh, "a heartbeat of the engine")

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -247,7 +246,8 @@ async def test_goodbye_lets_running_calls_finish(registry: EngineRegistry) -> No
 
 
 async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistry) -> None:
-    async with join_server(registry, heartbeat_s=1.0) as url:
+    # A broken connection is noticed by itself: heartbeats are missed after minutes only.
+    async with join_server(registry, heartbeat_s=60.0) as url:
         child = await asyncio.create_subprocess_exec(
             sys.executable, scripted_worker.__file__, "serve", "--join", url,
             env={**os.environ, "PARROT_JOIN_KEY": KEY}, stderr=asyncio.subprocess.DEVNULL,
@@ -259,11 +259,8 @@ async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistr
                 channel.submit(Fill(context_id, [1]), Generate(context_id, greedy(90_000)))
                 assert isinstance(await channel.next(), Filled)
                 child.send_signal(signal.SIGKILL)
-                killed = time.monotonic()
                 with pytest.raises(EngineLostError):
                     await exhaust(channel)
-            # A broken connection is noticed by itself, long before heartbeats are missed.
-            assert time.monotonic() - killed < 3.0
             assert not registry.joined
         finally:
             if child.returncode is None:

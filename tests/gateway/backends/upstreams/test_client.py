@@ -187,7 +187,7 @@ async def test_what_is_not_http_is_a_502() -> None:
 
 
 async def test_silence_is_a_504_and_not_retried() -> None:
-    async with relaying(read_timeout_s=0.1) as relay:
+    async with relaying(read_timeout_s=0.5) as relay:
         answer = await relay.post(CHAT, BODY, "fault=stall, key=a")
         assert answer.status == 504
         assert answer.json["error"]["code"] == "upstream_timeout"
@@ -196,7 +196,7 @@ async def test_silence_is_a_504_and_not_retried() -> None:
 
 
 async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
-    settings = {"breaker_failures": 3, "breaker_open_s": 0.2, "breaker_successes": 1}
+    settings = {"breaker_failures": 3, "breaker_open_s": 60.0, "breaker_successes": 1}
     async with relaying(max_retries=0, **settings) as relay:
         for _ in range(3):
             assert (await relay.post(CHAT, BODY, "status=503, key=a")).status == 503
@@ -206,7 +206,9 @@ async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
         assert float(refused.headers["retry-after"]) > 0
         assert not relay.fake.calls("b")
         assert relay.upstream.describe()["breaker"] == "open"
-        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        # Its time is up.
+        relay.upstream._breaker.open_s = 0.0
+        assert relay.upstream.describe()["breaker"] == "half_open"
         assert (await relay.post(CHAT, BODY, "key=c")).status == 200
         assert relay.upstream.describe()["breaker"] == "closed"
 
@@ -283,9 +285,9 @@ async def test_streams_that_break_in_the_middle_open_the_breaker() -> None:
 
 async def test_concurrency_is_bounded_and_the_line_too() -> None:
     async with relaying(max_concurrency=2, max_waiting=1) as relay:
-        running = [
-            asyncio.create_task(relay.post(CHAT, BODY, f"first_ms=150, key=r{n}")) for n in range(2)
-        ]
+        gate = relay.fake.gate()
+        held = {**BODY, "model": relay.fake.script(document(chat_document(), before=gate))}
+        running = [asyncio.create_task(relay.post(CHAT, held)) for _ in range(2)]
         await eventually(lambda: relay.upstream.slots.held == 2)
         waiting = asyncio.create_task(relay.post(CHAT, BODY, "key=w"))
         await eventually(lambda: relay.upstream.slots.waiting == 1)
@@ -294,6 +296,7 @@ async def test_concurrency_is_bounded_and_the_line_too() -> None:
         assert refused.json["error"]["code"] == "engine_overloaded"
         assert refused.headers["retry-after"]
         assert not relay.fake.calls("w")
+        gate.open()
         answers = await asyncio.gather(*running, waiting)
         assert [answer.status for answer in answers] == [200, 200, 200]
 
@@ -312,10 +315,13 @@ async def test_who_waits_in_line_is_refused_once_the_upstream_is_drained() -> No
 
 async def test_waiting_in_line_ends_with_the_clients_patience() -> None:
     async with relaying(max_concurrency=1) as relay:
-        running = asyncio.create_task(relay.post(CHAT, BODY, "first_ms=400, key=r"))
+        gate = relay.fake.gate()
+        held = {**BODY, "model": relay.fake.script(document(chat_document(), before=gate))}
+        running = asyncio.create_task(relay.post(CHAT, held))
         await eventually(lambda: relay.upstream.slots.held == 1)
         answer = await relay.post(CHAT, BODY, "key=w", x_stainless_read_timeout="0.05")
         assert answer.status == 503
+        gate.open()
         assert (await running).status == 200
         assert not relay.fake.calls("w")
 

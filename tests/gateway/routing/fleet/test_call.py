@@ -13,8 +13,8 @@ import pytest
 from harness.gateway.fleets import MODEL, fleet, user
 from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, read_head, serving, until
-from harness.scripted_upstream import Answer, Received, ScriptedUpstream, document
+from harness.gateway.serving import Service, serving, until
+from harness.scripted_upstream import Answer, Received, ScriptedUpstream, chat_document, document
 
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import UpstreamSettings
@@ -73,34 +73,27 @@ async def test_other_routes_are_placed(engine: ScriptedRemoteEngine) -> None:
 
 async def test_a_limit_holds_calls_in_the_order_of_priority(engine: ScriptedRemoteEngine) -> None:
     async with fleet(engine, max_concurrency=1) as served:
-        release = {"first_ms": 300}
-        script = ",".join(f"{name}={value}" for name, value in release.items())
-        names = []
+        gates = [fake.gate() for fake in served.fakes]
+        (held,) = {
+            fake.script(document(chat_document(), before=gate))
+            for fake, gate in zip(served.fakes, gates, strict=True)
+        }
 
-        async def call(label: str, **parrot: Any) -> None:
-            body = {"model": MODEL, "messages": [user(label)], "parrot": parrot}
-            path = "/v1/chat/completions"
-            status, _, _ = await served.service.post(path, body)
-            assert status == 200
-            names.append(label)
+        async def call(label: str, model: str = MODEL, **parrot: Any) -> None:
+            body = {"model": model, "messages": [user(label)], "parrot": parrot}
+            await served.service.answer("/v1/chat/completions", body)
 
-        async def slow(label: str) -> None:
-            reader, writer = await served.service.connect()
-            body = msgspec.json.encode({"model": MODEL, "messages": [user(label)]})
-            writer.write(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-fake: %b\r\n"
-                b"Content-Length: %d\r\n\r\n%b" % (script.encode(), len(body), body)
-            )
-            await read_head(reader)
-            writer.close()
-
-        both = [asyncio.create_task(slow(f"slow {number}")) for number in range(2)]
+        both = [asyncio.create_task(call(f"slow {n}", f"vllm/{held}")) for n in range(2)]
         await until(lambda: served.placed() == [1, 1])
         late = [asyncio.create_task(call("later"))]
         await until(lambda: served.upstream.waiting == 1)
         late.append(asyncio.create_task(call("urgent", priority=5, session="s")))
         await until(lambda: served.upstream.waiting == 2)
-        await asyncio.gather(*both, *late)
+        # The other server stays busy, so that both wait for the same one.
+        gates[0].open()
+        await asyncio.gather(*late)
+        gates[1].open()
+        await asyncio.gather(*both)
         order = [
             msgspec.json.decode(each.body)["messages"][0]["content"]
             for each in sorted(served.received(), key=lambda call: call.started_at)
