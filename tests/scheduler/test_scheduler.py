@@ -427,6 +427,16 @@ def test_a_large_task_does_not_starve_behind_small_ones() -> None:
     assert 10.0 <= now <= 11.0
 
 
+@pytest.mark.parametrize("allowed", [1, 2, 3, 4])
+def test_only_so_many_are_passed_over_for_one_that_finds_room(allowed: int) -> None:
+    """Three need more sequences than are left; the fourth would fit."""
+    scheduler = started(engine(), max_passed_over=allowed)
+    scheduler.step(0.0, [TaskSubmitted(task(num_sequences=2))])
+    wide, small = [task(num_sequences=3, max_tokens=2) for _ in range(3)], task()
+    events = [TaskSubmitted(each) for each in (*wide, small)]
+    assert placed(scheduler.step(1.0, events)) == ([small.id] if allowed > 3 else [])
+
+
 def test_a_large_task_begins_as_soon_as_an_engine_is_not_full() -> None:
     """It waits for its room in the engine, which takes none behind it before it."""
     scheduler = started(engine())

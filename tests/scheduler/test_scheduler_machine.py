@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import pytest
 from harness.own_policies import TURNS
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from parrot_scheduler.actions import Action, Cancel, Forget, Hold, Place, Reject, Release, WakeAt
 from parrot_scheduler.admission import POLICIES as ADMISSIONS
 from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.engines.pool import EnginePool, block_keys
+from parrot_scheduler.engines.table import rows_of
 from parrot_scheduler.event_log import replay, write_actions, write_config, write_step
 from parrot_scheduler.events import (
     ApplicationFinished,
@@ -58,6 +61,65 @@ def chain(family: int, own: int, shared: int, blocks: int) -> tuple[int, ...]:
     return tuple(
         hash((family, i)) if i < shared else hash((family, shared, own, i)) for i in range(blocks)
     )
+
+
+def check_rows(pool: EnginePool) -> None:
+    """Each engine's columns are what the tasks placed there come to."""
+    scalars = pool.table.scalars
+    for row, here in pool.placed.items():
+        block = int(scalars.block_tokens[row])
+        latency, pending, private, keys, limits = 0, 0.0, 0.0, set[Hashable](), [math.inf]
+        for state in here.values():
+            task, own = state.task, block_keys(state.task, block)
+            latency += task.num_sequences if state.objective.is_latency else 0
+            pending += task.prompt_tokens - max(state.filled_tokens, state.expected_cached)
+            private += task.prompt_tokens + state.expected_output - len(own) * block
+            keys.update(own)
+            kind, seconds = state.objective
+            if kind == "tpot" and seconds is not None and seconds > 0:
+                limits.append(seconds)
+        assert scalars.latency_batch[row] == latency
+        assert scalars.pending_prefill[row] == pending
+        assert scalars.working_set[row] == private + len(keys) * block
+        assert scalars.step_limit_s[row] == min(limits)
+
+
+def check_sums(pool: EnginePool, reserved: int) -> None:
+    """Check that sums over all engines agree with their rows."""
+    table, rows = pool.table, sorted(pool.placed)
+    accepting = [row for row in rows if pool.takes_work(row)]
+    open_rows = [row for row in accepting if row != reserved]
+    capacity = [table.capacity[row] for row in accepting]
+    assert pool.num_idle == sum(not pool.placed[row] for row in rows)
+    assert pool.is_idle == (not any(pool.placed.values()))
+    assert pool.num_accepting == len(accepting)
+    assert (pool.capacity, pool.largest_capacity) == (sum(capacity), max(capacity, default=0))
+    assert pool.largest_block == max((table.block_tokens[row] for row in accepting), default=0)
+    assert list(rows_of(pool.accepting)) == open_rows
+    assert [row for row in range(len(table.accepts)) if table.accepts[row]] == open_rows
+    room = [table.capacity[row] for row in open_rows]
+    assert pool.largest_accepting == max(room, default=0)
+    assert not room or pool.smallest_accepting == min(room)
+    blocks = {int(table.block_tokens[row]) for row in open_rows}
+    assert pool.common_block == (blocks.pop() if len(blocks) == 1 else -1)
+    batch_full = {row for row in rows if table.batch[row] >= table.max_batch[row]}
+    no_memory = {row for row in rows if table.working_set[row] >= table.capacity[row]}
+    busy = {row for row in rows if table.batch[row]}
+    assert set(rows_of(pool.batch_full)) == batch_full
+    assert set(rows_of(pool.full)) == batch_full | no_memory
+    assert set(rows_of(pool.busy)) == busy
+    assert pool.has_open_row == any(row not in busy & (batch_full | no_memory) for row in open_rows)
+    loads = {row: table.batch[row] + (0.5 if table.pending_prefill[row] else 0) for row in rows}
+    assert {row: load for load, of in pool.rows_by_load.items() for row in rows_of(of)} == loads
+    assert pool.total_working_set == pytest.approx(table.working_set.sum())
+    assert pool.total_retained == pytest.approx(table.retained.sum())
+    needed = pool.total_working_set + pool.total_retained
+    assert pool.memory_needed == pytest.approx(needed / pool.capacity if accepting else 0.0)
+    fill_s, sequence_s = (
+        sum(column[row] for row in open_rows)
+        for column in (table.prefill_token_s, table.sequence_s)
+    )
+    assert pool.decode_work == pytest.approx(2 * sequence_s / fill_s if fill_s else 0.0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -381,6 +443,8 @@ class Machine(RuleBasedStateMachine):
                 tokens = sum(application.retained_tokens for application in retained)
                 assert pool.table.retained[row] == pytest.approx(tokens)
             assert len(queue.applications) <= 3 + len(self.waiting) + len(self.placed)
+            check_rows(pool)
+            check_sums(pool, -1 if queue.reserved is None else queue.reserved[1])
 
     def teardown(self) -> None:
         """Once all ends nothing is left, and the log of it all replays to the same decisions."""

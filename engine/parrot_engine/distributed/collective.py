@@ -1,11 +1,11 @@
 """Collective operations of the ranks of a tensor-parallel engine, through `torch.distributed`.
 
-NCCL between GPUs, gloo between processes on a CPU. Sums of few tokens go through memory that the
-GPUs of a host map into each other (`PeerMemory`): one kernel, in which each GPU writes to the
-others (`kernels/sum_ranks.py`), where NCCL passes messages.
+It uses NCCL between GPUs and gloo between processes on a CPU. Sums over few tokens go through
+memory that the GPUs of a host map into each other (`PeerMemory`): in one kernel each GPU writes to
+the others (`kernels/sum_ranks.py`), where NCCL would pass messages.
 
-NVLink multicast is never used: it needs a set-up of the whole host's switches, gains nothing at
-these sizes, and is switched off here for NCCL and for torch alike.
+NVLink multicast is never used. It needs a set-up of the whole host's switches and gains nothing at
+these sizes, so it is switched off here for both NCCL and torch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from parrot_engine.models.sharding import Shard
 
 _log = logging.getLogger(__name__)
 
-#: A rank that another waits for longer than this is given up; loading weights is waited for, too.
+#: A rank is given up after this wait, which includes loading weights.
 TIMEOUT_S = 600.0
-#: How long taking leave may take.
+#: Time limit for leaving the group.
 LEAVE_TIMEOUT_S = 10.0
-#: Largest sum in bytes that goes through peer memory, by number of ranks: each writes to all.
+#: Largest sum in bytes that uses peer memory, by number of ranks: each writes to all.
 PEER_BYTES = MappingProxyType({2: 2 << 20, 4: 1 << 20, 8: 512 << 10})
-#: All ranks are of one host: no other interface is to be looked at.
+#: All ranks are on one host, so no other interface should be searched.
 _ENVIRONMENT = MappingProxyType(
     {
         "NCCL_NVLS_ENABLE": "0",
@@ -46,30 +46,30 @@ _ENVIRONMENT = MappingProxyType(
 
 
 class PeerMemory:
-    """Memory on each GPU that all others write to; one in the life of a process.
+    """Memory on each GPU that all others write to; made once in the life of a process.
 
     torch numbers the exchanges of a process through its whole life, and ranks meet under that
-    number: one that has exchanged memory before would wait for ever for others that have not.
+    number. A rank that has exchanged memory before would wait for ever for others that have not.
     """
 
-    #: Whether this process exchanged memory, or began to.
+    #: True once this process has exchanged memory, or begun to.
     was_exchanged: ClassVar[bool] = False
 
     def __init__(
         self, shard: Shard, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Make and exchange it, for sums of up to `PEER_BYTES`; every rank does.
+        """Allocate and exchange it, for sums of up to `PEER_BYTES`; every rank must do so.
 
-        Nobody may sum before all ranks have returned from here.
+        No rank may sum before all ranks have returned from here.
 
         Raises:
             RuntimeError: the GPUs cannot reach each other's memory.
         """
         PeerMemory.was_exchanged = True
-        # Part of torch on CUDA only.
+        # Exists only in torch with CUDA.
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        # Imports triton, which is installed where it is used only.
+        # Imports triton, which is installed only where it is used.
         from parrot_engine.kernels import sum_ranks
 
         self._sum_ranks_onto = sum_ranks.sum_ranks_onto
@@ -92,19 +92,19 @@ class PeerMemory:
     def sum_onto(
         self, share: Tensor, hidden: Tensor, norm: tuple[Tensor, float] | None
     ) -> tuple[Tensor, Tensor]:
-        """See `Collective.sum_onto`."""
+        """Sum through peer memory; see `Collective.sum_onto`."""
         return self._sum_ranks_onto(share, hidden, self._exchange, norm)
 
 
 class TorchCollective:
-    """Implements `parrot_engine.models.sharding.Collective`; one at a time in a process."""
+    """Implements `parrot_engine.models.sharding.Collective`; one per process at a time."""
 
     def __init__(self, shard: Shard, store: Path, device: torch.device) -> None:
-        """Meet the other ranks, by way of the file `store`.
+        """Meet the other ranks through the file `store`.
 
         Raises:
             SettingsError: the process is part of another group already.
-            RuntimeError: the others do not come, or cannot be reached.
+            RuntimeError: the others do not appear, or cannot be reached.
         """
         if dist.is_initialized():
             raise SettingsError(
@@ -127,7 +127,7 @@ class TorchCollective:
         )
 
     def use_peer_memory(self, hidden_size: int, dtype: torch.dtype) -> bool:
-        """See `RankCollective`."""
+        """Start using peer memory if possible; see `RankCollective`."""
         if self._device.type != "cuda" or self.shard.size not in PEER_BYTES:
             return False
         # All ranks exchange, or none does.
@@ -169,18 +169,18 @@ class TorchCollective:
         return x
 
     def least(self, value: int) -> int:
-        """The smallest of every rank's `value`; waits for all of them."""
+        """Return the smallest `value` of all ranks; waits for them."""
         values = torch.tensor(int(value), dtype=torch.int64, device=self._device)
         dist.all_reduce(values, op=dist.ReduceOp.MIN)
         return int(values)
 
     def leave(self) -> bool:
-        """Take leave, once nothing is launched any more; every rank does at the same time.
+        """Leave the group once nothing more is launched; every rank must do so at the same time.
 
-        Graphs that hold work of this group must be gone. False when the others do not do the
-        same in time, because one of them is lost: then this process cannot be in a group again.
+        Graphs with work of this group must be gone. Returns false if the others do not leave in
+        time because one of them is lost: then this process cannot join a group again.
         """
-        # In cycles of references there may be graphs still.
+        # Graphs may survive in reference cycles.
         gc.collect()
         thread = threading.Thread(target=self._leave, name="leave-ranks", daemon=True)
         thread.start()

@@ -1,7 +1,7 @@
 """Rank 0 of a tensor-parallel engine: its runner, and the workers that it leads.
 
-Every step launched here is sent to the workers, which compute their parts of it; sampling happens
-on this rank alone.
+Every step launched here is sent to the workers, which compute their parts; sampling happens on this
+rank only.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from parrot_engine.settings import BuiltinSettings
 _log = logging.getLogger(__name__)
 
 #: Runners whose graphs may still run, in work that waits for a lost rank. Destroying such a graph
-#: waits for its end, which never comes, and no other thread runs meanwhile: they stay until the
+#: waits for its end, which never comes, and blocks all other threads. So they are kept until the
 #: process ends.
 _STUCK: list[LeaderRunner] = []
 
 
 class RankGroup:
-    """The processes of one engine: the workers, and what they share with this one, rank 0."""
+    """The processes of one engine: the workers, and their shared resources with rank 0, this
+    process.
+    """
 
     def __init__(self, path: Path, settings: BuiltinSettings, devices: list[str]) -> None:
         """Start the workers, which begin to load the model in `path`."""
-        # NOTE: a private folder: what is written into the store is trusted.
+        # NOTE: a private folder, because the store's content is trusted.
         self._folder = tempfile.TemporaryDirectory(prefix="parrot-ranks-")
         self._store = Path(self._folder.name) / "store"
         self._collective: TorchCollective | None = None
@@ -68,7 +70,7 @@ class RankGroup:
 
 
 class LeaderRunner(ModelRunner):
-    """Executes rank 0's part of every step, and has the workers execute theirs."""
+    """Executes rank 0's part of every step, and makes the workers execute theirs."""
 
     def __init__(self, *model: Any, group: RankGroup, **options: Any) -> None:
         """Make a runner; the workers of `group` have runners with the same settings."""
@@ -78,16 +80,16 @@ class LeaderRunner(ModelRunner):
             self.adapters = LeaderAdapters(self.adapters, group.workers)
 
     def launch(self, batch: StepBatch) -> Launch:
-        """See `ModelRunner.launch`.
+        """Launch a step on all ranks; see `ModelRunner.launch`.
 
         Raises:
-            ShardError: a rank is lost, or failed: nothing can be launched any more.
+            ShardError: a rank is lost or has failed, so nothing more can be launched.
         """
         step = super().launch(batch)
         return step if self.group is None else self.group.workers.watch(step)
 
     def share_prefixes(self, enabled: bool) -> bool:
-        """Each rank has an attention of its own: there is no choice."""
+        """Return false: each rank has its own attention, so there is no choice."""
         del enabled
         return False
 
@@ -96,12 +98,12 @@ class LeaderRunner(ModelRunner):
             self.group.workers.check()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call this, from any thread, when a worker is lost."""
+        """Register a callback that is called, in any thread, when a worker is lost."""
         if self.group is not None:
             self.group.workers.on_loss(callback)
 
     def close(self) -> None:
-        """End the workers; nothing is launched afterwards."""
+        """End the workers; nothing may be launched afterwards."""
         group, self.group = self.group, None
         if group is None:
             return
@@ -122,7 +124,7 @@ class LeaderRunner(ModelRunner):
 def load_leader_runner(
     path: Path, settings: BuiltinSettings, progress: Callable[[int, int], None] | None = None
 ) -> LeaderRunner:
-    """Do as `load_runner` does, over `settings.tensor_parallel` processes.
+    """Do the work of `load_runner` over `settings.tensor_parallel` processes.
 
     Raises:
         ShardError: another rank could not be started or could not load its part.

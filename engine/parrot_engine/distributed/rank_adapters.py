@@ -1,8 +1,8 @@
 """Adapters of a tensor-parallel engine: each rank reads its part, and all have it before a step.
 
-Reading goes beside the steps, on every rank at the same time; nothing is served before all have
-read the same weights. From when on steps name an adapter, or do so no more, stands between the
-steps that workers get, in the same order for all.
+All ranks read at the same time, beside the steps; an adapter is served only after all have read the
+same weights. Messages between the steps tell the workers from when on steps may name an adapter, or
+no longer do, in the same order for all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parrot_engine.exceptions import AdapterError, ShardError
 class RankedAdapter(NamedTuple):
     """An adapter that every rank has read; implements `parrot_engine.batch.Adapter`."""
 
-    #: Rank 0's part, and the number under which the workers know theirs.
+    #: Rank 0's part, and the number of the workers' parts.
     own: Adapter
     number: int
 
@@ -42,10 +42,10 @@ class LeaderAdapters:
         self.count = own.count
 
     def read(self, folder: Path) -> RankedAdapter:
-        """See `AdapterMemory`; waits for all ranks.
+        """Read an adapter on all ranks, and wait for them; see `AdapterMemory`.
 
         Raises:
-            AdapterError: it cannot be used, or not on every rank.
+            AdapterError: the adapter cannot be used on every rank.
         """
         own = self._own.read(folder)
         try:
@@ -63,14 +63,14 @@ class LeaderAdapters:
 
 
 class WorkerAdapters:
-    """The same on another rank: what it reads when rank 0 asks for it, until steps name it."""
+    """The adapters of another rank: read when rank 0 asks, and kept until steps name them."""
 
     def __init__(self, own: AdapterMemory | None) -> None:
         self._own = own
         self._read: dict[int, Any] = {}
 
     def read(self, number: int, folder: str, adapter_id: str) -> str:
-        """Read an adapter under a number, in any thread; why that failed, if it did."""
+        """Read an adapter under a number, in any thread; return the error, or ""."""
         assert self._own is not None
         try:
             adapter = self._own.read(Path(folder))
@@ -82,7 +82,7 @@ class WorkerAdapters:
         return ""
 
     def forget(self, number: int) -> None:
-        """Forget what another rank could not read."""
+        """Forget an adapter that another rank could not read."""
         with suppress(KeyError):
             del self._read[number]
 

@@ -1,7 +1,7 @@
-"""Steps as bytes, and changes of adapters between them: what workers get from rank 0.
+"""Steps as bytes, and changes of adapters between them: the messages of rank 0 to workers.
 
-A header of fixed size, 32-bit integers and names of adapters, in the machine's byte order: the
-ranks are processes of one host. What concerns tokens once they are sampled is not in it.
+A message is a header of fixed size, 32-bit integers and names of adapters, in the machine's byte
+order, because the ranks are processes of one host. It has nothing about tokens after sampling.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from parrot_engine.exceptions import ShardError
 
 _STEP: Final = b"PGS2"
 _CHANGE: Final = b"PGA1"
-#: Magic, then the numbers of copies, rows, tokens and block ids, of rows of the step before, and of
-#: bytes of adapters' ids. Of a change: the number to add, and the bytes of the id to remove.
+#: Magic, then the numbers of copies, rows, tokens, block ids, rows of the previous step, and bytes
+#: of adapters' ids. For a change: the number to add, and the bytes of the id to remove.
 _HEADER: Final = struct.Struct("=4s6I")
 #: By row: tokens, first position, length of the block table, pending row or -1, logits, and the
-#: place of its adapter among the ids or -1.
+#: index of its adapter's id or -1.
 _ROW_INTS: Final = 6
 _NEEDS: Final[tuple[LogitsNeed, ...]] = ("none", "last", "all")
-#: No step comes near these; a larger header is not ours.
+#: No step comes near this; a larger header is invalid.
 _MAX_INTS: Final = 1 << 28
 _MAX_ID_BYTES: Final = 1 << 20
 
 
 class StepMessage(NamedTuple):
-    """A step, as far as its forward pass goes."""
+    """The inputs of a step's forward pass."""
 
     batch: StepBatch
-    #: Rows of the step launched before, whose sampled tokens may be referenced.
+    #: Rows of the previously launched step, whose sampled tokens may be referenced.
     num_sampled: int
 
 
 class AdapterChange(NamedTuple):
     """A change of the ranks' adapters between two steps."""
 
-    #: The number under which one was read that steps name from now on; 0: none.
+    #: Number of an adapter that steps may name from now on; 0: none.
     add: int = 0
-    #: Id of one that no step names any more.
+    #: Id of an adapter that steps no longer name.
     remove: str = ""
 
 
@@ -75,10 +75,10 @@ def encode(message: StepMessage | AdapterChange) -> bytes:
 
 
 def decode(read: Callable[[int], bytes]) -> StepMessage | AdapterChange:
-    """Return the next message; `read` returns exactly the number of bytes that it is given.
+    """Return the next message; `read` returns exactly the requested number of bytes.
 
     Raises:
-        ShardError: what is read is no message.
+        ShardError: the bytes are no message.
     """
     magic, *counts, num_bytes = _HEADER.unpack(read(_HEADER.size))
     num_copies, num_rows, num_tokens, num_blocks, num_sampled = counts

@@ -1,8 +1,8 @@
-"""The process of one rank other than 0 of a tensor-parallel engine.
+"""The process of a rank other than 0 of a tensor-parallel engine.
 
-Started by `parrot_engine.distributed.worker_group`. Loads its part of the model, then computes the
-steps that rank 0 sends, in their order, until the socket or its standard input ends. Commands to
-read adapters come by standard input. Samples nothing and decides nothing.
+`parrot_engine.distributed.worker_group` starts it. It loads its part of the model, then computes
+the steps from rank 0 in order, until the socket or its standard input ends. Commands to read
+adapters come through standard input. It samples nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _EXIT_FAILED = 70
-#: Characters of a report: it is written at once.
+#: Maximum characters of a report, so that it is written at once.
 _MAX_PROBLEM = 500
 
 
@@ -55,8 +55,8 @@ def main() -> None:
         _log.exception("this rank failed")
         _report(reports, error=f"{type(error).__name__}: {error}")
         code = _EXIT_FAILED
-    # NOTE: not by way of the interpreter's end, which waits for a GPU that may be waiting for
-    # another.
+    # NOTE: not through the interpreter's exit, which waits for a GPU that may be waiting for
+    # another one.
     logging.shutdown()
     os._exit(code)
 
@@ -113,7 +113,7 @@ def _follow(
 def _read_adapters(
     commands: queue.SimpleQueue[dict[str, Any]], adapters: WorkerAdapters, reports: int
 ) -> None:
-    """Read adapters as rank 0 asks for them, beside the steps."""
+    """Read adapters beside the steps when rank 0 asks for them."""
     while True:
         command = commands.get()
         number = command["number"]
@@ -129,7 +129,7 @@ def _report(reports: int, **what: str | int) -> None:
 
 
 def _listen(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Take commands from standard input, whose end is that of rank 0: follow at once."""
+    """Take commands from standard input; its end means that rank 0 has ended, so exit at once."""
     for line in sys.stdin.buffer:
         commands.put(json.loads(line))
     os._exit(0)

@@ -1,13 +1,12 @@
 """The worker processes of a tensor-parallel engine: start, steps, status, loss.
 
-Each is started here, with three pipes: its standard input for commands, which ends when this
-process does and takes it along; a socket by which it gets steps; and a pipe on which it reports its
-status. A thread for each reads that. Once one is lost, whatever the engine is asked raises
-`ShardError`: what the others compute is a part of a sum that nobody completes.
+Each is started here with three channels: its standard input for commands, whose end (that of this
+process) ends it; a socket for steps; and a pipe for status reports, which a thread per worker
+reads. Once a worker is lost, every request to the engine raises `ShardError`, because the others
+compute parts of sums that nobody completes.
 
-Work on a GPU that waits for a lost rank never ends. Outcomes are therefore not waited for in the
-CUDA driver but polled (`WatchedLaunch`); where this process is stuck in the driver all the same, it
-ends.
+Work on a GPU that waits for a lost rank never ends. Therefore results are not awaited in the CUDA
+driver but polled (`WatchedLaunch`); if this process is stuck in the driver all the same, it exits.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
 
-#: How long workers may take to start, and to load the model once rank 0 has.
+#: Time limits for workers to start, and to load the model once rank 0 has.
 START_TIMEOUT_S: Final = 120.0
 LOAD_TIMEOUT_S: Final = 600.0
-#: How long workers may take to read an adapter.
+#: Time limit for workers to read an adapter.
 ADAPTER_TIMEOUT_S: Final = 300.0
-#: How long a step may take, kernels that are compiled in it included.
+#: Time limit of a step, including kernels compiled in it.
 STEP_TIMEOUT_S: Final = 300.0
-#: How long workers may take to read a step, to leave, and to report why they fail.
+#: Time limits for workers to read a step, to leave, and to report the reason of a failure.
 _SEND_TIMEOUT_S: Final = 60.0
 _LEAVE_TIMEOUT_S: Final = 10.0
 _REASON_TIMEOUT_S: Final = 5.0
-#: How long this process may be stuck in work that can not end any more.
+#: Longest time for which this process may be stuck in work that can no longer end.
 _STUCK_S: Final = 20.0
 _EXIT_STUCK: Final = 70
-#: Between two looks at a step.
+#: Time between polls of a step.
 _LOOK_S: Final = 50e-6
 
 
 class _WorkerProcess:
     def __init__(self, rank: int, device: str, start: dict[str, object]) -> None:
         self.rank = rank
-        #: Its last report: nothing, `here`, `ready`.
+        #: Its last report: empty, `here`, `ready`.
         self.status = ""
         self.error = ""
-        #: By the number of an adapter that it read: why that failed, or nothing.
+        #: By number of an adapter that it read: the error, or "".
         self.reads: dict[int, str] = {}
         steps, theirs = socket.socketpair()
         reports, their_reports = os.pipe()
@@ -91,7 +90,7 @@ class _WorkerProcess:
         self.tell({**start, "rank": rank, "device": device})
 
     def tell(self, command: dict[str, object]) -> None:
-        """Write a line to its standard input; that it is gone shows elsewhere."""
+        """Write a line to its standard input; its loss shows elsewhere."""
         assert self.lifeline is not None
         with suppress(BrokenPipeError):
             self.lifeline.write(json.dumps(command).encode() + b"\n")
@@ -99,14 +98,14 @@ class _WorkerProcess:
 
 
 class WorkerGroup:
-    """All ranks but the first. One thread uses it; `close` ends every process it started."""
+    """All ranks except the first. One thread uses it; `close` ends every process it started."""
 
     def __init__(
         self, folder: Path, settings: BuiltinSettings, store: Path, devices: list[str]
     ) -> None:
-        """Start a process for each of `devices` but the first, which is ours.
+        """Start a process for each of `devices` except the first, which is ours.
 
-        Each loads its part of the model in `folder` and meets the others by the file `store`.
+        Each loads its part of the model in `folder` and meets the others through the file `store`.
         """
         self._changed = threading.Condition()
         # Guarded by `_changed`.
@@ -115,7 +114,7 @@ class WorkerGroup:
         self._busy = 0
         self._on_loss: Callable[[], None] | None = None
         self._has_gpu = devices[0] != "cpu"
-        #: Adapters that workers were asked to read.
+        #: Number of adapters that workers were asked to read.
         self._num_reads = 0
         self._threads: list[threading.Thread] = []
         self._workers: list[_WorkerProcess] = []
@@ -146,7 +145,7 @@ class WorkerGroup:
         """Wait until all report the status `here` or `ready`.
 
         Raises:
-            ShardError: one is lost, or takes too long.
+            ShardError: a worker is lost, or takes too long.
         """
 
         def is_over() -> bool:
@@ -164,11 +163,13 @@ class WorkerGroup:
 
     @property
     def is_stuck(self) -> bool:
-        """Return True if a GPU may wait for a lost rank for ever. Nothing may wait for it then."""
+        """Return true if a GPU may wait for a lost rank for ever. Nothing may wait for it then."""
         return self._has_gpu and bool(self._problem)
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call this, from another thread, once a rank is lost; at once if one is."""
+        """Register a callback that is called in another thread once a rank is lost; at once if one
+        is.
+        """
         with self._changed:
             self._on_loss = callback
             is_lost = bool(self._problem)
@@ -177,7 +178,7 @@ class WorkerGroup:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around what all ranks do at the same time: its errors are those of the whole engine.
+        """Surround work that all ranks do together: its errors concern the whole engine.
 
         Raises:
             ShardError: a rank is lost, or something failed on this one.
@@ -189,7 +190,7 @@ class WorkerGroup:
         except ShardError:
             raise
         except Exception as error:
-            # A lost rank shows here before its end is noticed.
+            # A lost rank may show here before its end is noticed.
             with self._changed:
                 if self._changed.wait_for(lambda: self._problem, _REASON_TIMEOUT_S):
                     raise ShardError(self._problem) from error
@@ -199,7 +200,7 @@ class WorkerGroup:
             self._count(-1)
 
     def send(self, message: StepMessage | AdapterChange) -> None:
-        """Let the workers compute a step as well, or change adapters, in the order of calls.
+        """Send the workers a step to compute or an adapter change, in the order of calls.
 
         Raises:
             ShardError: a rank is lost.
@@ -210,12 +211,12 @@ class WorkerGroup:
                 worker.steps.sendall(data)
 
     def read_adapter(self, folder: str, adapter_id: str) -> int:
-        """Have all workers read their parts of an adapter; from any thread, beside steps.
+        """Make all workers read their parts of an adapter; from any thread, beside steps.
 
         Returns the number under which they keep it for an `AdapterChange`.
 
         Raises:
-            AdapterError: one of them cannot, or takes too long; none keeps it then.
+            AdapterError: a worker cannot, or takes too long; then none keeps it.
             ShardError: a rank is lost.
         """
         with self._changed:
@@ -239,13 +240,13 @@ class WorkerGroup:
         return number
 
     def watch(self, launch: Launch) -> Launch:
-        """The same launch, whose outcome is not waited for longer than the ranks live."""
+        """Return the launch with an outcome that fails once a rank is lost."""
         return WatchedLaunch(launch, self)
 
     def dismiss(self) -> None:
-        """Let the workers end, after all that was sent. May be called twice."""
+        """Let the workers end after everything that was sent. May be called twice."""
         if self.is_stuck:
-            # As where a loss is noticed: this rank may have failed by itself.
+            # This rank may have failed by itself, so exit as if a loss was noticed.
             atexit.register(_end_at_once)
         with self._changed:
             self._leaving = True
@@ -278,7 +279,7 @@ class WorkerGroup:
             self._changed.notify_all()
 
     def _listen(self, worker: _WorkerProcess) -> None:
-        """Read the reports of a worker, until it ends."""
+        """Read the reports of a worker until it ends."""
         with worker.reports as reports:
             for line in reports:
                 report = json.loads(line)
@@ -306,17 +307,17 @@ class WorkerGroup:
             on_loss()
         with self._changed:
             if self._has_gpu:
-                # The interpreter's own end waits for the GPU.
+                # The interpreter's own exit waits for the GPU.
                 atexit.register(_end_at_once)
             is_free = self._changed.wait_for(lambda: not self._busy or self._leaving, _STUCK_S)
         if not is_free and self._has_gpu:
-            # NOTE: nothing can call back work on a GPU that waits for another one.
+            # NOTE: work on a GPU that waits for another one cannot be cancelled.
             _log.critical("work that waits for a lost rank cannot be ended: this process ends")
             _end_at_once()
 
 
 class WatchedLaunch:
-    """A launch of all ranks; implements `Launch`."""
+    """A launch on all ranks; implements `Launch`."""
 
     def __init__(self, launch: Launch, workers: WorkerGroup) -> None:
         self._launch = launch
@@ -326,18 +327,18 @@ class WatchedLaunch:
         self._launch.sample()
 
     def ready(self) -> bool:
-        """See `Launch`; errors of the device are raised by `outcome`."""
+        """Return true if the outcome is ready; `outcome` raises errors of the device."""
         try:
             return self._launch.ready()
         except Exception:
             return True
 
     def outcome(self) -> Sequence[RowOutcome]:
-        """See `Launch`.
+        """Wait for the outcome; see `Launch`.
 
         Raises:
-            ShardError: a rank is lost, or the step fails on the device (where a lost rank may show
-                first, as memory that is gone), or it does not end.
+            ShardError: a rank is lost, the step fails on the device (where a lost rank may show
+                first, as missing memory), or it does not end.
         """
         with self._workers.together():
             wait_for(self._launch.ready, self._workers.check)
@@ -347,10 +348,10 @@ class WatchedLaunch:
 def wait_for(
     ready: Callable[[], bool], check: Callable[[], None], timeout_s: float = STEP_TIMEOUT_S
 ) -> None:
-    """Look until `ready`, and whether `check` raises meanwhile.
+    """Poll until `ready`, and let `check` raise meanwhile.
 
     Raises:
-        ShardError: it takes longer than `timeout_s`.
+        ShardError: the wait exceeds `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():

@@ -1,7 +1,7 @@
-"""Hashes of KV blocks: of their tokens and of all tokens before them.
+"""Hashes of KV blocks, over their tokens and all tokens before them.
 
-Shared by engines, which find cached blocks by these hashes, and by the gateway, which locates
-prefixes. The standard library only.
+Engines find cached blocks by these hashes, and the gateway locates prefixes. Uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 
 def root_hash(salt: str, adapter: str = "") -> bytes:
-    """The hash before a context's first block; one chain of hashes per salt and adapter.
+    """Return the hash before a context's first block; each salt and adapter has its own chain.
 
     `adapter` is its id, of up to 64 bytes; empty for none.
     """
@@ -25,20 +25,21 @@ def root_hash(salt: str, adapter: str = "") -> bytes:
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block: of its tokens and, by its parent's hash, of all before them.
+    """Return the hash of a full block: of its tokens and, through its parent's hash, of all before
+    them.
 
-    The same on every machine, so that hashes may be compared between engines. Cryptographic: no
-    tenant can make a prompt that collides with another's.
+    It is the same on every machine, so hashes can be compared between engines. It is cryptographic,
+    so no tenant can make a prompt that collides with another's.
     """
     packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return blake2b(packed, digest_size=32, key=parent, person=b"kv block").digest()
 
 
 def short_hash(digest: bytes) -> int:
-    """The first 64 bits of a block's hash: enough to locate a prefix.
+    """Return the first 64 bits of a block's hash, enough to locate a prefix.
 
-    NOTE: never to decide what a block holds; two blocks of a million share a short hash with a
-    probability of 3e-8.
+    NOTE: never use it to decide the content of a block; among a million blocks, two share a short
+    hash with probability 3e-8.
     """
     return int.from_bytes(digest[:8], "little")
 
@@ -46,12 +47,12 @@ def short_hash(digest: bytes) -> int:
 def prompt_hashes(
     token_ids: Sequence[int], block_size: int, salt: str = "", adapter: str = ""
 ) -> tuple[int, ...]:
-    """Short hashes of a prompt's full blocks, in order.
+    """Return the short hashes of a prompt's full blocks, in order.
 
     Args:
         token_ids: the prompt.
-        block_size: tokens of a block, as the engine has them.
-        salt, adapter: those of its Fill.
+        block_size: the engine's tokens per block.
+        salt, adapter: those of the prompt's Fill.
     """
     digest = root_hash(salt, adapter)
     hashes = []

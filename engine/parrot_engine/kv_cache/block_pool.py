@@ -1,19 +1,19 @@
 """The pool of KV blocks: reference counts, prefix index, eviction.
 
-Decides which physical block is used for what; knows neither contexts nor tensors. A block is
+Decides the use of each physical block, independent of contexts and tensors. A block is
 
-- *free*: nobody's, content meaningless;
+- *free*: without an owner, its content meaningless;
 - *used*: referenced by one or more block tables;
-- *cached*: referenced by nobody, but still holding a full block of tokens that can be found
-  again by its hash; the first to be evicted when a block is needed. Those released last go last,
-  unless they were released with another `Retention`.
+- *cached*: without a reference, but still holding a full block of tokens that its hash finds.
+  Cached blocks are evicted first when a block is needed, the least recently released first, unless
+  they were released with another `Retention`.
 
-A full block is registered under the hash of its tokens and of everything before them. From then
-on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
-same hash.
+A full block is registered under the hash of its tokens and of everything before them. From then on
+it is immutable, until it is evicted or its only owner withdraws it. Two blocks never have the same
+hash.
 
-Where there is a host tier (`parrot_engine.kv_cache.host_tier`), what it holds counts as found when
-changes of the index are reported.
+With a host tier (`parrot_engine.kv_cache.host_tier`), blocks that it holds count as findable in
+reports of index changes.
 """
 
 from __future__ import annotations
@@ -30,91 +30,93 @@ from parrot_engine.kv_cache.block_hash import short_hash
 from parrot_engine.kv_cache.host_slots import HostSlots
 from parrot_engine.protocol import BlockChanges, Retention
 
-#: Changes remembered for the story of a block, over the whole pool.
+#: Changes remembered for the stories of blocks, over the whole pool.
 STORY_LENGTH = 2048
-#: Blocks that may be kept before others, of all: further ones take the place of the longest kept.
+#: Maximum share of blocks kept in preference to others; further ones replace the longest kept.
 KEPT_SHARE = 0.5
-#: Block ids that a table has room for at first.
+#: Initial capacity of a table, in block ids.
 _MIN_CAPACITY = 8
 
 
 class BlockPool:
     """A fixed number of blocks, named 0 … num_blocks-1.
 
-    Methods raise `BlockStateError`, with the story of the block, on a transition that its state
-    does not allow; that is a bug of the caller.
+    Methods raise `BlockStateError`, with the block's story, on a transition that its state does not
+    allow; that is a bug of the caller.
     """
 
     def __init__(
         self, num_blocks: int, *, host_slots: int = 0, on_reuse: Callable[[int], None] | None = None
     ) -> None:
-        """A pool of which no block is in use.
+        """Make a pool with no block in use.
 
         Args:
-            num_blocks: in all.
-            host_slots: of a host tier; 0 where there is none.
-            on_reuse: called with a cached block before its content is given up.
+            num_blocks: total number.
+            host_slots: slots of a host tier; 0 if there is none.
+            on_reuse: called with a cached block before its content is discarded.
         """
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        #: Taken from the end: lowest ids first, to begin with.
+        #: Taken from the end, so initially the lowest ids first.
         self._free = list(range(num_blocks - 1, -1, -1))
-        #: Without a reference, least recently used first.
+        #: Blocks without a reference, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        #: The same, evicted after all of those, each with the context that it is kept for.
+        #: Cached blocks that are evicted after all of those, each with the context that it is kept
+        #: for.
         self._kept: OrderedDict[int, int] = OrderedDict()
-        #: By context, the blocks kept for it in the order of their release: leaves first.
+        #: By context: the blocks kept for it in order of release, leaves first.
         self._kept_for: dict[int, dict[int, None]] = {}
         self._max_kept = int(num_blocks * KEPT_SHARE)
-        #: Whether a block ever had a second owner: then one owner cannot drop it.
+        #: True if a block ever had a second owner; then a single owner cannot drop it.
         self._was_shared = bytearray(num_blocks)
-        #: Whether a block was last released with `drop`.
+        #: True if a block was last released with `drop`.
         self._is_dropped = bytearray(num_blocks)
-        #: Copies outside of the pool.
+        #: Copies outside the pool.
         self.host = HostSlots(host_slots, self._lost_on_host) if host_slots else None
         self._on_reuse = on_reuse
-        #: Blocks whose content is on its way from there: each has one reference of no table.
+        #: Blocks whose content is being loaded; each has one reference that belongs to no table.
         self.loading: set[int] = set()
-        #: Steps launched so far (see `count_launch`), and how many there were when a block was
-        #: released.
+        #: Steps launched so far (see `count_launch`), and their number at each block's release.
         self.num_launches = 0
         self._released_at = [0] * num_blocks
-        #: How often a block has become one that can be given away, or has been taken.
+        #: Number of times that a block became available or was taken.
         self.num_changes = 0
-        #: Changes of the index since the last report: registered (True) or gone.
+        #: Index changes since the last report: registered (True) or gone.
         self._unreported: dict[bytes, bool] = {}
         self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give, cached ones included."""
+        """Return the number of blocks that `allocate` can give, cached ones included."""
         return len(self._free) + self.num_cached
 
     @property
     def num_cached(self) -> int:
-        """Blocks without a reference that still hold a prefix."""
+        """Return the number of blocks without a reference that still hold a prefix."""
         return len(self._cached) + len(self._kept)
 
     @property
     def num_empty(self) -> int:
-        """Blocks without a reference that hold nothing."""
+        """Return the number of blocks without a reference that hold nothing."""
         return len(self._free)
 
     def eviction_order(self) -> Iterator[int]:
-        """Cached blocks, the first to be evicted first."""
+        """Iterate over cached blocks, the first to be evicted first."""
         return chain(self._cached, self._kept)
 
     def digest(self, block: int) -> bytes | None:
         return self._hashes[block]
 
     def is_dropped(self, block: int) -> bool:
-        """Return True if a cached block was released with `drop`."""
+        """Return true if a cached block was released with `drop`."""
         return bool(self._is_dropped[block])
 
     def released_at(self, block: int) -> int:
-        """Steps that had been launched when a block was released last: none after them reads it."""
+        """Return the number of steps launched before a block's last release; no later step reads
+        it.
+        """
         return self._released_at[block]
 
     def count_launch(self) -> int:
@@ -125,15 +127,15 @@ class BlockPool:
         return self._references[block]
 
     def is_private(self, block: int) -> bool:
-        """Return True if the block may be written: one table holds it and it is not registered."""
+        """Return true if the block may be written: one table holds it and it is not registered."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def find(self, digest: bytes) -> int | None:
-        """The block registered under a hash, used or cached. `retain` it to use it."""
+        """Return the block registered under a hash, used or cached. `retain` it to use it."""
         return self._by_hash.get(digest)
 
     def allocate(self) -> int:
-        """A block with one reference and no content; evicts the first of the cached ones.
+        """Return a block with one reference and no content; evicts the first cached one if needed.
 
         Raises:
             BlockStateError: no block is left; check `num_free` first.
@@ -167,13 +169,13 @@ class BlockPool:
         self._note(block, "retained")
 
     def release(self, block: int, retention: Retention = "normal", context_id: int = 0) -> None:
-        """Give a reference back; without references a registered block becomes cached.
+        """Release a reference; a registered block without references becomes cached.
 
         Args:
             block: the block.
-            retention: counts with the last reference. `drop` counts for blocks that never had a
-                second owner: a beginning that many share is not one's to drop.
-            context_id: what `keep` keeps it for; see `drop_kept`.
+            retention: applies to the last reference. `drop` applies only to blocks that never had a
+                second owner, because a shared beginning is not one owner's to drop.
+            context_id: context that `keep` keeps it for; see `drop_kept`.
         """
         if self._references[block] == 0:
             raise self._illegal(block, "released more often than retained")
@@ -190,14 +192,14 @@ class BlockPool:
     def release_table(
         self, table: Iterable[int], retention: Retention = "normal", context_id: int = 0
     ) -> None:
-        """Release the blocks of a context, in such an order that leaves are evicted first."""
+        """Release the blocks of a context in an order that evicts leaves first."""
         blocks = list(table)
-        # What is dropped goes to the front, so that the last one is evicted first.
+        # Dropped blocks go to the front one by one, so that the last one is evicted first.
         for block in blocks if retention == "drop" else reversed(blocks):
             self.release(block, retention, context_id)
 
     def drop_kept(self, context_id: int) -> None:
-        """Keep nothing any more for a context that was released with `keep`.
+        """Stop keeping blocks for a context that was released with `keep`.
 
         Blocks that never had a second owner are evicted next, the others in turn.
         """
@@ -214,8 +216,8 @@ class BlockPool:
         """Make a full block findable and immutable.
 
         Returns:
-            The block to use from now on: another one when the same content is registered already;
-            it has been retained and `block` released in exchange.
+            The block to use from now on. If the same content was registered already, it is that
+            block, which has been retained, and `block` has been released.
         """
         if self._references[block] == 0:
             raise self._illegal(block, "an unused block cannot be registered")
@@ -234,7 +236,7 @@ class BlockPool:
         return block
 
     def withdraw(self, block: int) -> None:
-        """Take a used block out of the index: to write into it again, or not to trust it.
+        """Remove a used block from the index, to write into it again or because it is not trusted.
 
         A copy in the host tier goes with it.
         """
@@ -248,10 +250,10 @@ class BlockPool:
             self._note(block, "withdrawn")
 
     def take_changes(self, *, everything: bool = False) -> BlockChanges:
-        """The blocks that can be found, and those that cannot any more, since the last call.
+        """Return the blocks that have become findable, and those no longer so, since the last call.
 
         Args:
-            everything: all that can be found, for a new receiver.
+            everything: true returns all findable blocks, for a new receiver.
         """
         unreported = self._unreported
         if everything:
@@ -263,12 +265,12 @@ class BlockPool:
         )
 
     def _lost_on_host(self, digest: bytes) -> None:
-        """The host tier has dropped its copy of a block."""
+        """Note that the host tier has dropped its copy of a block."""
         if digest not in self._by_hash:
             self._report(digest, is_found=False)
 
     def story(self, block: int) -> list[str]:
-        """The remembered changes of a block, oldest first, and how it stands."""
+        """Return the remembered changes of a block, oldest first, and its state."""
         digest = self._hashes[block]
         state = f"references {self._references[block]}, hash {digest.hex()[:16] if digest else '-'}"
         return [*(what for who, what in self._log if who == block), state]
@@ -334,7 +336,7 @@ class BlockPool:
                 self._report(digest, is_found=False)
 
     def _report(self, digest: bytes, *, is_found: bool) -> None:
-        """Note a change of the index, which undoes one that was not reported yet."""
+        """Note a change of the index; it cancels an opposite unreported one."""
         if self._unreported.pop(digest, None) is None:
             self._unreported[digest] = is_found
 
@@ -346,35 +348,35 @@ class BlockPool:
 
 
 class BlockTable:
-    """The block table of one context: block ids in the order of the positions that they hold.
+    """The block table of one context: block ids in order of their positions.
 
-    A list to work with and an array to hand out: a step needs the tables of all its rows as arrays
-    of int32, and making them anew in every step, from lists of hundreds of blocks, would cost more
+    It is a list to work with and an array to hand out. A step needs the tables of all its rows as
+    int32 arrays; rebuilding them in every step, from lists of hundreds of blocks, would cost more
     than the rest of its planning.
     """
 
     __slots__ = ("_array", "_view", "ids")
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        #: The ids, to be read only; changes go through the methods.
+        #: The ids, read-only; changes go through the methods.
         self.ids = list(ids)
         self._array = np.empty(max(_MIN_CAPACITY, 2 * len(self.ids)), dtype=np.int32)
         self._array[: len(self.ids)] = self.ids
-        #: What `array` gave out last; None when the length has changed since.
+        #: The last view from `array`; None if the length has changed since.
         self._view: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def array(self) -> npt.NDArray[np.int32]:
-        """The ids as a view, which is right until the table changes."""
+        """Return the ids as a view, valid until the table changes."""
         view = self._view
         if view is None:
             view = self._view = self._array[: len(self.ids)]
         return view
 
     def append(self, block: int) -> None:
-        """Add a block at the end."""
+        """Append a block."""
         count = len(self.ids)
         if count == len(self._array):
             grown = np.empty(2 * count, dtype=np.int32)
@@ -385,11 +387,11 @@ class BlockTable:
         self._view = None
 
     def replace(self, index: int, block: int) -> None:
-        """Put another block in place of one."""
+        """Replace a block."""
         self.ids[index] = block
         self._array[index] = block
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` blocks only."""
+        """Keep only the first `count` blocks."""
         del self.ids[count:]
         self._view = None

@@ -1,11 +1,11 @@
 """Copies of KV blocks between the cache and slots in host memory.
 
 On a GPU they run beside the steps: one stream out, one in. A chunk of blocks is gathered into a
-buffer on the device, each as one run of bytes over all layers, and goes from there to pinned memory
-in one transfer for each run of slots; the way back is the reverse. So a transfer is megabytes long,
-whatever the model's shape. On a CPU copying is done when it is asked for.
+buffer on the device, each as one run of bytes over all layers. From there it goes to pinned memory,
+in one transfer per run of slots; the way back is the reverse. So transfers are megabytes long for
+any model's shape. On a CPU a copy is done when it is requested.
 
-Which blocks, and when, is decided by `parrot_engine.kv_cache.host_tier`. Bits are kept as they are.
+`parrot_engine.kv_cache.host_tier` decides which blocks to copy and when. Bits are preserved.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from torch import Tensor
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.runner.memory import free_memory_bytes, staging_blocks
 
-#: Launches whose marks are kept: of a step in flight, of the one launched behind it, and one more.
+#: Launches with marks kept: a step in flight, the one behind it, and one more.
 _MARKS = 3
 
 
 class Copy(Protocol):
-    """Copies on their way."""
+    """Copies in progress."""
 
     def is_read(self) -> bool:
-        """Return True if the blocks that are copied out may be overwritten."""
+        """Return true if the source blocks may be overwritten."""
         ...
 
     def is_done(self) -> bool:
-        """Return True if what is copied can be read where it was copied to."""
+        """Return true if the copies can be read at their targets."""
         ...
 
 
 class BlockCopies(Protocol):
     """Copies blocks between the device and slots."""
 
-    #: Blocks that the host memory holds.
+    #: Number of blocks that the host memory holds.
     num_slots: int
-    #: Blocks that are copied at once, at most.
+    #: Maximum blocks copied at once.
     chunk: int
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
@@ -57,29 +57,31 @@ class BlockCopies(Protocol):
         """Copy slots into blocks.
 
         Args:
-            slots: from where.
-            blocks: to where.
+            slots: sources.
+            blocks: targets.
             after: nothing is written before the launches up to this one (from 1) have been
                 computed.
-            behind: nor is anything read or written before these are done.
+            behind: nothing is read or written before these are done.
         """
         ...
 
     def before_launch(self, behind: Sequence[Copy]) -> None:
-        """Order all later launches behind these copies: they overwrite what the copies read."""
+        """Order all later launches behind these copies, because they overwrite the copies'
+        sources.
+        """
         ...
 
     def after_launch(self, number: int) -> None:
-        """Step `number`, from 1, was launched."""
+        """Note that step `number`, from 1, was launched."""
         ...
 
     def close(self) -> None:
-        """Wait for what is on its way, and give the memory back."""
+        """Wait for copies in progress, and release the memory."""
         ...
 
 
 def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:
-    """Copies between a KV cache, `[layers, 2, num_blocks, …]`, and `num_slots` slots.
+    """Make copies between a KV cache, `[layers, 2, num_blocks, …]`, and `num_slots` slots.
 
     Raises:
         SettingsError: the host has no memory for them.
@@ -93,7 +95,9 @@ def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:
 
 
 def pieces_of(kv_cache: Tensor) -> Tensor:
-    """The cache as `[2 * layers, num_blocks, width]`, in units of eight bytes where that goes."""
+    """Return the cache as `[2 * layers, num_blocks, width]`, in units of eight bytes if
+    possible.
+    """
     if kv_cache.shape[-1] * kv_cache.element_size() % 8 == 0:
         kv_cache = kv_cache.view(torch.int64)
     layers, _, num_blocks = kv_cache.shape[:3]
@@ -103,18 +107,18 @@ def pieces_of(kv_cache: Tensor) -> Tensor:
 class Rows:
     """Blocks as rows of one matrix.
 
-    NOTE: a matrix, because torch cuts an operation on a tensor of more than 2 GB with more
-    dimensions into one for each 2 GB.
+    NOTE: a matrix, because torch splits an operation on a tensor of more than 2 GB with more
+    dimensions into one per 2 GB.
     """
 
     def __init__(self, pieces: Tensor) -> None:
-        """Take what `pieces_of` gives."""
+        """Take the result of `pieces_of`."""
         count, self._num_blocks, width = pieces.shape
         self._matrix = pieces.view(-1, width)
         self._first = self._num_blocks * np.arange(count, dtype=np.int64)
 
     def places(self, blocks: Sequence[int]) -> Tensor:
-        """The rows of blocks, those of one block together; int64, on the host."""
+        """Return the rows of blocks, block by block; int64, on the host."""
         return torch.from_numpy(np.add.outer(np.array(blocks, np.int64), self._first).ravel())
 
     def gather(self, places: Tensor, out: Tensor) -> None:
@@ -126,17 +130,17 @@ class Rows:
 
 
 class HostMemory:
-    """A piece of host memory, as bytes, that a GPU can read and write if it is pinned.
+    """Host memory as bytes, which a GPU can read and write if it is pinned.
 
-    Pinned in place: torch's own allocator of pinned memory takes the next power of two, which may
-    be twice as much.
+    Pinned in place: torch's own allocator of pinned memory rounds up to a power of two, up to twice
+    the size.
     """
 
     def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
-        """Take the memory; pinned memory is there at once, other memory as it is used.
+        """Allocate the memory; pinned memory is resident at once, other memory on use.
 
         Raises:
-            SettingsError: the host does not have so much.
+            SettingsError: the host has too little memory.
         """
         free = free_memory_bytes(torch.device("cpu"))
         if num_bytes > free:
@@ -155,7 +159,7 @@ class HostMemory:
             raise SettingsError(
                 "host_memory_gb", f"the host gives no {num_bytes / 1e9:.3g} GB: {error}"
             ) from error
-        # Pinning takes a page at a time. Without effect where the system has no larger ones.
+        # Pinning takes a page at a time, so ask for large pages; no effect on systems without them.
         with suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
@@ -169,7 +173,7 @@ class HostMemory:
         self._is_pinned = True
 
     def close(self) -> None:
-        """Give the memory back; nothing may use it any more. May be called twice."""
+        """Release the memory; nothing may use it any more. May be called twice."""
         if self._is_pinned:
             self._is_pinned = False
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
@@ -177,7 +181,7 @@ class HostMemory:
 
 
 class _Done:
-    """A copy that is over; implements `Copy`."""
+    """A finished copy; implements `Copy`."""
 
     def is_read(self) -> bool:
         return True
@@ -187,7 +191,7 @@ class _Done:
 
 
 class CpuCopies:
-    """Copies in memory; implements `BlockCopies`."""
+    """Copies within host memory; implements `BlockCopies`."""
 
     def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
         self.num_slots = len(slots)
@@ -212,10 +216,10 @@ class CpuCopies:
         return _Done()
 
     def before_launch(self, behind: Sequence[Copy]) -> None:
-        """Nothing is on its way."""
+        """Nothing is in progress."""
 
     def after_launch(self, number: int) -> None:
-        """Nothing depends on it."""
+        """Nothing depends on launches."""
 
     def close(self) -> None:
         del self._blocks, self._slots
@@ -239,7 +243,7 @@ class _CudaCopy:
 class CudaCopies:
     """Copies that run concurrently with a GPU's steps; implements `BlockCopies`.
 
-    Steps are launched on the current stream of the thread that calls.
+    Steps are launched on the current stream of the calling thread.
     """
 
     def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
@@ -251,17 +255,17 @@ class CudaCopies:
         self._device = pieces.device
         self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
         shape = (self.chunk, *slots.shape[1:])
-        # NOTE: buffers of their own, for good: what the allocator hands out belongs to one stream.
+        # NOTE: permanent buffers, because the allocator's memory belongs to one stream.
         self._leaving = torch.empty(shape, dtype=pieces.dtype, device=self._device)
         self._coming = torch.empty(shape, dtype=pieces.dtype, device=self._device)
-        #: Behind the launches of the last steps, with their numbers.
+        #: Marks behind the last steps' launches, with the steps' numbers.
         self._marks: deque[tuple[int, torch.cuda.Event]] = deque(maxlen=_MARKS)
 
     @torch.inference_mode()
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
-        """See `BlockCopies`.
+        """Start copying blocks out; see `BlockCopies`.
 
-        Blocks need no mark to wait for: the host has seen the outcome of the steps that wrote them.
+        Blocks need no mark to wait for: the host has seen the results of the steps that wrote them.
         """
         copy = _CudaCopy()
         with torch.cuda.stream(self._out):
@@ -288,7 +292,7 @@ class CudaCopies:
                 source = self._slots[slot : slot + count]
                 arrived[first : first + count].copy_(source, non_blocking=True)
             places = self._places(blocks)
-            # Of launches without a mark the outcome was seen.
+            # The results of launches without a mark were seen.
             for number, mark in self._marks:
                 if number <= after:
                     self._in.wait_event(mark)
@@ -315,12 +319,12 @@ class CudaCopies:
         self._memory.close()
 
     def _places(self, blocks: Sequence[int]) -> Tensor:
-        """The rows of blocks, on the device, in the order of the current stream."""
+        """Return the rows of blocks on the device, in the order of the current stream."""
         return self._rows.places(blocks).pin_memory().to(self._device, non_blocking=True)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of consecutive numbers: where each begins, its first number, and its length."""
+    """Yield runs of consecutive numbers: position of the start, first number, and length."""
     first = 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:

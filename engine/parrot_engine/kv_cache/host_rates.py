@@ -1,4 +1,4 @@
-"""The break-even between loading blocks and computing them, measured at the start."""
+"""Measures, at the start, when loading blocks is faster than computing them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
 
-#: Tokens of the step that is timed, at most: computing a token takes as long in larger ones.
+#: Maximum tokens of the timed step; larger steps take the same time per token.
 _PREFILL_TOKENS = 2048
-#: Seconds between two looks at a copy, and after which one is given up.
+#: Seconds between polls of a copy, and before it is given up.
 _LOOK_S = 0.00002
 _TIMEOUT_S = 30.0
 
 
 class Rates(NamedTuple):
-    """Costs of loading and of computing, in seconds."""
+    """Costs of loading and computing, in seconds."""
 
-    #: Before a fetch yields anything: a step goes by, and a transfer has to begin.
+    #: Latency of a fetch: a step passes, and a transfer has to start.
     start_s: float
-    #: To bring one more block.
+    #: Cost of each further block.
     block_s: float
-    #: To compute one more token of a prompt.
+    #: Cost of computing one more token of a prompt.
     token_s: float
 
 
 def load_copies(
     runner: ModelRunner, settings: BuiltinSettings
 ) -> tuple[BlockCopies | None, BuiltinSettings]:
-    """The memory of a runner's host tier, and settings with its break-even.
+    """Return a runner's copies for a host tier, and settings with the break-even length.
 
-    None where there is no host tier, or where it would never be faster than computing.
+    The copies are None if there is no host tier, or if it would never be faster than computing.
 
     Raises:
         SettingsError: the host has no memory for it.
@@ -67,9 +67,9 @@ def load_copies(
 
 
 def least_blocks(rates: Rates, block_size: int) -> int | None:
-    """The shortest run of blocks that is brought back sooner than computed; None: no run is.
+    """Return the shortest run of blocks that loads faster than it computes; None if there is none.
 
-    Keys that a computed token looks at are not counted, which favours computing.
+    The keys that a computed token attends to are not counted, which favours computing.
     """
     gain_s = block_size * rates.token_s - rates.block_s
     if gain_s <= 0:
@@ -78,7 +78,7 @@ def least_blocks(rates: Rates, block_size: int) -> int | None:
 
 
 def measure(runner: ModelRunner, copies: BlockCopies, max_batch_tokens: int) -> Rates:
-    """Time both on a runner whose cache is unused; takes the time of a few steps."""
+    """Measure both on a runner with an unused cache; takes a few steps."""
     size = runner.block_size
     tokens = min(_PREFILL_TOKENS, max_batch_tokens, runner.max_position, runner.num_blocks * size)
     step_s = _second_s(lambda: _compute(runner, 1))
@@ -95,7 +95,7 @@ def measure(runner: ModelRunner, copies: BlockCopies, max_batch_tokens: int) -> 
 
 
 def _second_s(work: Callable[[], None]) -> float:
-    """Seconds that something takes when it is done for the second time."""
+    """Return the seconds of the second run of some work."""
     work()
     begin = time.perf_counter()
     work()

@@ -1,8 +1,8 @@
 """The slots of the host tier: the index of copies and their order of eviction.
 
-Bookkeeping alone: knows neither tensors nor the pool of the device's blocks. A slot is *free*,
-*held* (its copy can be found by the hash of its block) or *forgotten* (nobody can find its copy,
-but something still reads it). Copies are dropped least recently used first, never while they are
+This is bookkeeping only, independent of tensors and the pool of the device's blocks. A slot is
+*free*, *held* (its copy can be found by the hash of its block) or *forgotten* (its copy cannot be
+found, but is still being read). Copies are dropped least recently used first, never while they are
 read.
 """
 
@@ -18,14 +18,14 @@ class HostSlots:
     """A fixed number of slots, named 0 … num_slots-1."""
 
     def __init__(self, num_slots: int, on_drop: Callable[[bytes], None]) -> None:
-        """All slots are free; `on_drop` is called with each hash that is no longer held."""
+        """Start with all slots free; `on_drop` is called with each hash that is no longer held."""
         self.num_slots = num_slots
         self._on_drop = on_drop
-        #: Taken from the end: lowest numbers first, to begin with, so that copies lie together.
+        #: Taken from the end, so initially the lowest numbers first, which keeps copies together.
         self._free = list(range(num_slots - 1, -1, -1))
         #: Least recently used first.
         self._held: OrderedDict[bytes, int] = OrderedDict()
-        #: How often a slot is being read.
+        #: Number of current readers per slot.
         self._readers: Counter[int] = Counter()
         self._forgotten: set[int] = set()
 
@@ -36,20 +36,21 @@ class HostSlots:
         return digest in self._held
 
     def __iter__(self) -> Iterator[bytes]:
-        """The hashes of all copies, the first to be dropped first."""
+        """Iterate over the hashes of all copies, the first to be dropped first."""
         return iter(self._held)
 
     def find(self, digest: bytes) -> int | None:
         return self._held.get(digest)
 
     def take(self, digest: bytes) -> int | None:
-        """A slot for a new copy, which is used most recently; the oldest one goes for it.
+        """Take a slot for a new copy, marked as most recently used; evicts the oldest copy if
+        needed.
 
         Returns:
-            The slot; None when all are being read.
+            The slot; None if all are being read.
 
         Raises:
-            BlockStateError: there is a copy of this block.
+            BlockStateError: this block already has a copy.
         """
         if digest in self._held:
             raise BlockStateError("host tier", "a second copy of a block")
@@ -63,7 +64,9 @@ class HostSlots:
         return slot
 
     def begin_read(self, digest: bytes) -> int:
-        """The slot of a copy, which stays as it is until `end_read`; it is used most recently."""
+        """Return a copy's slot, which stays unchanged until `end_read`, and mark it as most
+        recently used.
+        """
         slot = self._held[digest]
         self._held.move_to_end(digest)
         self._readers[slot] += 1
@@ -73,7 +76,7 @@ class HostSlots:
         """End one read of a slot.
 
         Raises:
-            BlockStateError: it is not being read.
+            BlockStateError: the slot is not being read.
         """
         if self._readers[slot] < 1:
             raise BlockStateError("host tier", f"slot {slot} was not being read")
@@ -85,7 +88,7 @@ class HostSlots:
                 self._free.append(slot)
 
     def forget(self, digest: bytes) -> None:
-        """Take a copy out of the index; does nothing when there is none."""
+        """Remove a copy from the index; does nothing if there is none."""
         slot = self._held.pop(digest, None)
         if slot is None:
             return
@@ -99,7 +102,7 @@ class HostSlots:
         """Check that each slot is in one state.
 
         Raises:
-            BlockStateError: one is in none or in two.
+            BlockStateError: a slot is in no state or in two.
         """
         slots = [*self._free, *self._held.values(), *self._forgotten]
         if sorted(slots) != list(range(self.num_slots)):

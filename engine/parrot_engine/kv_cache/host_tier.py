@@ -1,21 +1,20 @@
-"""The host tier: blocks evicted from the device are in host memory, and are loaded ahead of use.
+"""The host tier: evicted blocks stay in host memory, and are loaded ahead of use.
 
-A second pool of slots, each the size of a block, known by the same hashes. It knows nothing of
-contexts: it adds to the prefix cache what the prefix cache has lost.
+It is a second pool of slots, each of a block's size, indexed by the same hashes. It is independent
+of contexts: it adds to the prefix cache the blocks that the cache has lost.
 
-*Stores.* Blocks are copied before they are evicted, not when: those that would go next (cached
-ones, and what idle contexts hold) have their copy made beside the steps until enough of them can be
-given away at once. Blocks that were dropped by who released them are not copied. A block may be
-taken and written while it is being copied; what is launched then waits for the copy to have read
-it.
+*Stores.* Blocks are copied before eviction, not during it: the next candidates (cached blocks, and
+blocks of idle contexts) are copied beside the steps until enough of them can be given away at once.
+Blocks released with `drop` are not copied. A block may be taken and written while it is being
+copied; later launches then wait until the copy has read it.
 
-*Loads.* A context that could go on from blocks that only the host has does not get a row; the
-blocks are loaded into free ones of the device, are registered in the prefix cache when they are
-there, and the next plan finds them as it finds any prefix. Meanwhile they are the tier's, and all
-others go on. Copies stay in the host's memory until they are the oldest.
+*Loads.* A context that could continue from blocks that only the host has does not get a row. The
+blocks are loaded into free ones of the device and then registered in the prefix cache, where the
+next plan finds them like any prefix. Meanwhile they belong to the tier, and all other contexts
+continue. Copies stay in host memory until they are the oldest.
 
-Whether a run of blocks is worth it is a matter of its length: a copy begins late (a step goes by
-without the context) and then is faster than computing (`parrot_engine.kv_cache.host_rates`).
+A run of blocks must be long enough to be worth loading: a copy starts late (a step passes without
+the context) and then is faster than computing (`parrot_engine.kv_cache.host_rates`).
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.kv_cache.host_slots import HostSlots
 
-#: Share of the device's blocks that may be on their way in at once.
+#: Maximum share of the device's blocks being loaded at once.
 LOADING_SHARE = 0.25
-#: The reserve is looked at again after so many changes of the pool, as a share of it.
+#: The reserve is examined again after this many changes of the pool, as a share of its blocks.
 _RECOUNT_SHARE = 1 / 8
-#: Blocks examined for each block of the reserve, at most.
+#: Maximum blocks examined per block of the reserve.
 _LOOKS = 4
-#: Runs that are remembered to have been fetched in part.
+#: Maximum remembered runs that were fetched in part.
 _MAX_PARTLY_LOADED = 1024
-#: Seconds that a step waits for a copy when there is nothing else to do, and between two looks.
+#: Seconds that a step waits for a copy when there is nothing else to do, and between polls.
 _WAIT_S = 0.002
 _LOOK_S = 0.00005
 
@@ -51,18 +50,18 @@ class _BlockLoad(NamedTuple):
 
 
 class HostTier:
-    """Copies of blocks in host memory, and their ways there and back. One thread drives it."""
+    """Copies of blocks in host memory, and their transfers. One thread drives it."""
 
     def __init__(
         self, num_blocks: int, copies: BlockCopies, *, reserve: int, least_blocks: int
     ) -> None:
-        """Make the pool of the device's blocks, and stand behind it.
+        """Make the pool of the device's blocks with this tier behind it.
 
         Args:
-            num_blocks: of the device.
+            num_blocks: blocks of the device.
             copies: moves the content.
-            reserve: blocks that should always be there to be given away without another copy.
-            least_blocks: shorter runs of blocks are computed rather than brought back.
+            reserve: blocks that should always be available without another copy.
+            least_blocks: shorter runs of blocks are computed rather than loaded.
         """
         self._copies = copies
         #: The pool of the device's blocks.
@@ -74,17 +73,17 @@ class HostTier:
         self._reserve = max(1, min(reserve, copies.num_slots // 2, pool.num_blocks))
         self._least_blocks = least_blocks
         self._max_loading = max(copies.chunk, int(LOADING_SHARE * pool.num_blocks))
-        #: Hashes on their way in, and those of which the ones before were fetched.
+        #: Hashes being loaded, and those whose predecessors were fetched.
         self._loading: set[bytes] = set()
         self._partly_loaded: set[bytes] = set()
         self._loads: deque[tuple[Copy, list[_BlockLoad]]] = deque()
-        #: Copies on their way out, with blocks and slots, and the last one of each.
+        #: Running copies to the host with blocks and slots, and the latest one of each block.
         self._stores: deque[tuple[Copy, list[int], list[int]]] = deque()
         self._storing: dict[int, Copy] = {}
         self._being_written: dict[int, Copy] = {}
-        #: Copies that have not read all of their blocks, some of which were taken since.
+        #: Copies that have not read all their blocks although some were taken since.
         self._overtaken: list[Copy] = []
-        #: Changes of the pool after which the reserve is looked at again.
+        #: Number of pool changes after which the reserve is examined again.
         self._look_at = 0
         #: Blocks copied out and in so far.
         self.num_stored = 0
@@ -96,18 +95,16 @@ class HostTier:
 
     @property
     def room(self) -> int:
-        """Blocks that may be fetched now."""
+        """Return the number of blocks that may be fetched now."""
         return max(0, self._max_loading - len(self._loading))
-
-    # In
 
     def is_loading(self, digest: bytes) -> bool:
         return digest in self._loading
 
     def loadable(self, digests: Iterable[bytes]) -> list[bytes]:
-        """The first of these blocks, as far as only the host has them; none if not worth it.
+        """Return the leading blocks that only the host has; empty if not worth loading.
 
-        `digests` are those of consecutive blocks that a context would compute next.
+        `digests` belong to consecutive blocks that a context would compute next.
         """
         found = list[bytes]()
         for digest in digests:
@@ -120,18 +117,18 @@ class HostTier:
         return found if is_rest or len(found) >= self._least_blocks else []
 
     def load(self, digests: Sequence[bytes], limit: int) -> int:
-        """Bring blocks back that the host has, as far as there is room.
+        """Load blocks that the host has, as far as there is room.
 
         Args:
-            digests: of consecutive blocks.
-            limit: free ones of the device that may be taken.
+            digests: hashes of consecutive blocks.
+            limit: free blocks of the device that may be taken.
 
         Returns:
-            How many are on their way now.
+            The number of blocks now being loaded.
         """
         count = min(len(digests), limit, self.room)
         if 0 < count < len(digests):
-            # The rest comes when there is room for it, however short it is.
+            # The rest follows when there is room for it, however short it is.
             if len(self._partly_loaded) >= _MAX_PARTLY_LOADED:
                 self._partly_loaded.clear()
             self._partly_loaded.add(digests[count])
@@ -140,7 +137,7 @@ class HostTier:
         return count
 
     def _load(self, digests: Sequence[bytes]) -> None:
-        # In the order of their slots, which lie together if they were written together.
+        # In order of slots, which are adjacent if they were written together.
         reading = sorted((self.slots.begin_read(digest), digest) for digest in digests)
         items = [_BlockLoad(digest, slot, self.pool.allocate()) for slot, digest in reading]
         behind = list(self._overtaken)
@@ -158,7 +155,7 @@ class HostTier:
         self.num_loaded += len(items)
 
     def collect(self) -> None:
-        """Register the blocks that were loaded, and finish the copies that were stored."""
+        """Register loaded blocks, and finish completed stores."""
         while self._stores and self._stores[0][0].is_done():
             copy, blocks, slots = self._stores.popleft()
             _forget(self._storing, blocks, copy)
@@ -166,12 +163,12 @@ class HostTier:
         loaded: list[_BlockLoad] = []
         while self._loads and self._loads[0][0].is_done():
             loaded += self._loads.popleft()[1]
-        # From the end, so that leaves would be evicted first.
+        # From the end, so that leaves are evicted first.
         for digest, slot, block in reversed(loaded):
             self.slots.end_read(slot)
             self.pool.loading.remove(block)
             self._loading.remove(digest)
-            # NOTE: a copy that was forgotten meanwhile may be one that is not to be trusted.
+            # NOTE: a copy forgotten meanwhile may be untrustworthy.
             if self.slots.find(digest) == slot:
                 block = self.pool.register(block, digest)
             self.pool.release(block)
@@ -183,13 +180,11 @@ class HostTier:
                 return
             time.sleep(_LOOK_S)
 
-    # Out
-
     def copy_ahead(self, idle: Iterable[Sequence[int]]) -> None:
-        """Copy out what would be given away next and has no copy.
+        """Copy out blocks that are about to be given away and have no copy.
 
         Args:
-            idle: block tables of contexts that do nothing, the first to lose its KV first.
+            idle: block tables of idle contexts, the first to lose its KV first.
         """
         pool = self.pool
         if pool.num_empty >= self._reserve or pool.num_changes < self._look_at:
@@ -206,7 +201,7 @@ class HostTier:
             self._store(chosen[first : first + self._copies.chunk])
 
     def _choose(self, idle: Iterable[Sequence[int]], room: int) -> tuple[list[int], bool]:
-        """Return at most `room` blocks to copy, and if all of the reserve has copies then."""
+        """Return at most `room` blocks to copy, and true if the whole reserve then has copies."""
         pool = self.pool
         missing, looks = self._reserve - pool.num_empty, _LOOKS * self._reserve
         chosen: list[int] = []
@@ -230,7 +225,7 @@ class HostTier:
             assert digest is not None
             if self.slots.take(digest) is None:
                 break
-            # Not to be dropped for the next of them.
+            # Marked as being read, so that the next one does not evict it.
             pairs.append((self.slots.begin_read(digest), block))
         if not pairs:
             return
@@ -245,15 +240,13 @@ class HostTier:
         self.num_stored += len(blocks)
 
     def _on_reuse(self, block: int) -> None:
-        """A registered block is about to be reused."""
+        """Handle the reuse of a registered block."""
         copy = self._storing.get(block)
         if copy is not None and not copy.is_read():
             self._overtaken.append(copy)
 
-    # Steps
-
     def before_launch(self) -> None:
-        """A step is about to be launched, which may write into blocks taken since the last one."""
+        """Prepare for a launch, which may write into blocks taken since the last one."""
         if self._overtaken:
             self._copies.before_launch(_once(self._overtaken))
             self._overtaken.clear()
@@ -265,10 +258,10 @@ class HostTier:
         self._copies.close()
 
     def check_integrity(self) -> None:
-        """Check the slots, and that what is on its way is accounted for.
+        """Check the slots, and the accounting of transfers.
 
         Raises:
-            BlockStateError: something does not fit.
+            BlockStateError: something is inconsistent.
         """
         self.slots.check_integrity()
         items = [item for _, group in self._loads for item in group]
@@ -279,7 +272,7 @@ class HostTier:
 
 
 def _held_alone(tables: Iterable[Sequence[int]], pool: BlockPool) -> Iterator[int]:
-    """Blocks that would be evictable if their contexts lost their KV, leaves first."""
+    """Yield blocks that would be evictable if their contexts lost their KV, leaves first."""
     for table in tables:
         for block in reversed(table):
             if pool.references(block) == 1:

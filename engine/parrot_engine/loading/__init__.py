@@ -1,1 +1,1 @@
-"""From options to a loaded engine: model folders and engine kinds."""
+"""Turns options into a loaded engine: model folders and engine kinds."""

@@ -1,7 +1,7 @@
-"""From options to a running engine: which kind, which folder, which name.
+"""Turns options into a running engine: its kind, its folder, its name.
 
-Imports only the chosen engine; a machine without transformers can use
-the builtin engine, and the reverse.
+Imports only the chosen engine: a machine without transformers can use the builtin engine, and vice
+versa.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _KINDS = ("auto", "builtin", "huggingface")
 class EngineOptions:
     """The model to load, and the settings of all engines.
 
-    None stands for the engine's own default. What the chosen engine does not have is ignored.
+    None means the engine's own default. Options that the chosen engine lacks are ignored.
     """
 
     #: A folder, a hub id, or `parrot-demo`.
     model: str
-    #: The name under which it is served; the folder's name or the hub id by default.
+    #: The name for clients; by default the folder's name or the hub id.
     name: str | None = None
-    #: `auto` takes the builtin engine where it supports the model.
+    #: `auto` means the builtin engine if it supports the model.
     kind: EngineKind = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -65,7 +65,7 @@ class EngineOptions:
     gpu_memory_utilization: float | None = None
     memory_share: float | None = None
     cuda_graphs: str | None = None
-    #: How keys and values are stored.
+    #: Storage format of keys and values.
     kv_cache_dtype: str | None = None
     overlap: str | None = None
     speculative_tokens: int | None = None
@@ -92,21 +92,21 @@ class EngineOptions:
     host_memory_gb: float | None = None
     host_blocks: int | None = None
     host_min_tokens: int | None = None
-    #: LoRA adapters to load, folders by name, and folders in which others may be loaded later;
-    #: room for how many in a step, and of what rank (builtin engine only).
+    #: LoRA adapters to load (folders by name), folders from which others may be loaded later, and
+    #: the maximum number per step and their rank (builtin engine only).
     adapters: dict[str, str] | None = None
     adapter_folders: list[str] | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
     #: See `BuiltinSettings` (builtin engine only).
     deterministic: bool | None = None
-    #: Random weights: of the model only the configuration is read (builtin engine only).
+    #: True: random weights, reading only the model's configuration (builtin engine only).
     dummy_weights: bool = False
-    #: Run Python code that comes with the checkpoint (huggingface engine only).
+    #: True: run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `SettingsError` for a kind that does not exist, or has no dummy weights."""
+        """Raise `SettingsError` for an unknown kind, or one without dummy weights."""
         if self.kind not in _KINDS:
             raise SettingsError("kind", f"{self.kind!r} is none of {', '.join(_KINDS)}")
         if self.dummy_weights and self.kind == "huggingface":
@@ -118,10 +118,10 @@ class EngineOptions:
 
     @classmethod
     def from_json(cls, text: str) -> EngineOptions:
-        """Options from a JSON object.
+        """Parse options from a JSON object.
 
         Raises:
-            SettingsError: not an object, an unknown key, or a value of another type.
+            SettingsError: the text is no object, a key is unknown, or a value has the wrong type.
         """
         try:
             values = json.loads(text)
@@ -138,7 +138,7 @@ class EngineOptions:
         return cls(**values)
 
 
-#: By option, what its flag on a command line is beyond an optional value of the option's type.
+#: By option, properties of its command-line flag besides an optional value of the option's type.
 _FLAGS: dict[str, dict[str, Any]] = {
     "kind": {"choices": _KINDS},
     "device": {"help": "cpu, cuda, cuda:1, … (default: auto)"},
@@ -207,7 +207,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add the flags of some `EngineOptions`, which are None unless given."""
+    """Add flags for some `EngineOptions`, which are None unless given."""
     hints = get_type_hints(EngineOptions)
     for name in names:
         flag = dict(_FLAGS[name])
@@ -218,7 +218,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The `EngineOptions` that were given on a command line, by name."""
+    """Return the `EngineOptions` given on a command line, by name."""
     names = EngineOptions.__dataclass_fields__.keys()
     return {
         name: value for name, value in vars(parsed).items() if value is not None and name in names
@@ -226,20 +226,20 @@ def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 class LoadedEngine(NamedTuple):
-    """An engine that is ready to run, and the model's tokenizer and templates."""
+    """A ready engine, and the model's tokenizer and templates."""
 
     engine: Engine
     text: TextAssets
 
 
 def load_engine(options: EngineOptions) -> LoadedEngine:
-    """Find the model and load it; may download, takes as long as it takes.
+    """Find the model and load it; may download, and takes as long as needed.
 
-    With `auto`, a model that the builtin engine does not know goes to the huggingface engine.
+    With `auto`, a model unknown to the builtin engine goes to the huggingface engine.
 
     Raises:
         ModelError: the model cannot be found, read or run.
-        SettingsError: an option does not fit model or machine.
+        SettingsError: an option does not suit the model or machine.
     """
     # Imports tokenizers, which engines without text do not need.
     from parrot_engine.text.loading import load_text_assets
@@ -253,13 +253,13 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
 
 
 def load_engine_alone(options: EngineOptions) -> Engine:
-    """Do as `load_engine` does, without the model's tokenizer, which need not exist."""
+    """Do the work of `load_engine` without the model's tokenizer, which need not exist."""
     return _load(options, *_prepare(options))
 
 
 def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
-    """Settings of the builtin engine, unless it is not to be used, and the model's folder."""
-    # Settings first, as a download may be long.
+    """Return the builtin engine's settings, unless it is excluded, and the model's folder."""
+    # Check settings first, because a download may be long.
     settings = None if options.kind == "huggingface" else _builtin_settings(options)
     folder = resolve_model(
         options.model, with_code=options.trust_remote_code, with_weights=not options.dummy_weights
@@ -277,7 +277,7 @@ def _load(
     from parrot_engine.pooling.config import read_pooling
 
     pooling = read_pooling(folder)
-    # Generations are possible all the same on the other engine, and over several GPUs.
+    # The other engine, and several GPUs, still support generation.
     one_device = settings is not None and settings.tensor_parallel == 1
     if pooling is not None and (one_device or not pooling.also_generates):
         if settings is None:
@@ -347,7 +347,7 @@ def _load_pooling(
     name: str,
     tokenizer_json: str | None,
 ) -> Engine:
-    """The engine of a model of vectors or scores; of one that generates too, both."""
+    """Load a model of vectors or scores; if it generates too, load both engines."""
     from parrot_engine.pooling.engine import PoolingEngine
     from parrot_engine.pooling.loader import load_pooling, pooling_of_decoder
 
@@ -390,7 +390,7 @@ def _load_huggingface(
 
     device = resolve_device(options.device)
     chosen = _chosen(options, fields(HuggingFaceSettings))
-    # The builtin engine's alone.
+    # Only for the builtin engine.
     for option in ("tensor_parallel", "enable_expert_parallel", "max_loras"):
         chosen.pop(option, None)
     settings = HuggingFaceSettings.for_device(device.type, **chosen)
@@ -398,7 +398,7 @@ def _load_huggingface(
 
 
 def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, Any]:
-    """The options that an engine has and that were given."""
+    """Return the options that an engine has and that were given."""
     names = [item.name for item in known if item.name in EngineOptions.__dataclass_fields__]
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 

@@ -1,7 +1,7 @@
-"""From a model's name to a folder on this machine.
+"""Finds the folder on this machine for a model's name.
 
-A folder, the bundled demo model, or a repository of the Hugging Face hub, of which only what can be
-served is downloaded: no pickled weights, and code only on request.
+A name is a folder, the bundled demo model, or a Hugging Face repository. Only servable files are
+downloaded: no pickled weights, and code only on request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from parrot_engine.exceptions import ModelError
 from parrot_engine.progress import download_bar
 
-#: The bundled model, for trying things out without a download.
+#: The bundled model, for trials without a download.
 DEMO_MODEL = "parrot-demo"
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -31,7 +31,7 @@ PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
 
 
-#: What keeps a repository from being downloaded.
+#: Reasons why a repository cannot be downloaded.
 HubFailure: TypeAlias = Literal[
     "model_not_found",
     "model_gated",
@@ -44,7 +44,7 @@ HubFailure: TypeAlias = Literal[
 
 
 class ModelNotFoundError(ModelError):
-    """A name that is neither a model folder nor a repository that is available now."""
+    """A name that is neither a model folder nor an available repository."""
 
     def __init__(self, message: str, failure: HubFailure = "model_not_found") -> None:
         super().__init__(message)
@@ -52,20 +52,20 @@ class ModelNotFoundError(ModelError):
 
 
 def shape_names() -> list[str]:
-    """Shapes of well-known models that need no download where weights are drawn at random."""
+    """Return the names of well-known models' shapes, which need no download for random weights."""
     return sorted(folder.name for folder in _SHAPES_FOLDER.iterdir() if folder.is_dir())
 
 
 def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: bool = True) -> Path:
-    """The folder of a model, downloading it if need be (resumes; files already here are kept).
+    """Return a model's folder, downloading it if needed (resumes; existing files are kept).
 
     Args:
         name_or_path: a folder, `parrot-demo`, or a hub id such as `Qwen/Qwen3-0.6B`.
-        with_code: also the Python files of the repository.
-        with_weights: False for the configuration alone; then `shape_names` are known too.
+        with_code: true includes the repository's Python files.
+        with_weights: False for only the configuration; then `shape_names` are accepted too.
 
     Raises:
-        ModelNotFoundError: names what is missing and what to do.
+        ModelNotFoundError: the model is missing; the message says what to do.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -97,12 +97,12 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
 
 
 def is_hub_id(name: str) -> bool:
-    """Return True if a name has the form of a repository's."""
+    """Return true if a name has the form of a repository's."""
     return _HUB_ID.match(name) is not None
 
 
 def served_name(name_or_path: str) -> str:
-    """The model id that clients use when no other is given: the folder's name or the hub id."""
+    """Return the default model id for clients: the folder's name or the hub id."""
     path = Path(name_or_path).expanduser()
     return path.resolve().name if path.is_dir() else name_or_path
 
@@ -129,7 +129,7 @@ def _checked(folder: Path) -> Path:
 
 @contextmanager
 def hub_failures(repository: str) -> Iterator[None]:
-    """Turns what goes wrong with a repository within the block into `ModelNotFoundError`."""
+    """Convert failures of a repository within the block to `ModelNotFoundError`."""
     try:
         from huggingface_hub import constants
         from huggingface_hub.errors import (
@@ -173,8 +173,8 @@ def hub_failures(repository: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        # NOTE: what is wrong on the way is an exception of the HTTP client, which is another one in
-        # each major version of the library.
+        # NOTE: transfer errors are exceptions of the HTTP client, which differs between major
+        # versions of the library.
         raise ModelNotFoundError(
             f"{repository} cannot be downloaded: {type(error).__name__}: {error}", "download_failed"
         ) from error

@@ -1,10 +1,10 @@
-"""`python -m parrot_engine.loading.pull MODEL`: download a hub repository, for another program.
+"""`python -m parrot_engine.loading.pull MODEL`: downloads a hub repository for another program.
 
-Writes a JSON object a line on standard output: first `{"total_bytes": …, "files": …}`, then
-`{"done_bytes": …}` as it goes on, at the end `{"path": …}`, or `{"failure": …, "message": …}` and
-exit status 1. Files that are here whole are kept, also those that an earlier process had finished
-before it was killed; one that it had not finished is begun anew. SIGTERM, and the end of standard
-input, end it and leave nothing unfinished behind.
+Writes one JSON object per line on standard output: first `{"total_bytes": …, "files": …}`, then
+`{"done_bytes": …}` for progress, at the end `{"path": …}`, or `{"failure": …, "message": …}` and
+exit status 1. Complete files are kept, even those of a process that was killed; its incomplete ones
+are downloaded again. SIGTERM, or the end of standard input, ends it without leaving incomplete
+files.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from typing import Any
 
 from parrot_engine.loading.hub import PATTERNS, ModelNotFoundError, hub_failures, is_hub_id
 
-#: Between two lines of progress.
+#: Time between two lines of progress.
 INTERVAL_S = 0.2
 
-#: An unfinished file that was not written to for so long belongs to a process that is gone.
+#: An incomplete file that was not written for this long belongs to a dead process.
 ORPHANED_S = 3600.0
 
-#: Names of unfinished files of which each belongs to one process, as hub clients from 2.0 on write
-#: them; earlier ones go on with `<hash>.incomplete`.
+#: Names of incomplete files that belong to one process, as in hub clients from 2.0 on; earlier
+#: clients resume `<hash>.incomplete`.
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
-#: Takes fields of a line.
+#: Takes the fields of a line.
 Report = Callable[..., None]
 
 
 def pull(repository: str, max_bytes: int, report: Report) -> Path:
-    """Download what can be served of a repository into the hub's cache; the folder there.
+    """Download the servable files of a repository into the hub's cache; return the folder.
 
     Args:
         repository: `name` or `owner/name`.
-        max_bytes: what its files may come to.
+        max_bytes: limit of the files' total size.
         report: called with `total_bytes` and `files`, then with `done_bytes`.
 
     Raises:
-        ModelNotFoundError: it cannot be downloaded; `failure` says why.
+        ModelNotFoundError: the download failed; `failure` has the reason.
     """
     if not is_hub_id(repository):
         raise ModelNotFoundError(f"{repository} is not the name of a hub repository (OWNER/NAME).")
@@ -60,7 +60,7 @@ def pull(repository: str, max_bytes: int, report: Report) -> Path:
         try:
             planned = snapshot_download(repository, allow_patterns=patterns, dry_run=True)
         except DryRunError:
-            # The hub cannot be asked: what is here may be all there is.
+            # The hub cannot be reached; the local files may be complete.
             return Path(snapshot_download(repository, allow_patterns=patterns))
         total = sum(file.file_size for file in planned)
         if not any(file.filename.endswith(".safetensors") for file in planned):
@@ -103,7 +103,7 @@ def _check_room(repository: str, total: int, missing: int, max_bytes: int) -> No
 
 
 def _remove_orphans(blobs: Path) -> None:
-    """Remove what processes that were killed had begun to write, which nobody goes on with."""
+    """Remove incomplete files of killed processes, which nobody resumes."""
     for file in blobs.glob("*.incomplete"):
         with suppress(OSError):
             if _UNFINISHED.search(file.name) and time.time() - file.stat().st_mtime > ORPHANED_S:
@@ -111,7 +111,7 @@ def _remove_orphans(blobs: Path) -> None:
 
 
 def _leave() -> None:
-    """End this process at once, without the files that it has not finished."""
+    """End this process at once, and delete its incomplete files."""
     for descriptor in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):
             file = descriptor.readlink()
@@ -121,7 +121,7 @@ def _leave() -> None:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, which may come and go meanwhile."""
+    """Return the bytes of the files in a folder, which may come and go meanwhile."""
     size = 0
     for file in folder.glob("*"):
         with suppress(FileNotFoundError):
@@ -131,9 +131,9 @@ def _size_of(folder: Path) -> int:
 
 @contextmanager
 def _watch_bytes(blobs: Path, done: int, total: int, report: Report) -> Generator[None]:
-    """Report how much has been written, as long as the block lasts.
+    """Report the bytes written while the block runs.
 
-    NOTE: read off the disk: how files come there (HTTP, Xet) is the hub library's own affair.
+    NOTE: read from the disk, because the transfer (HTTP, Xet) is internal to the hub library.
     """
     begun = _size_of(blobs)
     ended = threading.Event()
@@ -157,7 +157,7 @@ def _watch_bytes(blobs: Path, done: int, total: int, report: Report) -> Generato
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of standard input, a pipe that dies with the parent, and follow."""
+    """Wait for the end of standard input, a pipe that ends with the parent, and exit."""
     while os.read(0, 4096):
         pass
     _leave()

@@ -1,1 +1,1 @@
-"""Formats of quantised checkpoints, each a small file, and what their weights become."""
+"""Formats of quantised checkpoints, one small file each, and the common form of their weights."""

@@ -23,7 +23,7 @@ from parrot_engine.quantization.interface import (
 )
 from parrot_engine.quantization.weights import QuantizedWeight
 
-#: Where a word of eight codes, lowest bits first, holds its columns 0 to 7.
+#: Position of columns 0 to 7 in a word of eight codes, lowest bits first.
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

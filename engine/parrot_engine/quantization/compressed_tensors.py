@@ -42,7 +42,7 @@ class PackedIntegers(Quantization):
     def read(self, prefix: str, stored: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
         packed = required(prefix, "weight_packed", stored)
         codes = unpack(f"{prefix}.weight_packed", packed, self.bits)
-        # The last word of a row may not be full.
+        # The last word of a row may be partial.
         rows, columns = (int(size) for size in required(prefix, "weight_shape", stored))
         if rows != codes.shape[0] or not 0 <= codes.shape[1] - columns < 32 // self.bits:
             raise CheckpointError(
@@ -148,7 +148,7 @@ def read_config(config: Mapping[str, Any]) -> Quantization:
 
 
 def _unless_groups(block: tuple[int, int], text: str) -> tuple[int, int]:
-    """Blocks as `read_scaled` takes them."""
+    """Return a block size for `read_scaled`; refuses groups."""
     if block[0] == 1 and block[1]:
         raise refuse(text, "scales of tensors, rows or blocks")
     return block if all(block) else (0, 0)

@@ -50,10 +50,10 @@ class Float8(Quantization):
 def read_scaled(
     prefix: str, codes: Tensor, stored: Mapping[str, Tensor], block: tuple[int, int]
 ) -> QuantizedWeight:
-    """Codes of 8 bits with scales for blocks of `block`, or without one for a tensor or its rows.
+    """Read 8-bit codes with scales per block of `block`; without a block, per tensor or row.
 
     Raises:
-        CheckpointError: scales are missing or do not fit.
+        CheckpointError: scales are missing or do not match.
     """
     if codes.ndim != 2:
         raise CheckpointError(f"tensor {prefix}.weight has shape {list(codes.shape)}, no matrix")
@@ -76,7 +76,7 @@ def read_scaled(
 
 
 def read_config(config: Mapping[str, Any]) -> Float8:
-    """`quant_method` fp8, fbgemm_fp8, or FP8 of modelopt."""
+    """Read `quant_method` fp8, fbgemm_fp8, or FP8 of modelopt."""
     if config.get("quant_method") == "modelopt" and config.get("quant_algo") != "FP8":
         raise refuse(f"quantization 'modelopt' {config.get('quant_algo')!r}", "its FP8")
     number = config.get("fmt", "e4m3")

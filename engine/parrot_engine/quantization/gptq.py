@@ -30,12 +30,12 @@ _BITS = (4, 8)
 class Gptq(Quantization):
     """`qweight` `[words of in, out]`, `qzeros` `[groups, words of out]`, `scales`, `g_idx` `[in]`.
 
-    With act-order the groups of columns are those of `g_idx`.
+    With act-order, `g_idx` gives the groups of columns.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
 
-    #: What is added to stored zero points: 1 in the first version of the format.
+    #: Added to stored zero points: 1 in the first version of the format.
     zero_offset: int = 1
 
     def read(self, prefix: str, stored: Mapping[str, Tensor]) -> QuantizedWeight:

@@ -1,4 +1,4 @@
-"""The interface of a format: how a checkpoint stores quantised weights, and how they are read."""
+"""The interface of a format: how a checkpoint stores quantised weights, and how to read them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.quantization.weights import QuantizedWeight
 
-#: Standard deviation of drawn weights, that of the dense ones.
+#: Standard deviation of random weights, equal to that of dense ones.
 _STD = 0.02
 
-#: How activations are quantised before a product: not at all, by scales of the checkpoint, or by
-#: scales computed from them.
+#: Quantisation of activations before a product: none, by scales in the checkpoint, or by scales
+#: computed from them.
 Activations: TypeAlias = Literal["none", "static", "dynamic"]
 
 
@@ -26,41 +26,42 @@ Activations: TypeAlias = Literal["none", "static", "dynamic"]
 class Quantization(ABC):
     """The format of a checkpoint's weights, read from `quantization_config`.
 
-    A projection named P is stored as several tensors P.suffix; which projections are quantised is
-    read off the tensors that are there.
+    A projection P is stored as several tensors P.suffix; the tensors present determine which
+    projections are quantised.
     """
 
-    #: Endings of the tensors that stand for `weight`; the first one holds the codes.
+    #: Suffixes of the tensors that make up `weight`; the first one has the codes.
     suffixes: ClassVar[tuple[str, ...]]
 
-    #: As a user would name it, e.g. `AWQ, 4 bits in groups of 128`.
+    #: Name for users, e.g. `AWQ, 4 bits in groups of 128`.
     description: str
     bits: int
-    #: Rows and columns that share a scale; 0: all of them.
+    #: Rows and columns that share a scale; 0: all.
     block: tuple[int, int]
     activations: Activations = "none"
-    #: Names, ends or beginnings of names, or `re:` patterns, of modules that are not quantised.
+    #: Names, prefixes or suffixes of names, or `re:` patterns, of unquantised modules.
     skipped: tuple[str, ...] = ()
-    #: Whether zero points are stored.
+    #: True if zero points are stored.
     zero_points: bool = False
 
     @abstractmethod
     def read(self, prefix: str, stored: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
-        """The weight of projection `prefix` from its tensors by suffix; as a tensor if dense.
+        """Return the weight of projection `prefix` from its tensors by suffix; a dense one as a
+        tensor.
 
         Raises:
-            CheckpointError: tensors are missing, do not fit each other, or hold impossible values.
+            CheckpointError: tensors are missing, do not match, or have impossible values.
         """
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes of a weight with its share of scales and zero points."""
+        """Return the bytes per weight, including its share of scales and zero points."""
         rows, columns = self.block
         share = 0.0 if not columns else 1 / columns / max(1, rows)
         return self.bits / 8 + share * (2 if self.bits == 4 else 4) + share * self.zero_points
 
     def skips(self, name: str) -> bool:
-        """Return True if module `name` stays dense where weights are drawn at random."""
+        """Return true if module `name` stays dense when weights are random."""
         for pattern in self.skipped:
             if pattern.startswith("re:"):
                 if re.match(pattern[3:], name):
@@ -70,7 +71,7 @@ class Quantization(ABC):
         return False
 
     def draw(self, rows: int, columns: int, generator: torch.Generator) -> QuantizedWeight:
-        """A random weight of this format, on the generator's device."""
+        """Return a random weight of this format, on the generator's device."""
         device = generator.device
         height, width = self.block[0] or rows, self.block[1] or columns
         count = (-(-rows // height), -(-columns // width))
@@ -96,10 +97,10 @@ class Quantization(ABC):
 
 
 def checked_scales(name: str, scales: Tensor, shape: Sequence[int]) -> Tensor:
-    """Scales as stored, of `shape`, all of them finite and none 0; float32 if of 8 bits.
+    """Return stored scales of `shape`, all finite and nonzero; float32 if stored in 8 bits.
 
     Raises:
-        CheckpointError: they are not.
+        CheckpointError: the scales violate this.
     """
     if scales.shape != torch.Size(shape):
         raise CheckpointError(
@@ -117,10 +118,10 @@ def checked_scales(name: str, scales: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def required(prefix: str, suffix: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """One of a projection's tensors.
+    """Return one of a projection's tensors.
 
     Raises:
-        CheckpointError: it is missing.
+        CheckpointError: the tensor is missing.
     """
     if suffix not in stored:
         raise CheckpointError(f"the checkpoint lacks {prefix}.{suffix}")
@@ -128,10 +129,10 @@ def required(prefix: str, suffix: str, stored: Mapping[str, Tensor]) -> Tensor:
 
 
 def unpack(name: str, packed: Tensor, bits: int) -> Tensor:
-    """Codes of 4 or 8 bits, lowest bits first, from int32 words along the last axis: uint8.
+    """Unpack codes of 4 or 8 bits, lowest bits first, from int32 words along the last axis: uint8.
 
     Raises:
-        CheckpointError: these are no such words.
+        CheckpointError: the tensor does not have this form.
     """
     if packed.dtype != torch.int32 or packed.ndim != 2:
         raise CheckpointError(
@@ -145,15 +146,15 @@ def unpack(name: str, packed: Tensor, bits: int) -> Tensor:
 
 
 def centred(codes: Tensor, bits: int) -> Tensor:
-    """Unsigned codes (uint8) less half their range: int8."""
+    """Return unsigned codes (uint8) minus half their range: int8."""
     return (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """An integer of `quantization_config`.
+    """Return an integer of `quantization_config`.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no integer.
     """
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -162,10 +163,10 @@ def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> 
 
 
 def group_size(config: Mapping[str, Any]) -> int:
-    """Columns that share a scale; 0 where all of a row do.
+    """Return the columns that share a scale; 0 if a whole row does.
 
     Raises:
-        CheckpointError: no possible value.
+        CheckpointError: the value is impossible.
     """
     size = integer(config, "group_size", -1)
     if size < -1 or size == 0:
@@ -174,10 +175,10 @@ def group_size(config: Mapping[str, Any]) -> int:
 
 
 def names_of(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """Names of modules under the first key that has any.
+    """Return the module names under the first nonempty key.
 
     Raises:
-        CheckpointError: something else than names.
+        CheckpointError: the value is not a list of names.
     """
     for key in keys:
         names = config.get(key)
@@ -189,5 +190,5 @@ def names_of(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def refuse(what: str, instead: str) -> UnsupportedModelError:
-    """The error for a format that is understood and not supported, with what would be."""
+    """Return the error for a known but unsupported format, naming the supported ones."""
     return UnsupportedModelError(f"{what} (supported: {instead})")

@@ -12,30 +12,30 @@ from torch import Tensor
 from parrot_engine.quantization.interface import Activations
 from parrot_engine.quantization.weights import QuantizedWeight, stack
 
-#: Rows and columns of the blocks that cuBLAS multiplies.
+#: Rows and columns of cuBLAS's blocks.
 BLOCK = 128
-#: Columns of a chunk: of 4 bits, byte i of its 16 holds columns i (lower half) and 16 + i.
+#: Columns of a chunk: with 4 bits, byte i of its 16 has columns i (lower half) and 16 + i.
 CHUNK = 32
 
 
 class PackedWeight(NamedTuple):
-    """A matrix `[out, in]` of codes and scales, its columns in the order of their groups."""
+    """A matrix `[out, in]` of codes and scales; columns are in the order of their groups."""
 
     kind: Literal["fp8", "int8", "int4"]
-    #: `[out, in]` float8_e4m3fn or int8; `[out, in / 2]` uint8 of 4 bits.
+    #: `[out, in]` float8_e4m3fn or int8; `[out, in / 2]` uint8 for 4 bits.
     codes: Tensor
-    #: float32 `[groups, blocks of rows]`: what has fewer bytes cannot be copied while a kernel goes
-    #: on, and each of its steps would wait for it.
+    #: float32 `[groups, blocks of rows]`. Asynchronous copies need four bytes: with smaller scales
+    #: each step of a kernel would wait for them.
     scales: Tensor
-    #: float32, of the shape of `scales`; None: all are 0.
+    #: float32, in the shape of `scales`; None: all are 0.
     zeros: Tensor | None
-    #: The place in x of each column, int32 `[in]`; None: their own.
+    #: The position in x of each column, int32 `[in]`; None: unchanged.
     order: Tensor | None
-    #: Columns of a group, rows of a block.
+    #: Columns per group, rows per block.
     group: int
     rows: int
     activations: Activations
-    #: `scales` of blocks of 128 by 128 as cuBLAS reads them: float32 `[blocks of rows, groups]`,
+    #: `scales` of 128 by 128 blocks in cuBLAS's layout: float32 `[blocks of rows, groups]`, with
     #: the number of groups rounded up to a multiple of 4. None for other weights.
     block_scales: Tensor | None = None
 
@@ -44,7 +44,7 @@ class PackedWeight(NamedTuple):
         return int(self.codes.shape[1]) * (2 if self.kind == "int4" else 1)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """`[out, in]` in `dtype`, columns in the order of x."""
+        """Return `[out, in]` in `dtype`, with columns in the order of x."""
         if self.kind == "int4":
             pairs = self.codes.unflatten(1, (-1, CHUNK // 2))
             codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1).to(dtype) - 8
@@ -66,9 +66,9 @@ class PackedWeight(NamedTuple):
 def pack(
     weight: QuantizedWeight, device: torch.device, activations: Activations = "none"
 ) -> PackedWeight | None:
-    """The weight for the kernels, on `device`; None where they cannot take it.
+    """Pack a weight for the kernels, on `device`; None if they do not support it.
 
-    They take columns in whole chunks, and groups of equally many of them.
+    They need whole chunks of columns, and groups of equal size.
     """
     out_size, in_size = weight.shape
     group = min(weight.block[1], in_size)
@@ -109,28 +109,28 @@ def pack(
 
 
 def _is_blocked(weight: QuantizedWeight) -> bool:
-    """Return True if the weight consists of whole blocks of 128 by 128 with a scale each."""
+    """Return true if the weight consists of whole 128 by 128 blocks with a scale each."""
     return weight.block == (BLOCK, BLOCK) and not any(size % BLOCK for size in weight.shape)
 
 
 def _block_scales(scales: Tensor) -> Tensor:
-    """Pad scales `[blocks of rows, groups]` to whole fours of groups."""
+    """Pad scales `[blocks of rows, groups]` to a multiple of four groups."""
     return F.pad(scales, (0, -scales.shape[1] % 4)).contiguous()
 
 
 def pack_stacked(
     weights: Sequence[Tensor | QuantizedWeight], device: torch.device, activations: Activations
 ) -> PackedWeight | None:
-    """`pack` for weights above each other; None also where some are dense, or quantised unlike."""
+    """Pack stacked weights; None also if some are dense, or quantised differently."""
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     stacked = stack(quantized) if len(quantized) == len(weights) else None
     return None if stacked is None else pack(stacked, device, activations)
 
 
 def above_each_other(weights: Iterable[PackedWeight | None], count: int) -> PackedWeight | None:
-    """One weight of `count` equally large ones; None where they are unlike, or one is missing.
+    """Stack `count` equally large weights; None if they differ or one is missing.
 
-    Nor can columns have an order: each weight would have its own.
+    Their columns may not have an order, because each weight would have its own.
     """
     whole: PackedWeight | None = None
     for index, weight in enumerate(weights):

@@ -1,4 +1,4 @@
-"""The table of formats: the one place that a new one is registered in."""
+"""The table of formats, the only place to register a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 from parrot_engine.quantization import awq, compressed_tensors, fp8, gptq
 from parrot_engine.quantization.interface import Quantization
 
-#: By `quant_method`.
+#: Readers by `quant_method`.
 METHODS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": awq.read_config,
     "compressed-tensors": compressed_tensors.read_config,
@@ -21,11 +21,11 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
 
 
 def read_quantization(raw: Mapping[str, Any], architecture: str) -> Quantization | None:
-    """How `config.json` says that the weights are stored; None where they are plain numbers.
+    """Return the storage format of weights named in `config.json`; None for plain numbers.
 
     Raises:
-        UnsupportedModelError: by a method, or with options, that is not in the table.
-        CheckpointError: it contradicts itself.
+        UnsupportedModelError: the method or its options are not in the table.
+        CheckpointError: the configuration contradicts itself.
     """
     config = raw.get("quantization_config") or raw.get("compression_config")
     if config is None:

@@ -1,4 +1,6 @@
-"""A quantised weight as numbers: codes, scales, zero points. Independent of how files store it."""
+"""A quantised weight as numbers: codes, scales, zero points; independent of its storage in
+files.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from torch import Tensor
 
 
 class QuantizedWeight(NamedTuple):
-    """A matrix (codes - zeros) x scales, `[out, in]`; one scale serves a block of it.
+    """A matrix (codes - zeros) x scales, `[out, in]`; each scale covers a block of it.
 
-    A slice, or a stack of several, may need smaller blocks than what it is made of.
+    A slice, or a stack of several, may need smaller blocks than its sources.
     """
 
-    #: `[out, in]`: float8_e4m3fn, or int8 in the range of `bits`.
+    #: `[out, in]`: float8_e4m3fn, or int8 within the range of `bits`.
     codes: Tensor
     #: `[blocks of rows, blocks of columns]`, as stored.
     scales: Tensor
-    #: Rows and columns of a block; the last one of either may be smaller.
+    #: Rows and columns per block; the last of each may be smaller.
     block: tuple[int, int]
-    #: int16, of the shape of `scales`; None: all are 0.
+    #: int16, in the shape of `scales`; None: all are 0.
     zeros: Tensor | None = None
-    #: int64 `[in]`: the block of each column, where they do not follow each other.
+    #: int64 `[in]`: the block of each column, if they are not in order.
     groups: Tensor | None = None
     bits: int = 8
 
@@ -32,14 +34,14 @@ class QuantizedWeight(NamedTuple):
         return self.codes.shape
 
     def dense(self) -> Tensor:
-        """The matrix in float32."""
+        """Return the matrix in float32."""
         weight = self.codes.float()
         if self.zeros is not None:
             weight -= self._spread(self.zeros)
         return weight.mul_(self._spread(self.scales))
 
     def _spread(self, values: Tensor) -> Tensor:
-        """One value a block to one an element, float32."""
+        """Expand one value per block to one per element, float32."""
         rows, columns = self.shape
         values = _by_row(values.float(), self.block[0], rows)
         if self.groups is not None:
@@ -47,7 +49,7 @@ class QuantizedWeight(NamedTuple):
         return values.repeat_interleave(min(self.block[1], columns), dim=1)[:, :columns]
 
     def part(self, rows: slice, columns: slice) -> QuantizedWeight:
-        """The matrix at `[rows, columns]`; both slices have a start and a stop."""
+        """Return the submatrix `[rows, columns]`; both slices have a start and a stop."""
         weight = self._rows(rows)
         if (columns.start, columns.stop) == (0, self.shape[1]):
             return weight
@@ -77,7 +79,7 @@ class QuantizedWeight(NamedTuple):
         return self._replace(codes=self.codes[rows], scales=self.scales[blocks], zeros=zeros)
 
     def by_row(self) -> QuantizedWeight:
-        """The same with a scale, or several, of its own for every row."""
+        """Return the weight with separate scales for every row."""
         height, rows = self.block[0], self.shape[0]
         if height == 1:
             return self
@@ -93,7 +95,7 @@ def _by_row(values: Tensor, height: int, rows: int) -> Tensor:
 
 
 def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """Matrices above each other; None where their columns are not quantised alike."""
+    """Stack matrices; None if their columns are quantised differently."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -110,7 +112,7 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     if any(weight.block[0] != height or weight.shape[0] % height for weight in weights):
         weights = [weight.by_row() for weight in weights]
     elif height > 1 and first.scales.shape[0] == 1:
-        # One scale for a whole matrix; the next matrix has another.
+        # A single scale covers a whole matrix, and the next matrix has another.
         weights = [weight.by_row() for weight in weights]
     zeros = None
     if any(weight.zeros is not None for weight in weights):

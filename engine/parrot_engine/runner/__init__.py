@@ -1,1 +1,1 @@
-"""Steps on a device: tensors, CUDA graphs, sampling."""
+"""Runs steps on a device: tensors, CUDA graphs, sampling."""

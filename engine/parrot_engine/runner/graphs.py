@@ -1,9 +1,9 @@
-"""CUDA graphs of whole steps, one for each bucket of tokens and kind of work.
+"""CUDA graphs of whole steps, one per bucket of tokens and kind of work.
 
-A graph repeats a fixed series of launches for the price of one. What differs from step to step,
-tokens, positions and the attention's plan, is read from one buffer on the device, laid out the
-same for all steps of a bucket; a step that has fewer tokens is padded with tokens that are
-written nowhere and whose results nobody reads. A step that no bucket holds is left to the caller.
+A graph repeats a fixed series of launches for the price of one. The inputs of a step (tokens,
+positions and the attention plan) are read from one buffer on the device, with the same layout for
+all steps of a bucket. A smaller step is padded with tokens that are not written and whose results
+are not read. Steps without a bucket are left to the caller.
 
 All graphs share their memory, and are replayed one after the other on one stream.
 """
@@ -36,19 +36,19 @@ from parrot_engine.runner.step_inputs import Ints, StepTokens
 
 _log = logging.getLogger(__name__)
 
-#: Most tokens of a graph without prefill; see `MAX_MIXED_TOKENS`.
+#: Largest graph without prefill, in tokens; see `MAX_MIXED_TOKENS`.
 _MAX_DECODE_TOKENS = 256
-#: The output head is part of graphs without prefill of up to so many tokens; behind others it is
+#: Graphs without prefill of up to this many tokens include the output head; after others it is
 #: launched for the rows that need it.
 _MAX_HEAD_TOKENS = 256
-#: What the driver keeps of one graph, roughly.
+#: Approximate memory of the driver per graph.
 _BYTES_PER_GRAPH = 4 << 20
 
 _WHOLE = Parts(tiles=False, wide=False, merges=False)
 _NARROW = Parts(tiles=False, wide=False)
 _SHARED = Parts(tiles=False, wide=True)
 _MIXED = Parts(tiles=True, wide=True)
-#: Fewer rows than this have their keys cut.
+#: With fewer rows than this, keys are always cut.
 _MIN_WHOLE_TOKENS = 8
 
 
@@ -57,12 +57,12 @@ class Key(NamedTuple):
 
     num_tokens: int
     parts: Parts
-    #: Tokens may have adapters.
+    #: True: tokens may have adapters.
     adapters: bool = False
 
 
 class Capture(Protocol):
-    """Makes something repeatable of a function that launches work."""
+    """Turns a function that launches work into a repeatable one."""
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a function that repeats the launches, and the tensor that they fill."""
@@ -77,7 +77,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See `Capture`; runs `work` once before, so that all kernels are compiled."""
+        """Capture `work`; runs it once before, so that all kernels are compiled."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
@@ -98,25 +98,25 @@ class CudaCapture:
 
 
 class CaptureError(Exception):
-    """A model's launches cannot be repeated unchanged; the message says why."""
+    """A model's launches cannot be repeated unchanged; the message gives the reason."""
 
 
 class TriedCapture:
-    """A capture of a model whose code is not ours: it may look at what the device has computed."""
+    """Captures a foreign model, whose code may read results from the device."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See `Capture`.
+        """Capture `work`.
 
         Raises:
-            CaptureError: `work` waits for the device, or does what no graph can hold.
+            CaptureError: `work` waits for the device, or does something that no graph can contain.
         """
-        # Kernels are compiled first, which may wait as well.
+        # Compile kernels first, which may wait too.
         work()
         try:
-            # A capture that fails leaves torch's allocator in a state in which it frees nothing.
+            # A failed capture leaves torch's allocator in a state in which it frees nothing.
             with _no_waiting():
                 work()
             return self._capture(work)
@@ -128,7 +128,7 @@ class TriedCapture:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Operations of torch's that wait for the device raise RuntimeError, in the whole process."""
+    """Make torch operations that wait for the device raise RuntimeError, in the whole process."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
@@ -140,16 +140,18 @@ def _no_waiting() -> Iterator[None]:
 
 
 class RequiredCapture:
-    """A capture whose failure is one of the settings; `StepGraphs` does without the graph else."""
+    """Turns a failed capture into an error of the settings; otherwise `StepGraphs` would continue
+    without the graph.
+    """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See `Capture`.
+        """Capture `work`.
 
         Raises:
-            SettingsError: there is no memory for it.
+            SettingsError: there is not enough memory.
         """
         try:
             return self._capture(work)
@@ -163,7 +165,7 @@ class _Graph(NamedTuple):
 
 
 class Bucket:
-    """Where a step of up to `num_tokens` tokens lies in the buffer."""
+    """The place of a step of up to `num_tokens` tokens in the buffer."""
 
     def __init__(
         self,
@@ -172,13 +174,15 @@ class Bucket:
         make_layout: Callable[[int], PlanLayout],
         num_slots: int = 0,
     ) -> None:
-        """From `start` of the buffer on; with `num_slots` there is room for tiles of adapters."""
+        """Lay out from `start` of the buffer on; with `num_slots` there is room for adapter
+        tiles.
+        """
         size = aligned(num_tokens)
         self.num_tokens = num_tokens
         self.start = start
         self.token_ids = start
         self.positions = start + size
-        #: For each token the place in the buffer where its id stands.
+        #: For each token, the place of its id in the buffer.
         self.places = start + 2 * size
         #: See `AdapterRows`.
         self.order = start + 3 * size
@@ -189,9 +193,9 @@ class Bucket:
     def write(
         self, buffer: Ints, tokens: StepTokens, host: HostPlan, grouped: GroupedTokens | None = None
     ) -> int:
-        """Write a step that fits; returns the end of what has a meaning."""
+        """Write a step that fits; return the end of the meaningful part."""
         self._write_tokens(buffer, tokens.token_ids, tokens.positions)
-        # Tokens of the step before stand at the buffer's beginning, row by row.
+        # The previous step's tokens are at the buffer's beginning, row by row.
         buffer[self.places + tokens.pending_at] = tokens.pending_rows
         if grouped is not None:
             tiles = grouped.tiles(tile_size(self.num_tokens)).ravel()
@@ -205,7 +209,7 @@ class Bucket:
         return self.layout.write_nothing(buffer)
 
     def rows(self, buffer: Tensor) -> AdapterRows:
-        """Where the kernels read which tokens have adapters."""
+        """Return views that tell the kernels which tokens have adapters."""
         tiles = buffer[self.tiles : self.tiles + 3 * self.num_tiles].view(-1, 3)
         order = buffer[self.order : self.order + self.num_tokens]
         return AdapterRows(order, tiles, tile_size(self.num_tokens))
@@ -213,7 +217,7 @@ class Bucket:
     def _write_adapters(self, buffer: Ints, order: Ints, tiles: Ints) -> None:
         buffer[self.order : self.order + len(order)] = order
         buffer[self.tiles : self.tiles + len(tiles)] = tiles
-        # Tiles of no tokens.
+        # Empty tiles.
         buffer[self.tiles + len(tiles) : self.tiles + 3 * self.num_tiles] = 0
 
     def _write_tokens(self, buffer: Ints, token_ids: Ints, positions: Ints) -> None:
@@ -243,10 +247,10 @@ class StepGraphs:
         max_slots: int = MAX_SLOTS,
         adapters: AdapterSlots | None = None,
     ) -> None:
-        """Make the buffers; graphs are captured by `capture_all`, or when they are first needed.
+        """Make the buffers; `capture_all` captures graphs, or their first use does.
 
-        `max_rows` and `max_tokens` are the largest step's, `max_context` is the longest context.
-        With `adapters` of the model there are graphs for steps in which tokens have some.
+        `max_rows` and `max_tokens` are the limits of a step, `max_context` that of a context. With
+        the model's `adapters` there are separate graphs for steps in which tokens use them.
         """
         device = kv_cache.device
         self._model = model
@@ -267,7 +271,7 @@ class StepGraphs:
         num_slots = 0 if adapters is None else adapters.count
         self._buckets = {count: Bucket(count, start, layout(count), num_slots) for count in counts}
         size = max(bucket.layout.size for bucket in self._buckets.values())
-        #: Tokens of the step before, then what a bucket lays out.
+        #: Tokens of the previous step, then the layout of a bucket.
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(self._buffer)
         self._partials = attention.partials(
@@ -284,7 +288,7 @@ class StepGraphs:
         )
         #: None: could not be captured.
         self._graphs: dict[Key, _Graph | None] = {}
-        #: For each set of parts, with adapters or without, the keys that cover it, smallest first.
+        #: For each set of parts, with and without adapters: the keys that cover it, smallest first.
         self._covering = {
             (parts, adapted): [
                 key for key in self.keys if key.parts.cover(parts) and key.adapters == adapted
@@ -292,10 +296,10 @@ class StepGraphs:
             for parts in map(Parts._make, product((False, True), repeat=3))
             for adapted in (False, True)
         }
-        #: Steps that a graph computed, and steps that none did.
+        #: Steps computed by a graph, and steps computed without one.
         self.num_replays = 0
         self.num_misses = 0
-        #: Graphs are also captured while there is no step to run.
+        #: True: graphs are also captured while there is no step to run.
         self.ahead = False
 
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -307,19 +311,19 @@ class StepGraphs:
                 progress(len(self._graphs), len(self.keys))
 
     def capture_next(self) -> bool:
-        """Capture the largest graph that is missing; return True while others are."""
+        """Capture the largest missing graph; return true while others are missing."""
         missing = [key for key in self.keys if key not in self._graphs]
         if missing:
             self._graph(missing[-1])
             if len(missing) > 1:
                 return True
             if self._buffer.is_cuda:
-                # The memory that the work took when it ran for the first time.
+                # Release the memory that the first run of the work took.
                 torch.cuda.empty_cache()
         return False
 
     def forget(self) -> None:
-        """Let go of all graphs, and of what they hold."""
+        """Release all graphs and their memory."""
         self._graphs.clear()
 
     def run(
@@ -329,10 +333,10 @@ class StepGraphs:
         sampled: Tensor,
         grouped: GroupedTokens | None = None,
     ) -> Computed | None:
-        """Launch a step, or return None when no graph holds it.
+        """Launch a step, or return None if no graph covers it.
 
-        `sampled` has the tokens of the step before, row by row, on the device. The results are
-        those of the step's tokens alone.
+        `sampled` has the previous step's tokens, row by row, on the device. The results cover only
+        the step's own tokens.
         """
         count = len(tokens.token_ids)
         key = self._choose(count, host, adapted=grouped is not None)
@@ -359,7 +363,7 @@ class StepGraphs:
         if place == len(keys):
             return None
         key = keys[place]
-        # Larger buckets have no more room for a row's blocks, and little more for items.
+        # Larger buckets have equal room for a row's blocks, and little more for items.
         return key if self._buckets[key.num_tokens].layout.holds(*host) else None
 
     def _graph(self, key: Key) -> _Graph | None:
@@ -398,7 +402,7 @@ class StepGraphs:
                 find_largest(logits, *largest)
             return hidden
 
-        # What the buffer holds was laid out for another bucket.
+        # The buffer's content was laid out for another bucket.
         self._staging.send(bucket.start, bucket.write_nothing(self._staging.take()))
         replay, hidden = self._capture(work)
         return _Graph(replay, Computed(hidden, logits, largest))
@@ -411,11 +415,11 @@ def _first(largest: Largest, count: int) -> Largest:
 def graph_keys(
     max_tokens: int, attention: TritonAttention, *, with_adapters: bool = False
 ) -> list[Key]:
-    """The graphs for steps of up to `max_tokens` tokens, smallest first.
+    """Return the graphs for steps of up to `max_tokens` tokens, smallest first.
 
-    Steps without prefill have graphs of their own: a launch that finds no work takes some
-    microseconds in each layer. So do those among them in which many rows share a prefix, and those
-    in which no row's keys are cut, and those in which tokens have adapters.
+    Steps without prefill have separate graphs, because a launch without work takes some
+    microseconds per layer. Among them there are separate graphs for steps in which many rows share
+    a prefix, steps without cut keys, and steps with adapters.
     """
     decode = _up_to(min(max_tokens, _MAX_DECODE_TOKENS), _decode_buckets())
     mixed = _up_to(min(max_tokens, MAX_MIXED_TOKENS), _mixed_buckets())
@@ -443,13 +447,13 @@ def graph_bytes(
     slot_bytes: int,
     with_adapters: bool = False,
 ) -> int:
-    """Rough memory of all graphs, to be set aside before the cache takes the rest.
+    """Estimate the memory of all graphs, to be reserved before the cache takes the rest.
 
-    `step_bytes` is what the largest step, of `max_tokens` tokens, takes besides the cache, and
-    `slot_bytes` one partial result of attention.
+    `step_bytes` is the memory of the largest step, of `max_tokens` tokens, besides the cache;
+    `slot_bytes` is that of one partial attention result.
     """
     activations = int(step_bytes * min(1.0, MAX_MIXED_TOKENS / max_tokens))
-    # Where all graphs leave them, and of some models in the model's dtype before.
+    # Logits left by all graphs, and for some models their form in the model's dtype before.
     logits = 2 * _MAX_HEAD_TOKENS * vocab_size * 4
     num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())
     num_graphs *= 2 if with_adapters else 1
@@ -457,16 +461,16 @@ def graph_bytes(
 
 
 def _decode_buckets() -> list[int]:
-    """Close where a step is short, at most a sixth apart further up."""
+    """Return sizes that are dense for short steps, and at most a sixth apart for longer ones."""
     return [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32)]
 
 
 def _mixed_buckets() -> list[int]:
-    """From where tokens cost arithmetic, not only the reading of weights, closer together."""
+    """Return sizes that are denser where tokens cost arithmetic besides the reading of weights."""
     return [16, 32, 48, *range(64, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 
 
 def _up_to(limit: int, buckets: Sequence[int]) -> list[int]:
-    """Buckets below `limit`, and one that holds it."""
+    """Return the buckets below `limit`, and `limit` itself."""
     below = [count for count in buckets if count < limit]
     return [*below, limit]

@@ -1,4 +1,6 @@
-"""From a checkpoint directory to a runner: loads the model, sizes the KV cache, captures graphs."""
+"""Turns a checkpoint directory into a runner: loads the model, sizes the KV cache, captures
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class RankCollective(Collective, Protocol):
-    """The operations by which ranks load together."""
+    """The operations that ranks use to load together."""
 
     def use_peer_memory(self, hidden_size: int, dtype: torch.dtype) -> bool:
-        """Sum rows of few tokens through peer memory, where that works for every rank."""
+        """Use peer memory for sums over few tokens, if that works for every rank."""
         ...
 
     def least(self, value: int) -> int: ...
@@ -54,16 +56,16 @@ def load_runner(
 ) -> ModelRunner:
     """Load the checkpoint in directory `path` and make this process's runner with a KV cache.
 
-    With `collective` the runner is one rank's; all ranks are to load at the same time. `make` is
+    With `collective` the runner is one rank's; all ranks must load at the same time. `make` is
     `ModelRunner`, or makes a subclass of it from the same arguments.
 
     Sets torch's thread count for the process when the device is the CPU, and the thread's current
     device when it is a GPU.
 
     Raises:
-        UnsupportedModelError: the model is not one that this engine knows how to run.
+        UnsupportedModelError: this engine cannot run the model.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: device, dtype or cache size cannot be had.
+        SettingsError: device, dtype or cache size is not available.
     """
     device, kernels = prepare_device(settings)
     try:
@@ -104,10 +106,10 @@ def load_runner(
 
 
 def prepare_device(settings: BuiltinSettings) -> tuple[torch.device, Kernels]:
-    """Where a model is to compute, and with what; see `load_runner` for what it sets.
+    """Choose the device and kernels of a model; see `load_runner` for side effects.
 
     Raises:
-        SettingsError: device, kernels or dtype of the cache cannot be had.
+        SettingsError: device, kernels or dtype of the cache is not available.
     """
     device = resolve_device(settings.device)
     if device.type == "cpu":
@@ -135,12 +137,12 @@ def runner_of(
     make: Callable[..., ModelRunner] = ModelRunner,
     tries_graphs: bool = False,
 ) -> ModelRunner:
-    """A runner for a loaded model, with as large a KV cache as settings or memory say.
+    """Make a runner for a loaded model, with a KV cache sized by settings or memory.
 
-    Where it `tries_graphs`, a model that cannot be captured does without them.
+    With `tries_graphs`, a model that cannot be captured runs without graphs.
 
     Raises:
-        SettingsError: the size of the cache or of steps cannot be had.
+        SettingsError: there is no room for the cache or for steps.
     """
 
     def make_runner(num_blocks: int, make: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
@@ -167,7 +169,7 @@ def runner_of(
         with _timed("trying the largest step"):
             in_step = step_bytes(make_runner, settings, longest, device)
         if settings.has_host_tier:
-            # Copies go through two buffers on the device.
+            # Copies pass through two buffers on the device.
             in_step += 2 * staging_blocks(per_block) * per_block
         free, total = torch.cuda.mem_get_info(device)
         utilization, setting = settings.gpu_memory_utilization, "gpu_memory_utilization"
@@ -214,10 +216,10 @@ def adapter_slots(
     dtype: torch.dtype,
     whole: tuple[Decoder, Shard] | None = None,
 ) -> AdapterSlots | None:
-    """Room for adapters of a model, or of the part of `whole` that it is, if settings ask for any.
+    """Reserve adapter slots for a model, or for its part of `whole`, if settings ask for any.
 
     Raises:
-        SettingsError: there is no memory for it.
+        SettingsError: there is not enough memory.
     """
     if not settings.max_loras:
         return None
@@ -233,10 +235,10 @@ def adapter_slots(
 
 
 def _free_share(device: torch.device, settings: BuiltinSettings) -> dict[str, Any]:
-    """Return the memory that a cache without a size may take, as arguments of `kv_blocks`."""
+    """Return the memory for a cache without a set size, as arguments of `kv_blocks`."""
     if settings.memory_share is None:
         return {"free_bytes": free_memory_bytes(device)}
-    # A tenth is left for what steps take.
+    # A tenth is left for steps.
     return {"free_bytes": share_left_bytes(device, settings.memory_share), "memory_share": 0.9}
 
 
@@ -267,7 +269,7 @@ def _use_graphs(
     if tries:
         capture = TriedCapture(capture)
     if collective is not None:
-        # Without a graph on one rank, the others would wait for what it does not launch.
+        # Without a graph on one rank, the others would wait for its launches.
         capture = RequiredCapture(capture)
     graphs = runner.use_graphs(
         capture,
@@ -278,7 +280,7 @@ def _use_graphs(
     if graphs is None:
         return
     graphs.ahead = settings.cuda_graphs == "auto" and collective is None
-    # Ranks capture together, and an idle one has nothing that tells the others.
+    # Ranks must capture together, and an idle rank cannot tell the others.
     if settings.cuda_graphs == "start" or (settings.cuda_graphs == "auto" and not graphs.ahead):
         is_first = collective is None or collective.shard.rank == 0
         with _timed("capturing CUDA graphs"):
@@ -287,7 +289,7 @@ def _use_graphs(
 
 @contextmanager
 def _timed(work: str) -> Iterator[None]:
-    """Log the time that a part of loading takes."""
+    """Log the time of a part of loading."""
     began = time.perf_counter()
     yield
     _log.info("%s took %.1f s", work, time.perf_counter() - began)

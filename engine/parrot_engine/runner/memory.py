@@ -1,4 +1,4 @@
-"""Memory of a device: what is free, what is left of a share, what the KV cache gets on a GPU."""
+"""Memory of a device: the free part, the rest of a share, and the size of the KV cache on a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from parrot_engine.exceptions import SettingsError
 
-#: Size of each of the two buffers on the device through which blocks go to and from host memory,
-#: unless a single block is larger.
+#: Size of each of the two device buffers through which blocks go to and from host memory, unless a
+#: single block is larger.
 STAGING_BYTES = 64 << 20
 
 
-#: What CUDA's context and libraries take of a GPU beside what torch allocates.
+#: GPU memory of CUDA's context and libraries, besides torch's allocations.
 _CONTEXT_BYTES = 768 << 20
 
 
@@ -24,10 +24,10 @@ def staging_blocks(bytes_per_block: int) -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that may still be taken on `device`.
+    """Return the memory that is still available on `device`.
 
-    On a GPU what the driver reports; on the CPU what the kernel thinks available, within the
-    limit of the container.
+    On a GPU the driver reports it; on a CPU it is the kernel's estimate, within the container's
+    limit.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -39,8 +39,8 @@ def free_memory_bytes(device: torch.device) -> int:
 def share_left_bytes(device: torch.device, share: float) -> int:
     """Return the bytes of its share of a device that this process can still take.
 
-    What others on the device take does not count, unless they take more than is left beside this
-    share. On a CPU the device is the host, within the limit of the container.
+    Other processes' memory does not count, unless they take more than is left beside this share. On
+    a CPU the device is the host, within the container's limit.
     """
     if device.type == "cuda":
         free, total = map(int, torch.cuda.mem_get_info(device))
@@ -61,16 +61,16 @@ def gpu_cache_blocks(
     utilization: float,
     setting: str = "gpu_memory_utilization",
 ) -> int:
-    """Blocks of the KV cache on a GPU: what is left of the share that may be used.
+    """Return the blocks of the KV cache on a GPU that fit into the usable share.
 
     Args:
-        bytes_per_block: of all layers, keys and values.
+        bytes_per_block: bytes over all layers, keys and values.
         total_bytes: memory of the GPU.
-        free_bytes: what of it is free with the weights loaded; others may use it as well.
-        step_bytes: what the largest step takes besides weights and cache.
-        graph_bytes: to be set aside for CUDA graphs.
-        utilization: share of the GPU's memory that may be used in all.
-        setting: to be named where there is no room.
+        free_bytes: free part of it once the weights are loaded; others may use it too.
+        step_bytes: memory of the largest step besides weights and cache.
+        graph_bytes: reserved for CUDA graphs.
+        utilization: share of the GPU's memory that may be used in total.
+        setting: setting to name if there is no room.
 
     Raises:
         SettingsError: there is no room for a single block.
@@ -99,7 +99,7 @@ def _host_available() -> int:
 
 
 def _container_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The bytes that a cgroup v2 limit leaves; None without one."""
+    """Return the bytes left by a cgroup v2 limit; None without a limit."""
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())
@@ -118,7 +118,7 @@ def _host_total(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _resident_bytes() -> int:
-    """Memory that this process has on the host."""
+    """Return this process's resident memory on the host."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -1,10 +1,10 @@
 """The model runner: executes a batch on one device, and returns tokens and scores.
 
-Owns the weights, the KV cache and the attention back end of one model on one device. Does not
-decide what runs in a step, does not allocate blocks.
+It owns the weights, the KV cache and the attention back end of one model on one device. It neither
+decides what runs in a step nor allocates blocks.
 
 `launch` puts a whole step on the device's stream, sampling included, and does not wait for it.
-Steps run in the order of their launches: what a step writes, the next one sees.
+Steps run in launch order, and each sees the writes of the previous one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 def kv_bytes_per_block(
     config: ModelShape, block_size: int, dtype: torch.dtype, *, quantized: bool = False
 ) -> int:
-    """Bytes of one block's keys and values over all layers, for a model of `dtype`."""
+    """Return the bytes of one block's keys and values over all layers, for a model of `dtype`."""
     rows = tile_rows(block_size, config.head_dim, quantized=quantized)
     elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * rows
     return elements * int(cache_dtype(dtype, quantized=quantized).itemsize)
@@ -84,7 +84,7 @@ def _attention_backend(
 ) -> AttentionBackend[Any]:
     make: Callable[..., AttentionBackend[Any]] = TorchAttention
     if kernels == "triton":
-        # Imports triton, which is installed where it is used only.
+        # Imports triton, which is installed only where it is used.
         from parrot_engine.attention.triton_backend import TritonAttention
 
         make = partial(TritonAttention, deterministic=deterministic)
@@ -94,21 +94,21 @@ def _attention_backend(
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes `device` the thread's current one: Triton launches there, wherever arguments are."""
+    """Make `device` the thread's current one: Triton launches there, wherever arguments are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Download:
-    """Tensors on their way to the host.
+    """Tensors being copied to the host.
 
-    On CUDA copies into pinned memory and an event behind them: waiting for the event waits for
-    the work before it on this stream, not for the device, and leaves the core to others.
+    On CUDA they are copied into pinned memory, followed by an event. Waiting for the event waits
+    for the earlier work of this stream only, and leaves the core to other threads.
     """
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        """Start copying `tensors`, all on `device`; without any, waits for the work all the same.
+        """Start copying `tensors`, all on `device`; without tensors, it still waits for the work.
 
-        What goes wrong on the device then shows for this step.
+        Errors on the device thus appear for this step.
         """
         self._event: torch.cuda.Event | None = None
         if device.type != "cuda":
@@ -123,7 +123,7 @@ class Download:
         self._event.record(torch.cuda.current_stream(device))
 
     def ready(self) -> bool:
-        """Return True if `wait` would return at once."""
+        """Return true if `wait` would return at once."""
         return self._event is None or self._event.query()
 
     def wait(self) -> list[Tensor]:
@@ -133,7 +133,7 @@ class Download:
 
 
 class AdapterUpload:
-    """Tokens that have adapters, on their way to the device."""
+    """Tokens with adapters, being sent to the device."""
 
     def __init__(self, grouped: GroupedTokens, num_tokens: int, upload: Upload) -> None:
         self._runs = grouped.runs
@@ -142,13 +142,13 @@ class AdapterUpload:
         self._tiles = upload.array(grouped.tiles(self._tile_size).ravel())
 
     def rows(self) -> AdapterRows:
-        """Once they were sent."""
+        """Return the rows; valid once they were sent."""
         order, tiles = (part.tensor.to(torch.int32) for part in (self._order, self._tiles))
         return AdapterRows(order, tiles.view(-1, 3), self._tile_size, self._runs)
 
 
 class InFlightStep:
-    """A step on its way; implements `parrot_engine.batch.Launch`."""
+    """A step in progress; implements `parrot_engine.batch.Launch`."""
 
     def __init__(
         self, batch: StepBatch, computed: StepLogits, device: torch.device, kernels: Kernels
@@ -159,9 +159,9 @@ class InFlightStep:
         self._device = device
         self._kernels = kernels
         self._inputs: StepInputs
-        #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
-        #: the device. Within the vocabulary even if the row's logits were not finite; any of a
-        #: row's for one with draft tokens. None before it was drawn.
+        #: int64 `[num_rows]`, on the device: the token sampled for each row of the batch, 0 for the
+        #: others. It is within the vocabulary even if the row's logits were not finite; a row with
+        #: draft tokens has any of its tokens. None before sampling.
         self.sampled: Tensor | None = None
         self._has_scores = False
         self._download: Download
@@ -172,8 +172,8 @@ class InFlightStep:
     def sample(self) -> None:
         """Sample and score on the device, and start the copies to the host.
 
-        All of the host's work for it, masks of grammars too, is done here, while the device
-        computes the logits.
+        All host work for it, grammar masks included, is done here, while the device computes the
+        logits.
         """
         assert self._computed is not None, "sampled already"
         (logits, largest), self._computed = self._computed, None
@@ -208,11 +208,11 @@ class InFlightStep:
         self._download = Download(tensors, device)
 
     def ready(self) -> bool:
-        """Return True if `outcome` would return at once."""
+        """Return true if `outcome` would return at once."""
         return self._download.ready()
 
     def outcome(self) -> Sequence[RowOutcome]:
-        """Wait for the step, and for nothing launched after it; see `Launch`."""
+        """Wait for the step, but nothing launched after it; see `Launch`."""
         parts = iter(self._download.wait())
         inputs = self._inputs
         sampled: list[SampledToken] = []
@@ -257,7 +257,7 @@ def _is_sound(scores: Sequence[TokenLogprobs]) -> bool:
 
 
 class ModelRunner(Runner):
-    """Executes step batches with one model. Not thread-safe: one thread drives it."""
+    """Executes steps with one model. Not thread-safe: one thread drives it."""
 
     def __init__(
         self,
@@ -277,8 +277,8 @@ class ModelRunner(Runner):
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
         `dtype` is the model's, and the cache's unless `kv_cache_dtype` overrides it. With
-        `collective` the model is one rank's part, and so is the cache; every rank is to launch the
-        same. `adapters` are the model's.
+        `collective` the model and the cache are one rank's part; every rank must launch the same
+        steps. `adapters` are the model's.
         """
         config = model.config
         self._model = model
@@ -286,7 +286,7 @@ class ModelRunner(Runner):
         self.adapters: AdapterMemory | None = adapters
         self._device = device
         self._kernels = kernels
-        #: Tokens that the head knows: the width of the logits.
+        #: Tokens of the output head: the width of the logits.
         self.vocab_size = config.vocab_size
         self.eos_token_ids = list(defaults.eos_token_ids)
         #: Sampling defaults of the checkpoint, by the names of `SamplingParams`.
@@ -302,7 +302,7 @@ class ModelRunner(Runner):
         self.block_size = block_size
         quantized = is_quantized(kv_cache_dtype, config.head_dim)
         self.kv_bytes_per_block = kv_bytes_per_block(config, block_size, dtype, quantized=quantized)
-        # NOTE: left uninitialised, so that on a CPU pages are taken as they are used; attention
+        # NOTE: left uninitialised, so that on a CPU pages are allocated as they are used; attention
         # back ends never read a slot before it is written.
         rows = tile_rows(block_size, config.head_dim, quantized=quantized)
         self._kv_cache = torch.empty(
@@ -322,7 +322,7 @@ class ModelRunner(Runner):
             deterministic=deterministic,
         )
 
-        #: The step launched last, and the tokens sampled in the one before the running launch.
+        #: The last launched step, and the tokens sampled in the step before the running launch.
         self._before: InFlightStep | None = None
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
@@ -330,19 +330,19 @@ class ModelRunner(Runner):
 
     @property
     def kv_cache(self) -> Tensor:
-        """The cache, laid out as in `attention.interface`, for inspection."""
+        """Return the cache in the layout of `attention.interface`, for inspection."""
         return self._kv_cache
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Launch:
-        """Start one step; on CUDA it goes on while the host does something else.
+        """Start one step; on CUDA it runs while the host continues.
 
-        Block copies come first, in order; then the KV of all tokens is written. Rows with
-        `pending` take the tokens of the step launched before, on the device. Values that are not
-        finite fail their row alone.
+        Block copies come first, in order; then the KV of all tokens is written. Rows with `pending`
+        take tokens of the previously launched step, on the device. Values that are not finite fail
+        only their row.
 
         Raises:
-            torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
+            torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps continue.
         """
         with current_device(self._device):
             if self._before is not None and self._before.sampled is not None:
@@ -359,7 +359,7 @@ class ModelRunner(Runner):
             self._forward(batch)
 
     def forget_graphs(self) -> None:
-        """Launch kernel by kernel from now on; to be called before leaving a group of ranks."""
+        """Launch kernel by kernel from now on; call it before leaving a group of ranks."""
         if self._graphs is not None:
             self._graphs.forget()
         self._graphs = None
@@ -381,11 +381,12 @@ class ModelRunner(Runner):
     def use_graphs(
         self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
     ) -> StepGraphs | None:
-        """From now on launch steps through graphs made by `capture` where one holds them.
+        """Use graphs made by `capture` for steps that they cover, from now on.
 
-        The limits are those of a step. None, and nothing changes, without Triton's attention.
+        The limits are those of a step. Returns None, without a change, unless attention is
+        Triton's.
         """
-        # Imports triton, which is installed where it is used only.
+        # Imports triton, which is installed only where it is used.
         from parrot_engine.attention.triton_backend import TritonAttention
         from parrot_engine.runner.graphs import StepGraphs
 
@@ -405,16 +406,16 @@ class ModelRunner(Runner):
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> Tensor:
-        """The logits of one step, for inspection; samples and scores nothing.
+        """Return the logits of one step for inspection, without sampling and scoring.
 
-        Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
-        batch in order, none, the last token's, or all tokens'.
+        The result is float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of
+        the batch in order, none, the last token's, or all tokens'.
         """
         with current_device(self._device):
             return self._forward(batch).values.clone()
 
     def _forward(self, batch: StepBatch) -> StepLogits:
-        """The logits of one step; valid until the next one is launched."""
+        """Return the logits of one step; valid until the next one is launched."""
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:
@@ -466,7 +467,7 @@ class ModelRunner(Runner):
             adapters = AdapterUpload(grouped, len(tokens.positions), upload)
         upload.send(self._device)
         if len(tokens.pending_at):
-            # The tokens that only the device knows.
+            # Insert the tokens that only the device knows.
             token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
         step = token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan
         if adapters is None or self._adapter_slots is None:
@@ -474,11 +475,11 @@ class ModelRunner(Runner):
         return Computed(self._adapter_slots.model(*step, adapters.rows()), None)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks in every layer, as if one after the other."""
+        """Copy whole blocks in every layer, with the result of copying one after the other."""
         if not copies:
             return
-        # All sources are read before any target is written: a block that was itself a target
-        # earlier in the list stands for what was copied into it.
+        # All sources are read before any target is written, so a source that was an earlier target
+        # is replaced by its origin.
         origin: dict[int, int] = {}
         for source, target in copies:
             origin[target] = origin.get(source, source)

@@ -1,4 +1,4 @@
-"""The model as a runner sees it: tokens of a step in, hidden states and logits out."""
+"""The runner's view of a model: tokens of a step in, hidden states and logits out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ModelShape(Protocol):
     def architecture(self) -> str: ...
     @property
     def vocab_size(self) -> int:
-        """The width of the logits."""
+        """Return the width of the logits."""
         ...
 
     @property
     def hidden_size(self) -> int: ...
     @property
     def num_layers(self) -> int:
-        """Layers with attention."""
+        """Return the number of layers with attention."""
         ...
 
     @property
@@ -35,22 +35,22 @@ class ModelShape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def max_position(self) -> int:
-        """The longest context in tokens."""
+        """Return the longest context in tokens."""
         ...
 
     @property
     def windows(self) -> Sequence[int | None]:
-        """For each layer the number of keys that a token sees, itself included; None: all."""
+        """Return, per layer, the number of keys visible to a token, itself included; None: all."""
         ...
 
     @property
     def attention_softcap(self) -> float | None:
-        """The bound of the scores of attention."""
+        """Return the bound of attention scores."""
         ...
 
 
 class PagedModel(Protocol):
-    """A causal language model over a paged cache; see `models.decoder.Decoder` for shapes."""
+    """A causal language model over a paged cache; `models.decoder.Decoder` describes the shapes."""
 
     @property
     def config(self) -> ModelShape: ...
@@ -63,9 +63,11 @@ class PagedModel(Protocol):
         attention: AttentionBackend[Any],
         plan: Any,
     ) -> Tensor:
-        """Hidden states of a step's tokens, whose keys and values go to `kv_cache`."""
+        """Return the hidden states of a step's tokens, and write their keys and values to
+        `kv_cache`.
+        """
         ...
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Logits for hidden states, in float32; `out` where given."""
+        """Return logits for hidden states in float32, in `out` if given."""
         ...

@@ -1,7 +1,7 @@
-"""The largest step that settings allow, and what memory it takes on a GPU.
+"""Measures the memory of the largest step that settings allow on a GPU.
 
-It is run once, with a cache just large enough, before the real cache is made: what it needs
-besides must stay free.
+The step runs once, with a minimal cache, before the real cache is made; its other memory must stay
+free.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 
-#: Everything that takes memory: sorting for top-p, log-probabilities.
+#: Options that take memory: sorting for top-p, log-probabilities.
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=5)
 _TOP_LOGPROBS = 5
 
 
 def largest_step(settings: BuiltinSettings, longest: int) -> StepBatch:
-    """A step of as many tokens, rows and log-probabilities as settings allow.
+    """Return a step with as many tokens, rows and log-probabilities as settings allow.
 
-    `longest` is the longest context. All rows write to the same blocks, from block 0 on: what
-    comes out means nothing.
+    `longest` is the longest context. All rows write to the same blocks, from block 0 on, so the
+    results are meaningless.
     """
     budget = settings.max_batch_tokens
     rows: list[BatchRow] = []
@@ -43,7 +43,7 @@ def largest_step(settings: BuiltinSettings, longest: int) -> StepBatch:
 
     add(min(settings.max_logprob_tokens, budget, longest), scored=True)
     decodes = min(settings.max_batch_size - len(rows), budget)
-    # Each takes the place of a decode.
+    # Each replaces a decode.
     prefills = min(decodes, -(-(budget - decodes) // max(1, longest - 1)))
     for _ in range(decodes - prefills):
         add(1, scored=False)
@@ -58,12 +58,12 @@ def step_bytes(
     longest: int,
     device: torch.device,
 ) -> int:
-    """Memory that the largest step takes on `device` besides weights and cache.
+    """Return the memory of the largest step on `device` besides weights and cache.
 
-    `make_runner` makes a runner with a cache of a number of blocks.
+    `make_runner` makes a runner with a cache of the given number of blocks.
 
     Raises:
-        SettingsError: there is no memory for it.
+        SettingsError: there is not enough memory.
     """
     batch = largest_step(settings, longest)
     try:

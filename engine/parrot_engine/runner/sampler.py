@@ -1,23 +1,23 @@
-"""Sampling: from logits to tokens, for all rows of a step, on the device of the logits.
+"""Sampling: from logits to tokens, for all rows of a step, on the logits' device.
 
 Order of operations, as in transformers' processors and warpers: repetition penalty, presence and
 frequency penalties, logit bias, `min_tokens`, grammar -> temperature -> top-k -> top-p -> min-p ->
-draw.
-Temperature 0 takes the largest of the processed logits. Log-probabilities are those of the raw
-logits.
+draw. Temperature 0 takes the largest of the processed logits. Log-probabilities are those of the
+raw logits.
 
-A draw is the inverse of the cumulative distribution, over the kept tokens in the order of their
-ids, at a number that depends on the row's seed and on how many tokens it has generated: nothing
-else in the batch, nor the order of draws, changes it. Tokens that tie with the last one kept by
-top-k or top-p are kept as well, so the outcome does not depend on a sort's order either. With
-Triton's kernels a row's weights are integers (`kernels.sampling.draw`), with torch's operators
-float32: points within rounding of a token's interval may draw its neighbour with one of them.
+A draw inverts the cumulative distribution over the kept tokens, in order of their ids. Its point
+depends only on the row's seed and the number of its generated tokens, not on the batch or the order
+of draws. Tokens that tie with the last one kept by top-k or top-p are kept too, so the result does
+not depend on a sort's order. Triton's kernels use integer weights (`kernels.sampling.draw`),
+torch's operators float32: points within rounding of a token's interval may draw its neighbour in
+one of them.
 
-Three parts: `step_inputs.prepare` gathers on the host what is needed, `choose` and `score`
-compute on the device and ask it for nothing, `assemble_tokens` and `assemble_scores` make values
-of what came back. `sample` and `prompt_logprobs` are all three in a row, for who can wait.
+There are three parts. `step_inputs.prepare` gathers the inputs on the host. `choose` and `score`
+compute on the device without reading anything back. `assemble_tokens` and `assemble_scores` build
+the results on the host. `sample` and `prompt_logprobs` do all three in a row, for callers that can
+wait.
 
-Does not know stop strings, end of text, or contexts.
+Independent of stop strings, end of text and contexts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DRAW_SPAN = 512
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of one token a row, and of the likeliest ones."""
+    """Log-probabilities of one token per row, and of the likeliest ones."""
 
     #: `[n]`
     chosen: Tensor
@@ -61,40 +61,40 @@ class Largest(NamedTuple):
 
     #: `[n]`
     values: Tensor
-    #: int64 `[n]`: the first column that holds it, or the first NaN.
+    #: int64 `[n]`: the first column with it, or the first NaN.
     tokens: Tensor
-    #: The same, but -1 where the logits were not finite.
+    #: The same tokens, but -1 if the logits were not finite.
     checked: Tensor
 
 
 class Computed(NamedTuple):
-    """The output of a model for a step's tokens; valid until the next step is launched."""
+    """A model's output for a step's tokens; valid until the next step is launched."""
 
     #: `[num_tokens, hidden_size]`, before the final norm.
     hidden: Tensor
-    #: `[num_tokens, vocab_size]` in float32, where they were computed along with it.
+    #: `[num_tokens, vocab_size]` in float32, if they were computed with it.
     logits: Tensor | None
-    #: Of these logits, where it was looked for along with them.
+    #: Largest of these logits, if it was computed with them.
     largest: Largest | None = None
 
 
 class StepLogits(NamedTuple):
-    """The logits that a step's tokens are chosen from; valid until the next step is launched."""
+    """The logits that a step samples from; valid until the next step is launched."""
 
     #: Float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
     values: Tensor
-    #: Of each of these rows, where it is known already.
+    #: Largest of each of these rows, if already known.
     largest: Largest | None = None
 
 
 class Choice(NamedTuple):
     """The result of `choose`, on the device."""
 
-    #: int64 `[n]`, within the vocabulary whatever the logits were: may be computed with.
+    #: int64 `[n]`: always within the vocabulary, so usable in computations.
     tokens: Tensor
-    #: The same, but -1 where the logits were not finite.
+    #: The same tokens, but -1 if the logits were not finite.
     checked: Tensor
-    #: Of the rows that asked for log-probabilities.
+    #: Scores of the rows that asked for log-probabilities.
     scores: Scores | None
 
 
@@ -102,11 +102,11 @@ class Choice(NamedTuple):
 def sample(
     logits: Tensor, rows: Sequence[SamplingRow], *, kernels: Kernels = "torch"
 ) -> list[SampledToken]:
-    """Draw one token for each row, and wait for it.
+    """Sample one token for each row, and wait for it.
 
-    `logits` is float32 `[len(rows), vocab_size]` and is left as it is. A row whose logits hold a
-    NaN or +inf, or (once processed) nothing but -inf, gets token None. Token ids outside the
-    vocabulary in bias, stop ids or history are ignored.
+    `logits` is float32 `[len(rows), vocab_size]` and stays unchanged. A row whose logits have a NaN
+    or +inf, or (once processed) only -inf, gets token None. Token ids outside the vocabulary in
+    bias, stop ids or history are ignored.
     """
     if not rows:
         return []
@@ -124,9 +124,11 @@ def sample(
 def prompt_logprobs(
     logits: Tensor, target_token_ids: Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of given tokens, one a row of `logits` `[n, vocab_size]`; waits for them.
+    """Return log-probabilities of given tokens, one per row of `logits` `[n, vocab_size]`; waits
+    for them.
 
-    Row i of `logits` predicts `target_token_ids[i]`. `num_top` likeliest tokens come with each.
+    Row i of `logits` predicts `target_token_ids[i]`. Each comes with the `num_top` likeliest
+    tokens.
     """
     if not target_token_ids:
         return []
@@ -145,14 +147,14 @@ def choose(
     largest: Largest | None = None,
     kernels: Kernels = "torch",
 ) -> Choice:
-    """One token for each row of `logits`, float32 `[n, vocab_size]`, which stay as they are.
+    """Choose one token for each row of `logits`, float32 `[n, vocab_size]`, which stay unchanged.
 
-    Never waits for the device. What `inputs` refers to must have been sent there. `largest` is
-    that of `logits` where it is known already; what comes back shares no memory with it.
+    Never waits for the device. The parts of `inputs` must have been sent there. `largest` belongs
+    to `logits` if already known; the result shares no memory with it.
     """
     processed = _process(logits, inputs)
     if masks is not None:
-        # Last, so that no bias brings back what is not allowed.
+        # Last, so that no bias brings back a forbidden token.
         processed = logits.clone() if processed is logits else processed
         apply_masks(processed, masks)
     if largest is None or processed is not logits:
@@ -184,14 +186,14 @@ def _find_largest(
     found = _largest_of(processed, kernels)
     if processed is logits:
         return found
-    # A bias or a penalty must not hide what is wrong with the logits themselves.
+    # A bias or penalty must not hide invalid logits.
     wrong = (largest or _largest_of(logits, kernels)).checked < 0
     return found._replace(checked=found.checked.masked_fill(wrong, -1))
 
 
 def _largest_of(logits: Tensor, kernels: Kernels) -> Largest:
     if kernels == "triton":
-        # Imports triton, which is installed where it is used only.
+        # Imports triton, which is installed only where it is used.
         from parrot_engine.kernels.sampling.logits import find_largest
 
         count, device = len(logits), logits.device
@@ -202,19 +204,21 @@ def _largest_of(logits: Tensor, kernels: Kernels) -> Largest:
         find_largest(logits, *found)
         return found
     values, tokens = logits.max(dim=-1)
-    # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
+    # NaN wins every maximum, so testing the maximum finds NaN, +inf and all -inf.
     return Largest(values, tokens, tokens.masked_fill(~torch.isfinite(values), -1))
 
 
 def score(logits: Tensor, targets: Tensor, num_top: int) -> Scores:
-    """Log-probabilities of `targets` `[n]` and the likeliest tokens, of `logits` `[n, vocab]`."""
+    """Return log-probabilities of `targets` `[n]`, and the likeliest tokens, from `logits` `[n,
+    vocab]`.
+    """
     scores = torch.log_softmax(logits.float(), dim=-1)
     top = scores.topk(min(num_top, scores.shape[1]), dim=-1)
     return Scores(scores.gather(1, targets[:, None])[:, 0], top.values, top.indices)
 
 
 def _process(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Logits after penalties, bias and bans; the same tensor when nothing applies."""
+    """Apply penalties, bias and bans to logits; returns the same tensor if nothing applies."""
     if inputs.leaves_logits:
         return logits
     processed = logits.clone()
@@ -232,9 +236,9 @@ def _process(logits: Tensor, inputs: SamplingInputs) -> Tensor:
 
 
 def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
-    """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
+    """Set forbidden tokens to minus infinity in place; `logits` is `[n, vocab_size]`."""
     if logits.is_cuda:
-        # Imports triton, which is installed where it is used only.
+        # Imports triton, which is installed only where it is used.
         from parrot_engine.kernels.sampling.logits import apply_token_masks
 
         apply_token_masks(logits, masks.bits, masks.at)
@@ -247,14 +251,14 @@ def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
 
 
 def unpack(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool `[m, vocab_size]` of packed masks on a CPU."""
+    """Unpack masks on a CPU to bool `[m, vocab_size]`."""
     octets = bits.numpy().view(np.uint8)
     unpacked = np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size)
     return torch.from_numpy(unpacked.view(np.bool_))
 
 
 def _draw_by_kernel(processed: Tensor, largest: Tensor, tokens: Tensor, draws: Draws) -> None:
-    """Write the tokens of the rows that draw; those whose `largest` is not finite keep theirs."""
+    """Write the tokens of the drawing rows; rows whose `largest` is not finite keep theirs."""
     # Imports triton, as above.
     from parrot_engine.kernels.sampling.draw import draw
 
@@ -273,10 +277,10 @@ def _draw_by_kernel(processed: Tensor, largest: Tensor, tokens: Tensor, draws: D
 
 
 def _draw(processed: Tensor, largest: Tensor, draws: Draws) -> Tensor:
-    """One token id a row, `[n]`; rows whose `largest` is not finite get any id."""
+    """Return one token id per row, `[n]`; rows whose `largest` is not finite get any id."""
     vocab_size = processed.shape[1]
     temperatures = draws.temperatures.tensor.to(processed.dtype)
-    # From here on the largest logit is 0: no exponential overflows, min-p is a plain threshold.
+    # From here on the largest logit is 0: no exponential overflows, and min-p is a plain threshold.
     scores = (processed - largest[:, None]).div_(temperatures[:, None])
     threshold = _thresholds(scores, draws)
     weights = scores.new_zeros((len(scores), -(-vocab_size // _DRAW_SPAN) * _DRAW_SPAN))
@@ -287,16 +291,17 @@ def _draw(processed: Tensor, largest: Tensor, draws: Draws) -> Tensor:
 
 
 def _invert(weights: Tensor, points: Tensor) -> Tensor:
-    """For each row the first column where the running sum exceeds its point of the total.
+    """Return, per row, the first column at which the running sum exceeds the row's point of the
+    total.
 
-    `weights` is `[n, columns]`, columns a multiple of `_DRAW_SPAN`; `points` are in [0, 1). In
-    two levels, spans and then one span's columns: a running sum over the whole row, in float64,
-    would be most of the cost of a draw.
+    `weights` is `[n, columns]`, with columns a multiple of `_DRAW_SPAN`; `points` are in [0, 1). It
+    works in two levels, spans and then one span's columns, because a float64 running sum over the
+    whole row would be most of a draw's cost.
     """
     spans = weights.view(len(weights), -1, _DRAW_SPAN)
     span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     total = span_ends[:, -1]
-    # Rounding must not reach the total: the first span beyond the point has to exist.
+    # The rounded point must stay below the total, so that a span beyond it exists.
     point = torch.minimum(points * total, total.nextafter(torch.zeros_like(total)))[:, None]
     span = torch.searchsorted(span_ends, point, right=True).clamp_(max=spans.shape[1] - 1)
     inside = spans.gather(1, span[:, :, None].expand(-1, -1, _DRAW_SPAN))[:, 0]
@@ -309,9 +314,9 @@ def _invert(weights: Tensor, points: Tensor) -> Tensor:
 
 
 def _thresholds(scores: Tensor, draws: Draws) -> Tensor | None:
-    """The smallest score that is kept in each row, `[n]`; None when every row keeps all.
+    """Return the smallest kept score of each row, `[n]`; None if every row keeps all.
 
-    `scores` are logits over temperature, the largest of a row being 0.
+    `scores` are logits over temperature, with a row's largest at 0.
     """
     if draws.floors is None and draws.ranking is None:
         return None
@@ -327,7 +332,9 @@ def _thresholds(scores: Tensor, draws: Draws) -> Tensor | None:
 
 
 def _ranked_thresholds(scores: Tensor, ranking: Ranking) -> Tensor:
-    """Thresholds of top-k, then top-p over what top-k kept; the likeliest token always stays."""
+    """Return thresholds of top-k, then of top-p over the tokens it kept; the likeliest token always
+    stays.
+    """
     vocab_size = scores.shape[1]
     floor = scores.new_full((len(scores), 1), -torch.inf)
     at = ranking.at.tensor
@@ -340,8 +347,8 @@ def _ranked_thresholds(scores: Tensor, ranking: Ranking) -> Tensor:
         return floor[:, 0]
     p = ranking.top_p.tensor[at, None]
     total = scores.exp().masked_fill_(scores < floor, 0.0).sum(-1, True, dtype=torch.float64)
-    # Tokens lighter than (1 - p) total / V together weigh less than what the nucleus leaves
-    # out, so they are no part of it and need no sorting. The half is a margin for rounding.
+    # Tokens lighter than (1 - p) total / V weigh less together than the part outside the nucleus,
+    # so they are outside it and need no sorting. The half is a margin for rounding.
     negligible = (0.5 * (1.0 - p) * total / vocab_size).log().to(scores.dtype)
     ranked = _descending(scores, torch.maximum(floor, negligible))
     weights = ranked.exp().double()
@@ -351,7 +358,7 @@ def _ranked_thresholds(scores: Tensor, ranking: Ranking) -> Tensor:
 
 
 def _descending(scores: Tensor, floor: Tensor) -> Tensor:
-    """Each row's scores from `floor` `[n, 1]` up, largest first, then lower ones or -inf."""
+    """Return each row's scores from `floor` `[n, 1]` up, largest first, then lower ones or -inf."""
     if scores.device.type != "cpu":
         return scores.sort(dim=-1, descending=True).values
     # numpy sorts with SIMD: 30 times faster than torch 2.13 for rows of 4,096 on one thread.
@@ -370,7 +377,7 @@ def _descending(scores: Tensor, floor: Tensor) -> Tensor:
 def assemble_tokens(
     inputs: SamplingInputs, checked: Tensor, scores: Scores | None
 ) -> list[SampledToken]:
-    """The outcome of `choose`, once `Choice.checked` and its scores are on the host."""
+    """Build the result of `choose` once `Choice.checked` and its scores are on the host."""
     chosen = [token if token >= 0 else None for token in checked.tolist()]
     if scores is None:
         return [SampledToken(token, None) for token in chosen]
@@ -384,7 +391,7 @@ def assemble_tokens(
 
 
 def assemble_scores(target_token_ids: Sequence[int], scores: Scores) -> list[TokenLogprobs]:
-    """The outcome of `score`, once it is on the host."""
+    """Build the result of `score` once it is on the host."""
     return [
         TokenLogprobs(token, value, list(zip(ids, values, strict=True)))
         for token, value, values, ids in zip(

@@ -1,7 +1,7 @@
-"""Buffers through which the host fills a tensor that the device's work reads, step after step.
+"""Buffers through which the host fills a device tensor, step after step.
 
-The host fills one buffer while the device still works on earlier ones; none is filled again before
-the copy from it is over.
+The host fills one buffer while the device still uses earlier ones; a buffer is reused only after
+its copy has ended.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import Tensor
 
 BufferT = TypeVar("BufferT")
 
-#: Steps whose plans may be under way at once: one that is computed, one that waits for it, and
-#: one that the host is filling.
+#: Steps with concurrent plans: one being computed, one waiting for it, and one being filled by the
+#: host.
 DEPTH = 3
 
 
 class Event(Protocol):
-    """A mark in the device's work; what `torch.cuda.Event` is."""
+    """A mark in the device's work, such as `torch.cuda.Event`."""
 
     def record(self) -> None:
         """Set the mark behind all work launched so far."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for the work before the mark; return at once when it was never set."""
+        """Wait for the work before the mark; return at once if it was never set."""
         ...
 
 
 class Ring(Generic[BufferT]):
-    """Buffers used in turn, each only when its last use is over."""
+    """Buffers used in turn, each only after its last use has ended."""
 
     def __init__(self, buffers: Sequence[BufferT], make_event: Callable[[], Event]) -> None:
         self._buffers = list(buffers)
@@ -43,13 +43,13 @@ class Ring(Generic[BufferT]):
         self._index = 0
 
     def take(self) -> BufferT:
-        """The next buffer; waits for its last use."""
+        """Return the next buffer; waits for its last use."""
         self._index = (self._index + 1) % len(self._buffers)
         self._events[self._index].synchronize()
         return self._buffers[self._index]
 
     def release(self) -> None:
-        """The work launched so far holds all uses of the buffer taken last."""
+        """Note that the work launched so far includes all uses of the last buffer."""
         self._events[self._index].record()
 
 
@@ -62,10 +62,10 @@ class _NoEvent:
     """On the CPU a copy is over when the call returns."""
 
     def record(self) -> None:
-        """See `Event`."""
+        """Do nothing; see `Event`."""
 
     def synchronize(self) -> None:
-        """See `Event`."""
+        """Do nothing; see `Event`."""
 
 
 class _StreamEvent:
@@ -83,12 +83,12 @@ class _StreamEvent:
 class Staging:
     """Brings 32-bit integers into a tensor that the device's work reads.
 
-    On CUDA they travel on a stream of their own while earlier work runs; what is left for the
-    stream of the work is a copy within the device.
+    On CUDA they travel on a separate stream while earlier work runs; the work's stream only copies
+    within the device.
     """
 
     def __init__(self, target: Tensor, depth: int = DEPTH) -> None:
-        """`target` is an int32 tensor with one axis; buffers of its size are made."""
+        """Make buffers of the size of `target`, an int32 tensor with one axis."""
         on_cuda = target.device.type == "cuda"
         self._target = target
         self._stream = torch.cuda.Stream(target.device) if on_cuda else None
@@ -104,13 +104,15 @@ class Staging:
         self._taken = pairs[0]
 
     def take(self) -> npt.NDArray[np.int32]:
-        """An array as long as the target, to be filled and then sent; its content is arbitrary."""
+        """Return an array as long as the target, to be filled and then sent; its content is
+        arbitrary.
+        """
         self._taken = self._ring.take()
         array: npt.NDArray[np.int32] = self._taken.host.numpy()
         return array
 
     def send(self, begin: int, end: int) -> None:
-        """Copy elements `begin` … `end` - 1 of the array taken last to the same place."""
+        """Copy elements `begin` … `end` - 1 of the last array to the same place in the target."""
         host, device = self._taken.host[begin:end], self._taken.device[begin:end]
         target = self._target[begin:end]
         if self._stream is None:

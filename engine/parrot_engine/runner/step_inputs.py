@@ -1,8 +1,8 @@
-"""Inputs of a step from the host: tokens, sampling parameters and histories, masks of grammars.
+"""Inputs of a step from the host: tokens, sampling parameters and histories, grammar masks.
 
-All but the masks are added to one `Upload`, so that they travel in a single transfer that the host
-does not wait for. Masks are made while the device computes the step, packed to one bit a token,
-sent in one transfer, and unpacked where the logits are.
+Everything except the masks is added to one `Upload`, so that a single transfer carries it without
+the host waiting. Masks are computed on the host while the device computes the step. They are packed
+to one bit per token, sent in one transfer, and unpacked next to the logits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parrot_engine.protocol import SamplingParams
 Ints = npt.NDArray[np.int32]
 
 _MASK64 = (1 << 64) - 1
-#: Below this a temperature only serves to overflow: the largest logit wins anyway.
+#: Lower temperatures could only overflow: the largest logit wins anyway.
 _MIN_TEMPERATURE = 1e-6
 
 
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def tensor(self) -> Tensor:
-        """The array on the device, int64 or float64; once it was sent."""
+        """Return the array on the device, int64 or float64; valid once it was sent."""
         assert self._tensor is not None, "not sent yet"
         return self._tensor
 
@@ -52,7 +52,7 @@ class Upload:
     """Collects arrays of 64-bit numbers, then sends all of them at once.
 
     On CUDA the transfer goes through pinned memory and is ordered on the current stream; the host
-    goes on at once. (`torch.tensor(values, device=...)` would wait for the stream.)
+    continues at once. (`torch.tensor(values, device=...)` would wait for the stream.)
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Upload:
         return part
 
     def send(self, device: torch.device) -> None:
-        """Start the transfer. Does nothing when there is nothing to send."""
+        """Start the transfer. Does nothing if there is nothing to send."""
         if not self._parts:
             return
         sizes = [part.array.size for part in self._parts]
@@ -89,7 +89,7 @@ class StepTokens(NamedTuple):
 
     token_ids: Ints
     positions: Ints
-    #: Tokens known only to the device, and the rows of the step before that sampled them.
+    #: Tokens known only to the device, and the rows of the previous step that sampled them.
     pending_at: Ints
     pending_rows: Ints
     #: Tokens whose logits are needed; None for all.
@@ -97,7 +97,7 @@ class StepTokens(NamedTuple):
 
 
 def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
-    """The tokens of at least one row."""
+    """Gather the tokens of at least one row."""
     columns = BatchRows.of(rows)
     needs = columns.logits
     starts = np.array(columns.starts, dtype=np.int32)
@@ -143,56 +143,56 @@ def _tokens(
 
 
 class Edit(NamedTuple):
-    """Elements of the flattened logits, and a number for each."""
+    """Elements of the flattened logits, with a number for each."""
 
     at: Part
     values: Part
 
 
 class Ranking(NamedTuple):
-    """Top-k and top-p of the rows that draw, of all if any row has one."""
+    """Top-k and top-p of the drawing rows, present if any row has one."""
 
-    #: Which of the rows that draw have either.
+    #: The drawing rows that have either.
     at: Part
-    #: The vocabulary's size where a row keeps all; None when all do.
+    #: The vocabulary's size for rows that keep all; None if all do.
     top_k: Part | None
-    #: The largest that is less than the vocabulary.
+    #: The largest top-k below the vocabulary's size.
     largest_k: int
-    #: 1 where a row keeps all; None when all do.
+    #: 1 for rows that keep all; None if all do.
     top_p: Part | None
 
 
 class Draws(NamedTuple):
     """Rows with a temperature."""
 
-    #: Which rows; None for all.
+    #: The rows; None for all.
     at: Part | None
     temperatures: Part
-    #: Where in the cumulative distribution each draws.
+    #: Each row's place in the cumulative distribution.
     points: Part
-    #: Logarithms of min-p, -inf without; None when no row has one.
+    #: Logarithms of min-p, -inf without it; None if no row has one.
     floors: Part | None
     ranking: Ranking | None
 
 
 class SamplingInputs(NamedTuple):
-    """All of a step's sampling."""
+    """All sampling inputs of a step."""
 
     rows: Sequence[SamplingRow]
-    #: Multiplicative penalties, additive ones, biases; None where no row has any.
+    #: Multiplicative penalties, additive ones, biases; None if no row has any.
     seen: Edit | None = None
     generated: Edit | None = None
     biased: Edit | None = None
     banned: Part | None = None
     draws: Draws | None = None
-    #: Rows that report log-probabilities, and where they are (None: all rows).
+    #: Rows that report log-probabilities, and their places (None: all rows).
     with_logprobs: Sequence[int] = ()
     logprobs_at: Part | None = None
     num_top: int = 0
 
     @property
     def leaves_logits(self) -> bool:
-        """Return True if the logits are used as they are."""
+        """Return true if the logits are used unchanged."""
         return (
             self.seen is None
             and self.generated is None
@@ -202,10 +202,11 @@ class SamplingInputs(NamedTuple):
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:
-    """For each i number `indices[i]` of the stream `seeds[i]`: in [0, 1), with 53 random bits.
+    """Return, for each i, number `indices[i]` of the stream `seeds[i]`: in [0, 1), with 53 random
+    bits.
 
-    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a counter-based generator: one finalizer
-    over the seed picks the stream, another over stream + counter the number.
+    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a counter-based generator: a finalizer over the
+    seed picks the stream, another over stream + counter the number.
     """
     streams = _mix64(np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64))
     counters = np.array(indices, dtype=np.uint64) + np.uint64(1)
@@ -216,10 +217,10 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.flo
 def prepare(
     rows: Sequence[SamplingRow], vocab_size: int, upload: Upload, ahead: Sequence[int] | None = None
 ) -> SamplingInputs:
-    """Gather what `sampler.choose` needs for these rows; `upload` is sent by the caller.
+    """Gather the inputs of `sampler.choose` for these rows; the caller sends `upload`.
 
-    `ahead` has by row the number of draft tokens in front of the token to draw. Token ids outside
-    the vocabulary in bias, stop ids or history are ignored.
+    `ahead` has, by row, the number of draft tokens before the token to draw. Token ids outside the
+    vocabulary in bias, stop ids or history are ignored.
     """
     if all(row.is_plain for row in rows):
         return SamplingInputs(rows)
@@ -239,7 +240,7 @@ def prepare(
 
 
 class _Entries:
-    """Elements of the flattened logits, and numbers that go with them."""
+    """Elements of the flattened logits, and the numbers for them."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -247,18 +248,18 @@ class _Entries:
         self._values: list[float] = []
 
     def add(self, row: int, tokens: Iterable[int], value: float = 0.0) -> None:
-        """Add the tokens of one row that the vocabulary holds."""
+        """Add those tokens of one row that are in the vocabulary."""
         base, size = row * self._vocab_size, self._vocab_size
         new = [base + token for token in tokens if 0 <= token < size]
         self._at += new
         self._values += [value] * len(new)
 
     def positions(self, upload: Upload) -> Part | None:
-        """Where the elements are; None when there are none."""
+        """Return the elements' positions; None if there are none."""
         return upload.integers(self._at) if self._at else None
 
     def edit(self, upload: Upload) -> Edit | None:
-        """Elements and numbers; None when there are none."""
+        """Return elements and numbers; None if there are none."""
         at = self.positions(upload)
         return None if at is None else Edit(at, upload.reals(self._values))
 
@@ -283,7 +284,7 @@ def _gather_edits(
                 generated.add(index, (token,), -penalty)
         for token, bias in (params.logit_bias or {}).items():
             biased.add(index, (token,), bias)
-        # A grammar's mask knows about `min_tokens`: where it may only end, it ends.
+        # A grammar's mask handles `min_tokens`: where it may only end, it ends.
         if token_index < params.min_tokens and row.matcher is None:
             banned.add(index, row.end_token_ids)
     return seen.edit(upload), generated.edit(upload), biased.edit(upload), banned.positions(upload)
@@ -336,16 +337,16 @@ def _gather_ranking(
 
 
 def _mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer, modulo 2**64."""
+    """Apply SplitMix64's finalizer, modulo 2**64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 class TokenMasks(NamedTuple):
-    """The tokens that may be drawn, for the rows that have a grammar."""
+    """The allowed tokens of the rows with a grammar."""
 
-    #: int64 `[m]`: which rows of the logits; None for all.
+    #: int64 `[m]`: the rows of the logits; None for all.
     at: Tensor | None
     #: int32 `[m, ceil(vocab_size / 32)]`: bit i of a row is token i.
     bits: Tensor
@@ -354,7 +355,7 @@ class TokenMasks(NamedTuple):
 def make_masks(
     rows: Sequence[SamplingRow], vocab_size: int, device: torch.device
 ) -> TokenMasks | None:
-    """The masks of the rows that have a matcher, on their way to the device; None without any."""
+    """Make the masks of rows with a matcher and send them to the device; None if there are none."""
     masked = [
         (index, row, row.matcher) for index, row in enumerate(rows) if row.matcher is not None
     ]
@@ -362,7 +363,7 @@ def make_masks(
         return None
     num_words = -(-vocab_size // 32)
     pinned = device.type == "cuda"
-    # The rows that the masks are for travel in front of them: one transfer.
+    # The masks' row numbers travel in front of them, in one transfer.
     packed = torch.zeros(len(masked) * (num_words + 1), dtype=torch.int32, pin_memory=pinned)
     host = packed.numpy()
     host[: len(masked)] = [index for index, _, _ in masked]
@@ -386,16 +387,16 @@ class StepInputs:
     """The logits of a step that are sampled from and scored."""
 
     def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
-        """Gather what `InFlightStep` needs; `upload` is sent by the caller."""
+        """Gather the inputs of `InFlightStep`; the caller sends `upload`."""
         self.num_rows = len(batch.rows)
-        #: Rows of the batch that sample, in order; those with draft tokens once for each token.
+        #: Rows of the batch that sample, in order; those with draft tokens appear once per token.
         self.sampled: list[int] = []
         self.has_drafts = False
         self.scored: list[_Scored] = []
         self.sampling: SamplingInputs
-        #: Where the sampled rows' logits are; None: they are all there is.
+        #: Places of the sampled rows' logits; None: they are all logits.
         self.at: Part | None = None
-        #: Where their tokens go; None: every row samples, once.
+        #: Targets of their tokens; None: every row samples, once.
         self.rows: Part | None = None
         sampled = [row for row in batch.sampling if row is not None]
         if len(sampled) == self.num_rows and set(BatchRows.of(batch.rows).logits) == {"last"}:
@@ -429,7 +430,7 @@ class StepInputs:
 
 
 def _num_logits(row: BatchRow) -> int:
-    """Rows of logits that a row of the batch yields."""
+    """Return the number of logit rows that a row of the batch yields."""
     if row.logits == "all":
         return len(row.token_ids)
     return 1 if row.logits == "last" else 0

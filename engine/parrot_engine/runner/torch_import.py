@@ -1,4 +1,4 @@
-"""Torch for a process that is about to load a model."""
+"""Imports torch for a process that is about to load a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import gc
 
 
 def import_torch() -> None:
-    """Import it without the garbage collector, which takes a tenth of the time and finds nothing.
+    """Import torch without the garbage collector, which would take a tenth of the time and find
+    nothing.
 
-    What was imported lives as long as the process and is never walked again.
+    Imported objects live as long as the process and are never traversed again.
     """
     gc.disable()
     try:

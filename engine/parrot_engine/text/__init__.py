@@ -1,7 +1,7 @@
-"""Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch.
+"""Text and tokens without torch: tokenizer, incremental detokenizer, stop strings, chat templates.
 
-Importing it loads nothing but the standard library; `tokenizers` and `jinja2` follow on first use.
-Reading a model folder is `parrot_engine.text.loading`, which imports `tokenizers`.
+Importing it loads only the standard library; `tokenizers` and `jinja2` follow on first use.
+`parrot_engine.text.loading` reads model folders and imports `tokenizers`.
 """
 
 from __future__ import annotations

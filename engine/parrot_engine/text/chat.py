@@ -1,7 +1,7 @@
-"""Chat templates: messages to prompt text, as `apply_chat_template` of transformers 5 renders them.
+"""Chat templates: convert messages to prompt text like `apply_chat_template` of transformers 5.
 
 Templates come with checkpoints and are not trusted: they run in `parrot_engine.text.sandbox` and
-see plain JSON values only. Tokenizing is not done here.
+see only plain JSON values. Tokenizing happens elsewhere.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: A message's reasoning goes by these names; the first is what templates read.
+#: Names of a message's reasoning; templates read the first.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplateError(ValueError):
-    """A chat that the template refuses, a template that fails, or a model that has none."""
+    """The template refuses the chat or fails, or the model has none."""
 
 
 def _plain(value: Any) -> Any:
-    """A fresh copy made of JSON types only: templates get no other objects."""
+    """Copy a value using only JSON types, because templates get no other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -39,7 +39,9 @@ def _plain(value: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """One message as templates expect it: no keys without a value, reasoning under its names."""
+    """Return a message in the templates' form: no keys without a value, reasoning under its
+    names.
+    """
     plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None})
     reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
     if reasoning is not None:
@@ -50,8 +52,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 class ChatTemplate:
     """The templates of one model.
 
-    `source` is one template, several by name (`default`, `tool_use`, …), or None: a model without
-    a chat template still completes plain prompts, and every `render` raises.
+    `source` is one template, several by name (`default`, `tool_use`, …), or None. A model without a
+    chat template still completes plain prompts, and every `render` raises.
     """
 
     def __init__(
@@ -77,19 +79,19 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a chat; encode it without adding special tokens again.
+        """Return the prompt text of a chat; encode it without adding special tokens again.
 
         Args:
             messages: role and content, as in the OpenAI API; at least one.
-            add_generation_prompt: open the assistant's turn at the end.
-            continue_final_message: leave the last message open instead, to be continued.
+            add_generation_prompt: true opens the assistant's turn at the end.
+            continue_final_message: true leaves the last message open instead, to be continued.
             template: the name of one of the model's templates, or a template's text.
             tools: function schemas, as in the OpenAI API.
-            documents: for templates with retrieval.
+            documents: documents for templates with retrieval.
             kwargs: further variables of the template (`enable_thinking`, …).
 
         Raises:
-            ChatTemplateError: there is no template, it is not valid, or it refuses this chat.
+            ChatTemplateError: the template is missing or invalid, or refuses this chat.
         """
         if not messages:
             raise ChatTemplateError("A chat needs at least one message.")
@@ -116,7 +118,7 @@ class ChatTemplate:
         try:
             text = compiled.render(variables)
         except Exception as error:
-            # Any error comes from the pair of template and chat.
+            # Any error comes from this template and chat.
             raise ChatTemplateError(f"The chat template refused this chat: {error}") from error
         return text if final is None else _cut_after_final(text, final)
 
@@ -141,7 +143,7 @@ class ChatTemplate:
 
     @staticmethod
     def _open_final_message(chat: list[dict[str, Any]]) -> str:
-        """Mark the end of the last message's text; returns that text."""
+        """Mark the end of the last message's text; return that text."""
         content = chat[-1].get("content")
         if isinstance(content, str):
             chat[-1]["content"] = content + _CONTINUE_TAG
@@ -161,5 +163,5 @@ def _cut_after_final(text: str, final: str) -> str:
         raise ChatTemplateError("The chat template drops the last message; it cannot be continued.")
     if text.startswith(_CONTINUE_TAG, at):
         return text[:at]
-    # The template trims its messages: then so is the open one.
+    # The template trims messages, so trim the open one too.
     return text[:at].rstrip()

@@ -1,7 +1,7 @@
-"""Token ids to text while they arrive: nothing is shown that a later token could change.
+"""Converts arriving token ids to text, and shows nothing that a later token could change.
 
-The pieces returned join to exactly what decoding everything at once gives. Cost per token is
-constant: no text is decoded twice (for tokenizers of an uncommon kind, a short window is).
+The returned pieces join to exactly the text of decoding everything at once. The cost per token is
+constant: no text is decoded twice (except a short window, for uncommon kinds of tokenizers).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Protocol
 from parrot_engine.text.pieces import TokenPieces
 from parrot_engine.text.tokenizer import Tokenizer
 
-#: An uncommon decoder's text is held back this many tokens at most while it ends in U+FFFD.
+#: Maximum tokens for which an uncommon decoder's text is held back while it ends in U+FFFD.
 _OPAQUE_HOLD = 8
 
-#: Bytes of an unfinished UTF-8 character at most.
+#: Maximum bytes of an incomplete UTF-8 character.
 _UTF8_TAIL = 3
 
 
 class _Stream(Protocol):
-    """Visible tokens in, certain text out."""
+    """Takes visible tokens, returns final text."""
 
     def feed(self, token_ids: Sequence[int]) -> str: ...
 
@@ -31,9 +31,8 @@ class _Stream(Protocol):
 class IncrementalDetokenizer:
     """Decodes one growing sequence of tokens.
 
-    With a prompt the text continues it: `prompt text + pushed text` is the text of
-    `prompt + pushed tokens`. A character that the prompt left unfinished belongs to the pushed
-    text.
+    With a prompt the text continues it: `prompt text + pushed text` is the text of `prompt + pushed
+    tokens`. A character left incomplete by the prompt belongs to the pushed text.
     """
 
     __slots__ = ("_pieces", "_skip", "_stream")
@@ -66,22 +65,22 @@ class IncrementalDetokenizer:
             self._stream = _OpaqueStream(tokenizer, tail[::-1])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these tokens; may be empty."""
+        """Return the text that became final with these tokens; may be empty."""
         if self._skip:
             special = self._pieces.is_special
             token_ids = [token_id for token_id in token_ids if not special(token_id)]
         return self._stream.feed(token_ids)
 
     def push_each(self, token_ids: Sequence[int]) -> list[str]:
-        """Push tokens as `push` does; return one string per token.
+        """Push tokens like `push`; return one string per token.
 
-        A character made of several tokens stands at the one that completes it. Running sums of
-        the lengths give the `text_offset` of OpenAI's log-probabilities.
+        A character of several tokens appears at the token that completes it. Running sums of the
+        lengths give the `text_offset` of OpenAI's log-probabilities.
         """
         return [self.push((token_id,)) for token_id in token_ids]
 
     def flush(self) -> str:
-        """The end of the sequence: what was held back, unfinished characters as U+FFFD."""
+        """End the sequence; return held-back text, with incomplete characters as U+FFFD."""
         return self._stream.finish()
 
     def _visible(self, token_ids: Sequence[int]) -> Iterator[int]:
@@ -94,10 +93,10 @@ class IncrementalDetokenizer:
 
 
 class _ByteStream:
-    """Byte-level tokens: one incremental UTF-8 decoder.
+    """Decodes byte-level tokens with one incremental UTF-8 decoder.
 
-    NOTE: Python's "replace" and Rust's lossy conversion agree on how many U+FFFD an invalid run
-    becomes (maximal subparts, Unicode chapter 3.9), so this equals the tokenizers library.
+    NOTE: Python's "replace" and Rust's lossy conversion turn an invalid run into equally many
+    U+FFFD (maximal subparts, Unicode chapter 3.9), so this equals the tokenizers library.
     """
 
     __slots__ = ("_decode", "_get")
@@ -105,7 +104,7 @@ class _ByteStream:
     def __init__(self, pieces: TokenPieces, backwards: Iterator[int]) -> None:
         self._get = pieces.get
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        # UTF-8 synchronises itself: three bytes are enough to know what is unfinished.
+        # UTF-8 is self-synchronising: three bytes are enough to find an incomplete character.
         tail: list[bytes] = []
         for token_id in backwards:
             tail.append(self._bytes(token_id))
@@ -125,10 +124,10 @@ class _ByteStream:
 
 
 class _SentencePieceStream:
-    """Text tokens with single bytes between them.
+    """Decodes text tokens with single bytes between them.
 
-    NOTE: a run of byte tokens is text if the *whole* run is valid UTF-8, and else U+FFFD for each
-    of its bytes. So a run is held until it ends.
+    NOTE: a run of byte tokens is text if the *whole* run is valid UTF-8, otherwise one U+FFFD per
+    byte. So a run is held until it ends.
     """
 
     __slots__ = ("_first", "_pieces", "_prompt_bytes", "_run", "_strip_left")
@@ -140,9 +139,9 @@ class _SentencePieceStream:
         self._strip_left = pieces.plan.strip_left
         self._first = pieces.plan.bare_first is not None
         self._run = bytearray()
-        #: How many bytes of the run belong to the prompt.
+        #: Number of the run's bytes that belong to the prompt.
         self._prompt_bytes = 0
-        # The beginning of the prompt settles what is dropped from the beginning of the text …
+        # The beginning of the prompt decides what is dropped from the beginning of the text …
         settled = False
         for token_id in forwards:
             settled = self._strip_left == 0 and not self._first
@@ -150,7 +149,7 @@ class _SentencePieceStream:
                 break
             self.feed((token_id,))
         if settled:
-            # … and its end holds the bytes that are still open.
+            # … and its end has the bytes of an open run.
             self._run.clear()
             for token_id in backwards:
                 piece = pieces.get(token_id)
@@ -212,7 +211,7 @@ class _OpaqueStream:
 
     def __init__(self, tokenizer: Tokenizer, tail: list[int]) -> None:
         self._tokenizer = tokenizer
-        #: Tokens that give the new ones their surroundings, then those not shown yet.
+        #: Context tokens for the new ones, then tokens not shown yet.
         self._window = tail
         self._shown = len(tail)
 

@@ -1,9 +1,8 @@
-"""The fewest tokens that a text can have, without tokenizing it.
+"""A lower bound on a text's tokens, without tokenizing it.
 
-Nearly all language models' tokenizers are BPE over bytes, or over characters with bytes for those
-that they do not know. Nothing of a text is lost in them, so it has at least as many tokens as its
-length divided by that of the longest token. Pipelines that may drop or shorten text in ways not
-known here have no bound.
+Nearly all language models' tokenizers are BPE over bytes, or over characters with bytes for unknown
+ones. They lose nothing of a text, so it has at least as many tokens as its length divided by that
+of the longest token. Pipelines that may drop or shorten text in unknown ways have no bound.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, Literal
 
 from parrot_engine.text.pieces import BYTE_OF_CHAR
 
-#: NFC makes a text at most so many times shorter, in bytes of UTF-8: canonical decomposition makes
-#: one at most 3 times shorter (U+212A is a K) and 3 times longer (UAX #15), and composition leaves
-#: the decomposition as it is. In characters it is at most 4 times.
+#: Factor by which NFC can shorten a text, in bytes of UTF-8. Canonical decomposition makes it at
+#: most 3 times shorter (U+212A becomes K) or 3 times longer (UAX #15), and composition keeps the
+#: decomposition. In characters the factor is at most 4.
 _NFC_SHRINKS = 9
 
 _LOSSLESS_SPLITS = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
@@ -30,17 +29,17 @@ class LengthBound:
     unit: Literal["bytes", "characters"]
     #: Length of the longest token, in units.
     longest: int
-    #: Texts are brought into NFC, which shortens some that are not ASCII.
+    #: True: texts are converted to NFC, which shortens some that are not ASCII.
     composes: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """No tokenization of `text` has fewer tokens than this."""
+        """Return a number that no tokenization of `text` undercuts."""
         length = len(text)
         if not text.isascii():
             try:
                 num_bytes = len(text.encode())
             except UnicodeEncodeError:
-                # Halves of surrogate pairs: not a text yet.
+                # Half a surrogate pair: not a valid text.
                 return 0
             if self.unit == "bytes":
                 length = num_bytes
@@ -50,7 +49,7 @@ class LengthBound:
 
 
 def read_bound(pipeline: Mapping[str, Any]) -> LengthBound | None:
-    """The bound of a serialised tokenizer; None where there is none.
+    """Return the bound of a serialised tokenizer; None if there is none.
 
     Args:
         pipeline: the parsed `tokenizer.json`.
@@ -69,7 +68,7 @@ def read_bound(pipeline: Mapping[str, Any]) -> LengthBound | None:
         return None
     added = pipeline.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
-        # They swallow the blanks around them, however many there are.
+        # They swallow any number of surrounding blanks.
         return None
     vocab = model["vocab"]
     by_bytes = any(step["type"] == "ByteLevel" for step in splits)
@@ -101,7 +100,7 @@ def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
     if normalizer["type"] == "Prepend":
         return True
     pattern = normalizer.get("pattern", {}).get("String")
-    # A blank becomes `▁`; in units of either kind that is no shorter.
+    # A blank becomes `▁`, which is no shorter in either unit.
     return normalizer["type"] == "Replace" and pattern == " " and len(normalizer["content"]) >= 1
 
 

@@ -1,9 +1,9 @@
-"""Reading a model folder's tokenizer and chat templates. Nothing is downloaded or executed.
+"""Reads a model folder's tokenizer and chat templates, without downloading or executing anything.
 
-The aim is the tokenizer that `transformers.AutoTokenizer` (version 5) makes of the same folder,
-which is not always the one in `tokenizer.json`: some classes rebuild the pipeline around the
-vocabulary. `LlamaTokenizer` and `Qwen2Tokenizer` are rebuilt here; classes that take the file as
-it is need no more; any other class is loaded by transformers, where that is installed.
+The goal is the tokenizer that `transformers.AutoTokenizer` (version 5) makes of the same folder,
+which may differ from `tokenizer.json`, because some classes rebuild the pipeline around the
+vocabulary. `LlamaTokenizer` and `Qwen2Tokenizer` are rebuilt here. Classes that use the file
+unchanged need nothing more. transformers, if installed, loads any other class.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Json: TypeAlias = dict[str, Any]
 #: One chat template, several by name, or none.
 _Templates: TypeAlias = str | dict[str, str] | None
 
-#: The named tokens that chat templates see as variables.
+#: Named tokens that chat templates see as variables.
 _NAMED_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 
-#: Above this a length in `tokenizer_config.json` means "no limit" (transformers writes 1e30).
+#: Larger lengths in `tokenizer_config.json` mean "no limit" (transformers writes 1e30).
 _NO_LENGTH_LIMIT = 10**9
 
-#: Classes that use `tokenizer.json` as it stands.
+#: Classes that use `tokenizer.json` unchanged.
 _VERBATIM_CLASSES = {"", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"}
 
-#: Classes that transformers registers for a model type, where they are rebuilt here.
+#: Classes that transformers registers for a model type and that are rebuilt here.
 _REGISTERED_CLASSES = dict.fromkeys(
     ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"
 )
@@ -45,7 +45,7 @@ _REGISTERED_CLASSES = dict.fromkeys(
 #: Model types whose checkpoints name a wrong class: the registered one is used.
 _CORRECTED_MODEL_TYPES = {"qwen2"}
 
-#: Causal language models whose tokenizer is taken verbatim whatever class the checkpoint names
+#: Causal language models whose tokenizer is used unchanged whatever class the checkpoint names
 #: (transformers, models/auto/tokenization_auto.py).
 _VERBATIM_MODEL_TYPES = frozenset({
     "arctic", "chatlm", "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe",
@@ -64,10 +64,10 @@ _QWEN2_REGEX = (
 
 
 def load_text_assets(folder: Path) -> TextAssets:
-    """Read tokenizer and chat templates of a model folder.
+    """Read the tokenizer and chat templates of a model folder.
 
     Raises:
-        TextAssetsError: no tokenizer in the folder, or a file that cannot be understood.
+        TextAssetsError: the folder has no tokenizer, or a file is not understood.
     """
     config = _read_json(folder / "tokenizer_config.json") or {}
     chat_template = _chat_template(folder, config)
@@ -95,10 +95,10 @@ def load_text_assets(folder: Path) -> TextAssets:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
-    """The chat templates of a model folder, without its special tokens.
+    """Read the chat templates of a model folder, without its special tokens.
 
     Raises:
-        TextAssetsError: a file that cannot be understood.
+        TextAssetsError: a file is not understood.
     """
     return ChatTemplate(_chat_template(folder, _read_json(folder / "tokenizer_config.json") or {}))
 
@@ -116,7 +116,9 @@ def _read_json(path: Path) -> Json | None:
 
 
 def _chat_template(folder: Path, config: Json) -> _Templates:
-    """Files beside the checkpoint go before the entry in `tokenizer_config.json`."""
+    """Read the templates; files beside the checkpoint precede the entry in
+    `tokenizer_config.json`.
+    """
     templates: dict[str, str] = {}
     single = folder / "chat_template.jinja"
     if single.is_file():
@@ -136,7 +138,9 @@ def _chat_template(folder: Path, config: Json) -> _Templates:
 
 
 def _tokenizer_class(folder: Path, config: Json) -> str:
-    """The class that AutoTokenizer would take, without its `Fast` suffix; empty if unnamed."""
+    """Return the class that AutoTokenizer would use, without its `Fast` suffix; empty if
+    unnamed.
+    """
     model_config = _read_json(folder / "config.json") or {}
     model_type = str(model_config.get("model_type") or "")
     named = str(config.get("tokenizer_class") or model_config.get("tokenizer_class") or "")
@@ -163,7 +167,7 @@ class _Names:
 
     def __init__(self, folder: Path, source: Json, config: Json, defaults: dict[str, str]) -> None:
         declared: Json = {**defaults, **config}
-        #: Tokens by the id that the configuration gives them.
+        #: Tokens by the id in the configuration.
         self.by_id: dict[int, AddedToken] = {}
         if "added_tokens_decoder" in config:
             for index, token in config["added_tokens_decoder"].items():
@@ -197,7 +201,7 @@ class _Names:
 
 
 def _add_missing_tokens(tokenizer: Tokenizer, names: _Names) -> bool:
-    """Add what the configuration declares and the pipeline lacks, in transformers' order."""
+    """Add tokens that the configuration declares and the pipeline lacks, in transformers' order."""
     present = tokenizer.get_added_tokens_decoder().values()
     shapes = {repr(token) for token in present}
     missing = [token for _, token in sorted(names.by_id.items()) if repr(token) not in shapes]
@@ -239,7 +243,7 @@ def _verbatim(folder: Path, source: str, config: Json, chat_template: _Templates
 def _rebuilt(
     folder: Path, class_name: str, source: str, config: Json, chat_template: _Templates
 ) -> TextAssets:
-    """The pipeline that a class builds around the file's vocabulary, merges and post-processor."""
+    """Build the class's pipeline around the file's vocabulary, merges and post-processor."""
     content = json.loads(source)
     if content.get("model", {}).get("type", "BPE") != "BPE":
         return _from_transformers(folder, chat_template, reason="its model is not BPE")
@@ -297,7 +301,7 @@ def _qwen2(vocab: Any, merges: Any, prefix_space: bool) -> Tokenizer:
 
 
 def _from_transformers(folder: Path, chat_template: _Templates, *, reason: str) -> TextAssets:
-    """Let transformers build the tokenizer, and take its pipeline."""
+    """Let transformers build the tokenizer, and use its pipeline."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""The text of one generation as its tokens arrive: detokenized, cut at stop strings.
+"""The text of one generation as its tokens arrive: detokenized, and cut at stop strings.
 
 A pure state machine without an engine. Its caller stops the engine when a delta reports a completed
-stop string, which an engine does not see.
+stop string, because engines do not see stop strings.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from parrot_engine.text.tokenizer import Tokenizer
 class OutputDelta(NamedTuple):
     """The effect of one `OutputText.push`."""
 
-    #: Text that became certain and is no part of a stop string.
+    #: Text that became final and is not part of a stop string.
     text: str
-    #: How many of the pushed ids belong to the output: fewer than pushed after a stop string.
+    #: Number of pushed ids that belong to the output; fewer than pushed after a stop string.
     num_tokens: int
     #: Set when the output is complete.
     finish_reason: FinishReason | None = None
     #: The stop string that ended it.
     stop_string: str | None = None
-    #: Whether a token completed the stop string; else text that was held back until the end did.
+    #: True if a token completed the stop string; False if text held back until the end did.
     stopped_by_token: bool = False
 
 
@@ -35,9 +35,9 @@ class OutputText:
 
     Args:
         tokenizer: the model's.
-        prompt_token_ids: what the output continues; decides about a leading space.
+        prompt_token_ids: prompt that the output continues; decides about a leading space.
         stop: strings that end the text; no part of them is shown.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: true omits special tokens from the text.
     """
 
     __slots__ = ("_detokenizer", "_stops", "_watches_stops", "finished", "num_chars", "num_shown")
@@ -55,7 +55,7 @@ class OutputText:
         )
         self._stops = StopStrings(stop)
         self._watches_stops = bool(stop)
-        #: Characters decoded, and those of them that were shown.
+        #: Characters decoded, and characters shown.
         self.num_chars = 0
         self.num_shown = 0
         self.finished = False
@@ -67,14 +67,14 @@ class OutputText:
         *,
         offsets: list[int] | None = None,
     ) -> OutputDelta:
-        """Take the next tokens; to be called until `finished`.
+        """Take the next tokens; call it until `finished`.
 
         Args:
-            token_ids: of one engine step, or of several.
-            finish_reason: with the last of them. With "stop" and "closed" the last id ended the
-                text and is no part of it.
-            offsets: extended by one entry for each id that belongs to the output: the characters
-                decoded before it. An ending id stands behind all text.
+            token_ids: tokens of one or several engine steps.
+            finish_reason: given with the last of them. With "stop" and "closed" the last id ended
+                the text and is not part of it.
+            offsets: extended by one entry per id that belongs to the output: the number of
+                characters decoded before it. An ending id comes behind all text.
         """
         if finish_reason == "closed":
             finish_reason = "stop"
@@ -110,7 +110,7 @@ class OutputText:
         return OutputDelta("".join(shown), len(token_ids), reason, matched)
 
     def _take(self, piece: str, shown: list[str]) -> str | None:
-        """Pass decoded text on as far as it may be seen; returns the stop string it completed."""
+        """Pass decoded text on as far as it may be shown; return the stop string it completed."""
         if not piece:
             return None
         self.num_chars += len(piece)

@@ -1,7 +1,7 @@
-"""A query and a document as what a reranker reads: as two texts, or as its chat template has them.
+"""A query and a document in a reranker's form: as two texts, or through its chat template.
 
-Templates of rerankers write messages of the roles `query` and `document`, behind one of `system`
-that holds the instruction, as in sentence-transformers and vLLM.
+Templates of rerankers write messages of the roles `query` and `document`, after one of `system`
+with the instruction, as in sentence-transformers and vLLM.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.tokenizer import PoolingTokens, Tokenizer
 
-#: Stands for a document, where what comes behind it is looked for.
+#: Stands for a document, to find the text behind it.
 _MARK = "\ue000"
 
 
 def write_pair(
     chat: ChatTemplate, pair: tuple[str, str], instruction: str | None, variables: Mapping[str, Any]
 ) -> str:
-    """Query and document as the template writes them, given its variables.
+    """Return query and document as the template writes them, given its variables.
 
     Raises:
-        ChatTemplateError: the template refuses it.
+        ChatTemplateError: the template refuses the pair.
     """
     query, document = pair
     messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
@@ -39,9 +39,9 @@ def encode_written_pairs(
     *,
     max_tokens: int | None = None,
 ) -> list[PoolingTokens]:
-    """Pairs as the chat template writes them; see `Tokenizer.encode_for_pooling`.
+    """Encode pairs as the chat template writes them; see `Tokenizer.encode_for_pooling`.
 
-    Where one is cut, what the template writes behind documents stays: the judgement comes there.
+    If a pair is cut, the template's text behind documents stays, because the judgement comes there.
 
     Raises:
         ChatTemplateError: the template refuses a pair.

@@ -1,7 +1,7 @@
 """The decoder of a tokenizer, one token at a time: the text that each token contributes.
 
 A tokenizer's decoder turns a whole list of tokens into text. Nearly all language models use one of
-two kinds, which are read here from the serialised pipeline:
+two kinds, which this module reads from the serialised pipeline:
 
 - *byte level*: tokens are bytes, the text is their UTF-8 with U+FFFD for what is not valid;
 - *sentencepiece*: tokens are text with `▁` for a space, some are single bytes (`<0xE2>`), the
@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's map between bytes and printable characters, from character to byte."""
+    """Return GPT-2's map from printable characters to bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -44,7 +44,7 @@ class DecoderPlan:
     kind: DecoderKind
     #: Replacements within each token, in order.
     replace: tuple[tuple[str, str], ...] = ()
-    #: Tokens like `<0xE2>` are bytes.
+    #: True: tokens like `<0xE2>` are bytes.
     byte_fallback: bool = False
     #: This character is dropped …
     strip: str = " "
@@ -55,7 +55,7 @@ class DecoderPlan:
 
 
 def read_plan(pipeline: Mapping[str, Any]) -> DecoderPlan:
-    """The plan of a serialised tokenizer, given as the parsed `tokenizer.json`."""
+    """Read the plan of a serialised tokenizer, given as the parsed `tokenizer.json`."""
     decoder = pipeline.get("decoder")
     if decoder is None:
         return DecoderPlan("opaque")
@@ -78,7 +78,7 @@ def _metaspace_plan(step: dict[str, Any]) -> DecoderPlan:
 
 
 def _sentencepiece_plan(steps: list[dict[str, Any]]) -> DecoderPlan | None:
-    """`Replace* ByteFallback? Fuse? Strip?`; None for anything else."""
+    """Read `Replace* ByteFallback? Fuse? Strip?`; None for anything else."""
     rest = list(steps)
     replace: list[tuple[str, str]] = []
     while rest and rest[0]["type"] == "Replace":
@@ -109,10 +109,10 @@ def _sentencepiece_plan(steps: list[dict[str, Any]]) -> DecoderPlan | None:
 
 
 class TokenPieces:
-    """The piece of every token id, looked up once per id and kept.
+    """The piece of every token id, looked up once per id and cached.
 
-    A piece is `bytes` in a byte-level tokenizer; elsewhere `str`, or `int` for a token that
-    stands for one byte. Ids outside the vocabulary have no piece.
+    A piece is `bytes` in a byte-level tokenizer; elsewhere `str`, or `int` for a single-byte token.
+    Ids outside the vocabulary have no piece.
     """
 
     __slots__ = ("_backend", "_special", "_table", "first", "plan")
@@ -122,13 +122,13 @@ class TokenPieces:
         self.plan = plan
         added = backend.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
-        # Two ids may hold the same text; the text decides, as in the tokenizers library.
+        # Two ids may have the same text; the text decides, as in the tokenizers library.
         contents = {added[token_id].content for token_id in self._special}
         self._special |= {i for i, token in added.items() if token.content in contents}
         self._table: dict[int, bytes | str | int | None] = {}
 
     def is_special(self, token_id: int) -> bool:
-        """Return True if decoding skips this token when special tokens are to be skipped."""
+        """Return true if decoding skips this token when special tokens are skipped."""
         return token_id in self._special
 
     def get(self, token_id: int) -> bytes | str | int | None:

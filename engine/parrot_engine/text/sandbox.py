@@ -1,7 +1,7 @@
-"""The jinja2 environment of chat templates, set up as transformers 5 does.
+"""The jinja2 environment of chat templates, configured like transformers 5.
 
-Same whitespace rules, filters, functions and tags, in the immutable sandbox. The only module that
-imports jinja2.
+It has the same whitespace rules, filters, functions and tags, in the immutable sandbox. No other
+module imports jinja2.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
-    """A template, compiled once and kept.
+    """Compile a template once and cache it.
 
     Raises:
-        jinja2.TemplateError: it is not valid.
+        jinja2.TemplateError: the template is not valid.
     """
     return _environment().from_string(source)

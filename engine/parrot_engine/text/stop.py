@@ -1,7 +1,7 @@
-"""Stop strings over a stream of text: the part that may be shown, and its end.
+"""Stop strings in a stream of text: the part that may be shown, and its end.
 
-Works on text alone. A stop string that spans several pieces is found, no part of it is ever
-shown, and text is held back only while it could still be the beginning of one.
+Works on text alone. It finds stop strings across several pieces and never shows any part of one.
+Text is held back only while it could be the beginning of one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class StopResult(NamedTuple):
 class StopStrings:
     """Cuts a stream of text before the first stop string.
 
-    The match that *begins* first wins; of those that begin at the same place, the one that is
-    complete first, then the one given first. Empty stop strings are ignored.
+    The match that *begins* first wins; among those with the same start, the one completed first,
+    then the one given first. Empty stop strings are ignored.
     """
 
     __slots__ = ("_done", "_held", "_stops")
@@ -35,8 +35,8 @@ class StopStrings:
         """Take the next piece of text.
 
         Returns:
-            What is certain not to be part of a stop string. After a match the text is everything
-            before it that was not shown yet, and further pieces are dropped.
+            The text that is certainly outside any stop string. After a match it is everything
+            before the match that was not shown yet, and further pieces are dropped.
         """
         if not self._stops:
             return StopResult(text, None)
@@ -49,12 +49,12 @@ class StopStrings:
             self._done = True
             self._held = ""
             return StopResult(whole[:start], matched)
-        # NOTE: a complete match behind an open one has to wait: the open one begins earlier.
+        # NOTE: a complete match behind an open one must wait, because the open one begins earlier.
         self._held = whole[keep_from:]
         return StopResult(whole[:keep_from], None)
 
     def flush(self) -> StopResult:
-        """The end of the stream: release what was held back, unless a match was waiting."""
+        """End the stream: return held-back text, unless a match was waiting."""
         held, self._held = self._held, ""
         start, matched = self._first_match(held)
         if matched is not None:
@@ -74,7 +74,9 @@ class StopStrings:
         return best, matched
 
     def _first_open(self, text: str) -> int:
-        """The start of the longest suffix that begins, but does not complete, a stop string."""
+        """Return the start of the longest suffix that begins, but does not complete, a stop
+        string.
+        """
         first = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1), first)

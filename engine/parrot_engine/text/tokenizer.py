@@ -1,7 +1,7 @@
 """The model's own tokenizer, without transformers.
 
-Token-exact with `AutoTokenizer` of the same folder. Streams are decoded by
-`parrot_engine.text.detokenizer`, chats rendered by `parrot_engine.text.chat`.
+Token-exact with `AutoTokenizer` of the same folder. `parrot_engine.text.detokenizer` decodes
+streams, and `parrot_engine.text.chat` renders chats.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.length_bound import read_bound
 from parrot_engine.text.pieces import TokenPieces, read_plan
 
-#: Characters, or ids, beyond which a text takes longer than a millisecond.
+#: Characters or ids beyond which a text takes longer than a millisecond.
 _LONG_TEXT = 8192
 
 
 class TextAssetsError(ValueError):
-    """A model folder whose tokenizer cannot be read; the message says which file and why."""
+    """A model folder's tokenizer cannot be read; the message names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextAssets:
-    """Tokenizer and chat templates of one model, as one value that can be sent.
+    """Tokenizer and chat templates of one model, as a single value that can be sent.
 
-    The engine reads it from the checkpoint and sends it to the gateway, which tokenizes without
-    having the files, torch or transformers.
+    The engine reads it from the checkpoint and sends it to the gateway, which then tokenizes
+    without files, torch or transformers.
     """
 
     #: The tokenizers library's serialisation of the whole pipeline.
     tokenizer_json: str
     #: One template, several by name, or none.
     chat_template: str | dict[str, str] | None = None
-    #: `bos_token`, `eos_token`, … and the model's own named tokens, as templates see them.
+    #: `bos_token`, `eos_token`, … and the model's own named tokens, for templates.
     special_tokens: dict[str, str] = field(default_factory=dict)
-    #: The longest input that the tokenizer's configuration names, in tokens.
+    #: The longest input in the tokenizer's configuration, in tokens.
     model_max_length: int | None = None
-    #: Encode the text of special tokens as ordinary text.
+    #: True: encode the text of special tokens as ordinary text.
     split_special_tokens: bool = False
 
 
 class PoolingTokens(NamedTuple):
-    """A text, or a pair, as a model of vectors or scores reads it."""
+    """A text or a pair, in the form of a model of vectors or scores."""
 
     token_ids: list[int]
     #: See `protocol.Pool`.
@@ -52,7 +52,9 @@ class PoolingTokens(NamedTuple):
 
 
 class Tokenizer:
-    """Text to token ids and back. Immutable after construction; safe to use from threads."""
+    """Converts text to token ids and back. Immutable after construction; safe to use from
+    threads.
+    """
 
     def __init__(self, assets: TextAssets) -> None:
         """Build the pipeline; takes up to a second for a vocabulary of 150,000.
@@ -80,7 +82,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; a model's logits may be wider."""
+        """Return the number of tokens, added ones included; a model's logits may be wider."""
         return self._size
 
     @property
@@ -89,19 +91,21 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the tokenizer's end-of-text token.
+        """Return the id of the tokenizer's end-of-text token.
 
-        A generation may end with others too: see `EngineInfo.eos_token_ids`.
+        A generation may end with other tokens too: see `EngineInfo.eos_token_ids`.
         """
         return self.special_token_id("eos_token")
 
     @property
     def model_max_length(self) -> int | None:
-        """The longest input that the tokenizer's configuration names."""
+        """Return the longest input in the tokenizer's configuration."""
         return self.assets.model_max_length
 
     def special_token_id(self, name: str) -> int | None:
-        """Id of a named token (`bos_token`, `pad_token`, …); None where the model has none."""
+        """Return the id of a named token (`bos_token`, `pad_token`, …); None if the model has
+        none.
+        """
         text = self.assets.special_tokens.get(name)
         return None if text is None else self.token_id(text)
 
@@ -110,17 +114,18 @@ class Tokenizer:
         return found
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `encode` never falls short of; computed without tokenizing.
+        """Return a number of tokens that `encode` never undercuts, without tokenizing.
 
-        Text of 20 MB takes seconds to tokenize and milliseconds here. 0 where no bound is known.
+        A text of 20 MB takes seconds to tokenize and milliseconds here. Returns 0 if no bound is
+        known.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written in the text count as such.
+        """Return the token ids of a text; special tokens written in the text count as such.
 
-        Long texts may be encoded in a thread: for them the GIL is released. Half a surrogate pair,
-        which is no text, becomes U+FFFD.
+        Long texts may be encoded in a thread, because encoding them releases the GIL. Half a
+        surrogate pair becomes U+FFFD.
         """
         try:
             return self._encode(text, add_special_tokens)
@@ -130,13 +135,13 @@ class Tokenizer:
     def encode_for_pooling(
         self, texts: Sequence[tuple[str, str | None]], *, max_tokens: int | None = None
     ) -> list[PoolingTokens]:
-        """Texts, or pairs, with the special tokens that the model was trained with.
+        """Encode texts or pairs with the special tokens of the model's training.
 
-        Several are encoded at once, on as many threads as the library has; the GIL is released.
+        Several are encoded at once, on as many threads as the library has, without the GIL.
 
         Args:
-            texts: the only text of each, or the first and the second.
-            max_tokens: cut the end of a text, of a pair that of the second, to fit.
+            texts: each with a single text, or a first and second one.
+            max_tokens: limit; the end of a text, or of a pair's second text, is cut to fit.
         """
         try:
             return self._encode_for_pooling(texts, max_tokens)
@@ -145,7 +150,9 @@ class Tokenizer:
             return self._encode_for_pooling(clean, max_tokens)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts that hold their special tokens, all at once; the GIL is released."""
+        """Return the token ids of texts that contain their special tokens, all at once, without the
+        GIL.
+        """
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:
@@ -164,7 +171,7 @@ class Tokenizer:
             if max_tokens is not None and len(encoding.ids) > max_tokens:
                 encoding = self._cut(first, second, len(encoding.ids) - max_tokens)
             ids, types = encoding.ids, encoding.type_ids
-            # A tokenizer may have one type only, for both texts.
+            # A tokenizer may have a single type for both texts.
             is_told = second is not None and 1 in types
             results.append(PoolingTokens(ids, types.index(1) if is_told else None))
         return results
@@ -181,8 +188,8 @@ class Tokenizer:
         if len(text) <= _LONG_TEXT:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:
-            # NOTE: `encode` holds the GIL throughout, which stops the gateway for as long as the
-            # text takes: a second per megabyte and more. The batch methods release it.
+            # NOTE: `encode` holds the GIL throughout, which would stop the gateway for a second per
+            # megabyte and more. The batch methods release it.
             [encoding] = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -190,9 +197,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids outside the vocabulary contribute nothing.
+        """Return the text of token ids; ids outside the vocabulary contribute nothing.
 
-        Many ids may be decoded in a thread: for them the GIL is released.
+        Many ids may be decoded in a thread, because that releases the GIL.
         """
         known = [token_id for token_id in ids if 0 <= token_id < 2**32]
         text: str
@@ -203,7 +210,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token, which need not be whole characters."""
+        """Return the exact bytes of one token, which may end within a character."""
         piece = self.pieces.get(token_id)
         if piece is None:
             return b""
@@ -212,7 +219,9 @@ class Tokenizer:
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def token_text(self, token_id: int) -> str:
-        r"""One token as OpenAI's log-probabilities show it: its text, or `bytes:\xe2\x80`."""
+        r"""Return one token in the form of OpenAI's log-probabilities: its text, or
+        `bytes:\xe2\x80`.
+        """
         raw = self.token_bytes(token_id)
         try:
             return raw.decode()
@@ -220,13 +229,14 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def vocabulary_text(self, token_id: int) -> str:
-        """One token as the vocabulary writes it, its spaces and bytes in the pipeline's own code;
-        empty for an id that there is none of."""
+        """Return one token as the vocabulary writes it, with spaces and bytes in the pipeline's
+        code; empty for an unknown id.
+        """
         found: str | None = self._backend.id_to_token(token_id)
         return found or ""
 
     def is_special(self, token_id: int) -> bool:
-        """Return True if `decode` skips this token."""
+        """Return true if `decode` skips this token."""
         return self.pieces.is_special(token_id)
 
     def render_chat(
@@ -237,12 +247,12 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a chat; see `ChatTemplate.render`.
+        """Return the prompt text of a chat; see `ChatTemplate.render`.
 
         The template writes its own special tokens: encode with `add_special_tokens=False`.
 
         Raises:
-            ChatTemplateError: no template, or one that refuses this chat.
+            ChatTemplateError: the template is missing, or refuses this chat.
         """
         return self.chat.render(
             messages, add_generation_prompt=add_generation_prompt, template=template, **kwargs
@@ -250,5 +260,5 @@ class Tokenizer:
 
 
 def _clean(text: str) -> str:
-    """Half a surrogate pair, which is no text, becomes U+FFFD."""
+    """Replace half surrogate pairs by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import aiohttp
 import pytest
@@ -149,17 +148,11 @@ async def explanations_of(service: Service, session: str) -> list[str]:
     return [call["explanation"] for call in graph["calls"]]
 
 
-async def ask(service: Service, prompt: str, **semantic: Any) -> None:
-    body = {"model": "m", "prompt": prompt, "max_tokens": 4, "parrot": semantic}
-    status, _, answer = await service.post("/v1/completions", body)
-    assert status == 200, answer
-
-
 async def test_a_session_that_stays_on_its_engine_is_said() -> None:
     policy = SchedulerSettings(policy=STAYS)
     async with serving(small_engine(), small_engine(), scheduler=policy) as service:
-        await ask(service, SYSTEM, session="s")
-        await ask(service, SYSTEM + "Again.", session="s")
+        await service.complete(prompt=SYSTEM, max_tokens=4, parrot={"session": "s"})
+        await service.complete(prompt=SYSTEM + "Again.", max_tokens=4, parrot={"session": "s"})
         first, second = await explanations_of(service, "s")
     assert "its session" not in first
     assert " at once: its session runs there, " in second
@@ -175,7 +168,10 @@ async def test_a_group_that_is_kept_together_is_said() -> None:
     async with serving(*engines, scheduler=policy) as service:
         calls = []
         for number in range(3):
-            calls.append(asyncio.create_task(ask(service, f"{number}", session="s", group="g")))
+            call = service.complete(
+                prompt=f"{number}", max_tokens=4, parrot={"session": "s", "group": "g"}
+            )
+            calls.append(asyncio.create_task(call))
             await until(lambda expected=number + 1: running() == expected)
         for engine in engines:
             engine.automatic = True

@@ -40,8 +40,7 @@ from parrot_gateway.settings.sources import load_settings
 
 async def ask(service: Service, prompt: str, **more: Any) -> tuple[int, Any]:
     body = {"model": "m", "prompt": prompt, "max_tokens": 4, **more}
-    status, _, answer = await service.post("/v1/completions", body)
-    return status, json.loads(answer)
+    return await service.ask("/v1/completions", body)
 
 
 def tasks_of(service: Service) -> int:

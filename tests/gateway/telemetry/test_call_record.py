@@ -16,6 +16,7 @@ from harness.scripted_upstream import (
 )
 from parrot_engine.protocol import Failed
 
+from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.settings.model import UpstreamSettings
 from parrot_gateway.telemetry import call_record
@@ -260,7 +261,7 @@ def test_a_sink_that_raises_is_dropped(caplog: pytest.LogCaptureFixture) -> None
         record.end()
         record.end()
     assert [each.request_id for each in ended] == [f"req_{number}" for number in range(100)]
-    assert 0 < len(settled) < 100
+    assert len(settled) == 64
     calls.settle()
     calls.settle()
     assert settled == ended
@@ -307,3 +308,37 @@ def test_calls_without_text_hold_nothing(path: str) -> None:
     plain = CallRecord("req", "call", 0.0)
     CallRecords(1.0).begin(plain, "/v1/chat/completions")
     assert plain.content is None, "nobody asks for content"
+
+
+def test_a_call_that_is_answered_later_holds_no_answer_to_its_request() -> None:
+    records = CallRecords(contents=WantedContents(True, ("other",)))
+    for deferred, tenant, size in ((False, "mine", 4), (True, "mine", 0), (False, "other", None)):
+        record = CallRecord("req", "call", 0.0, tenant=tenant, deferred=deferred)
+        records.begin(record, "/v1/completions")
+        record.take_answer(b"data", False)
+        content = record.wanted_content()
+        assert (content and content.size_bytes) == size
+        record.end()
+
+
+@pytest.mark.parametrize(("status", "becomes"), [(0, 499), (200, 200), (503, 503)])
+def test_a_client_that_leaves_has_the_status_that_it_got(status: int, becomes: int) -> None:
+    record = CallRecord("req", "call", 0.0, status=status)
+    record.leave()
+    assert (record.client_left, record.status) == (True, becomes)
+    record.fail(GatewayError("It broke.", code="broke"))
+    assert record.error_code == "broke"
+    record.fail(GatewayError("It broke."))
+    assert record.error_code == "server_error"
+
+
+def test_usage_is_counted_of_calls_that_end_and_of_those_that_fail() -> None:
+    record = CallRecord("req", "call", 0.0)
+    observer = CallObserver(record)
+    observer.ended(Usage(7, 3, 5), "length")
+    told = (record.prompt_tokens, record.output_tokens, record.cached_tokens)
+    assert (told, record.finish_reason) == ((7, 3, 5), "length")
+    observer.failed(GatewayError("It broke."), Usage(8, 4, 6))
+    observer.failed(GatewayError("It broke again."))
+    told = (record.prompt_tokens, record.output_tokens, record.cached_tokens)
+    assert (told, record.finish_reason) == ((8, 4, 6), "length")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
@@ -14,6 +16,10 @@ from harness.gateway.semantic_tools import CHAT, COMPLETIONS, Http, echo
 from harness.gateway.serving import serving, until
 
 from parrot_gateway.settings.model import BatchSettings, TelemetrySettings
+from parrot_gateway.telemetry import kept_content
+from parrot_gateway.telemetry.call_record import CallRecord
+from parrot_gateway.telemetry.content.content import CallContent
+from parrot_gateway.telemetry.kept_content import KeptContent
 
 SESSION = {"session": "s"}
 
@@ -143,6 +149,51 @@ async def test_the_oldest_make_room(engine: ScriptedRemoteEngine) -> None:
         gone = await text(http, calls[0])
         assert (gone["source"], gone["input_messages"]) == (None, [])
         assert "telemetry.max_content_bytes" in gone["why"]
+
+
+async def test_too_much_at_once_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls that wait to be read, calls that are kept, and one that cannot be read."""
+    monkeypatch.setattr(kept_content, "MAX_KEPT", 3)
+    monkeypatch.setattr(kept_content, "_MAX_PENDING_BYTES", 500)
+    kept = KeptContent(TelemetrySettings(keep_content=True))
+
+    def end(call: str, text: str | None = "") -> None:
+        record = CallRecord("req", call, 0.0)
+        if text is not None:
+            record.content = CallContent()
+            record.content.asked(COMPLETIONS, b'{"prompt": "%s"}' % text.encode())
+        if call == "broken":
+            record.content = cast(CallContent, SimpleNamespace(size_bytes=14))
+        kept.ended(record)
+
+    async def found(*calls: str) -> list[str]:
+        await until(lambda: kept.find(calls[-1]))
+        return [call for call in calls if kept.find(call) is not None]
+
+    kept.start()
+    end("untold", None)
+    end("a", "x" * 243)
+    # 257 wait; 243 more are all that may.
+    end("too large", "x" * 230)
+    end("broken")
+    end("b", "x" * 215)
+    end("too much")
+    assert await found("untold", "a", "too large", "broken", "too much", "b") == ["a", "b"]
+    assert caplog.messages == ["what call broken said could not be kept"]
+    # There is room again; the same call takes the place of what it said before.
+    size = kept.size_bytes
+    end("b", "x" * 215)
+    end("c", "x" * 200)
+    assert await found("a", "b", "c") == ["a", "b", "c"]
+    end("d", "x" * 215)
+    assert await found("a", "b", "c", "d") == ["b", "c", "d"]
+    assert size < kept.size_bytes < 2 * size
+    await kept.close()
+    end("e")
+    await asyncio.sleep(0)
+    assert kept.find("e") is None
 
 
 async def test_of_excluded_tenants_nothing_is_kept_or_shown(engine: ScriptedRemoteEngine) -> None:

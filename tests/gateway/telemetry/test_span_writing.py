@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
-from harness.gateway.serving import until
+from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.gateway.serving import serving, until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from parrot_engine.protocol import EngineStats
 
 from parrot_gateway.settings.model import TelemetrySettings
 from parrot_gateway.telemetry import span_writer, tracing
@@ -25,7 +30,8 @@ from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.content.content import CallContent
 from parrot_gateway.telemetry.span_fields import CallFacts, Source
 from parrot_gateway.telemetry.span_writer import SpanWriter
-from parrot_gateway.telemetry.tracing import CallTracer
+from parrot_gateway.telemetry.trace_context import CallTrace, session_span_id, session_trace_id
+from parrot_gateway.telemetry.tracing import CallTracer, StepTracer
 
 
 class CountingWriter(SpanWriter):
@@ -105,6 +111,151 @@ async def test_a_session_lasts_from_its_first_begin_to_its_last_end() -> None:
     assert abs(session.start_time / 1e9 - long.started_at) < 1e-6
     length_s = (session.end_time - session.start_time) / 1e9
     assert abs(length_s - (long.ended - long.started)) < 1e-6
+
+
+SESSION = session_trace_id("default", "told")
+
+
+@pytest.mark.parametrize(
+    ("declared", "told", "trace", "placed", "kinds"),
+    [
+        # Of a declared session, of one that is known only now, and of none.
+        ("told", None, CallTrace(SESSION, 7), (SESSION, session_span_id(SESSION)), []),
+        (None, "told", CallTrace(5, 7), (SESSION, session_span_id(SESSION)), []),
+        (None, None, CallTrace(5, 7), (5, None), []),
+        # An upstream was told another trace.
+        (None, "told", CallTrace(5, 7, sent_on=True), (5, None), ["session"]),
+        # The client's trace stays.
+        ("told", "told", CallTrace(5, 7, parent_id=9), (5, 9), []),
+    ],
+)
+async def test_where_the_span_of_a_call_stands(
+    declared: str | None, told: str | None, trace: CallTrace,
+    placed: tuple[int, int | None], kinds: list[str],
+) -> None:  # fmt: skip
+    async def facts(record: CallRecord) -> CallFacts:
+        if record.call_id == "broken":
+            raise ValueError("the linking process is gone")
+        return CallFacts(told, told and f"The tale of {told}", is_inferred=declared is None)
+
+    exporter = InMemorySpanExporter()
+    writer = CountingWriter("gateway", exporter)
+    tracer = CallTracer(TelemetrySettings(), facts, writer)
+    tracer.start()
+    tracer.ended(call("broken"))
+    record = call("call_1")
+    record.session, record.trace, record.first_token = declared, replace(trace), record.ended
+    record.note_failure("broke", "It broke.")
+    unsampled = call("unsampled")
+    unsampled.trace = CallTrace(5, 8, sampled=False)
+    tracer.ended(unsampled)
+    tracer.ended(record)
+    await until(lambda: writer.calls == 1)
+    await tracer.close()
+    span, *sessions = exporter.get_finished_spans()
+    assert (span.name, span.kind, span.context.span_id) == ("text_completion", SpanKind.SERVER, 7)
+    assert (span.context.trace_id, span.parent and span.parent.span_id) == placed
+    assert [(link.attributes or {})["parrot.link.kind"] for link in span.links] == kinds
+    assert all(link.context.trace_id == SESSION for link in span.links)
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "It broke.")
+    assert [event.name for event in span.events] == ["parrot.first_token"]
+    assert span.events[0].timestamp == span.end_time
+    assert span.resource.attributes["service.name"] == "gateway"
+    assert record.trace is not None
+    assert record.trace.has_span
+    # A session has a span where calls stand below it, or name it.
+    assert [(each.name, each.context.trace_id) for each in sessions] == [
+        (f"invoke_workflow {f'The tale of {told}' if told else declared}", SESSION)
+    ] * bool((declared or told) and not trace.parent_id)
+    for each in sessions:
+        assert each.parent is None
+        assert dict(each.attributes or {}) == {
+            "gen_ai.operation.name": "invoke_workflow",
+            "gen_ai.provider.name": "parrot_gateway",
+            "gen_ai.conversation.id": "told",
+            "parrot.tenant": "default",
+            "parrot.session.inferred": declared is None,
+            "parrot.session.calls": 1,
+        }
+
+
+def test_a_trace_is_chosen_at_the_end_where_none_was_before() -> None:
+    for ratio, session in ((1.0, "told"), (1.0, None), (0.0, "told")):
+        exporter = InMemorySpanExporter()
+        settings = TelemetrySettings(traces_sample_ratio=ratio)
+        tracer = CallTracer(settings, facts_of, SpanWriter("gateway", exporter))
+        record = call("call_1")
+        record.session = session
+        tracer.ended(record)
+        assert record.trace is not None
+        assert record.trace.sampled == (ratio == 1.0)
+        assert (record.trace.trace_id == SESSION) == (record.trace.sampled and session == "told")
+        asyncio.run(tracer.close())
+        names = {span.name for span in exporter.get_finished_spans()}
+        assert names == set() if not ratio else names >= {"text_completion"}
+
+
+async def test_an_idle_session_is_written_while_another_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that was used last is written last, however early it began."""
+    now = 100.0
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: now))
+    exporter = InMemorySpanExporter()
+    writer = CountingWriter("gateway", exporter)
+    tracer = CallTracer(TelemetrySettings(traces_session_idle_s=5.0), facts_of, writer)
+    tracer.start()
+
+    async def end(number: int, session: str) -> None:
+        record = call(f"call_{number}")
+        record.session = session
+        tracer.ended(record)
+        await until(lambda: writer.calls == number)
+
+    await end(1, "first")
+    now = 103.0
+    await end(2, "second")
+    now = 104.0
+    await end(3, "first")
+    assert writer.sessions == 0
+    now = 108.5
+    await end(4, "third")
+    await until(lambda: writer.sessions == 1)
+    await tracer.close()
+    named = [
+        (told["gen_ai.conversation.id"], told["parrot.session.calls"])
+        for span in exporter.get_finished_spans()
+        if "parrot.session.calls" in (told := dict(span.attributes or {}))
+    ]
+    assert named == [("second", 1), ("first", 2), ("third", 1)]
+
+
+async def test_engines_that_compute_get_spans_of_their_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moment = 0
+
+    def time_ns() -> int:
+        nonlocal moment
+        moment += 10
+        return moment
+
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(time_ns=time_ns))
+    async with serving(ScriptedRemoteEngine()) as service:
+        for ratio, counts in ((1.0, [2, 5]), (0.0, [])):
+            exporter, moment = InMemorySpanExporter(), 0
+            writer = SpanWriter("gateway", exporter)
+            tracer = StepTracer(writer, ratio)
+            for steps in (3, 5, 5, 10):
+                service.remote.note_stats(EngineStats(steps=steps))
+                tracer.stats_changed(service.remote)
+            await writer.close()
+            spans = exporter.get_finished_spans()
+            assert [dict(span.attributes or {})["parrot.steps.count"] for span in spans] == counts
+            times = [(span.start_time, span.end_time) for span in spans]
+            assert times == [(10, 20), (30, 40)][: len(counts)]
+            assert {span.name for span in spans} <= {"steps scripted"}
+            assert len({span.context.trace_id for span in spans}) == len(counts)
 
 
 async def test_links_lead_to_calls_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

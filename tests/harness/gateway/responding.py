@@ -42,13 +42,6 @@ def sampling_of(engine: ScriptedRemoteEngine) -> Any:
     return [item for item in engine.submitted if isinstance(item, Generate)][-1].sampling
 
 
-async def ask(service: Service, **body: Any) -> dict[str, Any]:
-    status, _, answer = await service.post("/v1/responses", {"model": "m", "input": "Hi", **body})
-    assert status == 200, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
-
-
 async def refused(service: Service, **body: Any) -> dict[str, Any]:
     status, _, answer = await service.post("/v1/responses", {"model": "m", "input": "Hi", **body})
     error: dict[str, Any] = json.loads(answer)["error"]

@@ -40,6 +40,9 @@ from parrot_gateway.settings.model import (
     UpstreamSettings,
 )
 
+#: The messages of a short chat.
+HI = [{"role": "user", "content": "Hi"}]
+
 
 class Service:
     """A served engine and ways to talk to it."""
@@ -73,6 +76,37 @@ class Service:
         writer.write(head.encode() + body)
         await writer.drain()
         return reader, writer
+
+    async def answer(self, path: str, body: Any, status: int = 200) -> dict[str, Any]:
+        """The JSON that answers a request; its status must be this."""
+        given, _, answer = await self.post(path, body)
+        assert given == status, answer
+        decoded: dict[str, Any] = msgspec.json.decode(answer)
+        return decoded
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """The answer to a completion."""
+        return await self.answer("/v1/completions", {"model": "m", **body})
+
+    async def chat(self, status: int = 200, **body: Any) -> dict[str, Any]:
+        """The answer to a chat, or its refusal with this status."""
+        return await self.answer(
+            "/v1/chat/completions", {"model": "m", "messages": HI, **body}, status
+        )
+
+    async def respond(self, **body: Any) -> dict[str, Any]:
+        """The answer to a response's request."""
+        return await self.answer("/v1/responses", {"model": "m", "input": "Hi", **body})
+
+    async def message(self, **body: Any) -> dict[str, Any]:
+        """The answer to a message's request."""
+        whole = {"model": "m", "messages": HI, "max_tokens": 16, **body}
+        return await self.answer("/v1/messages", whole)
+
+    async def ask(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON of one request."""
+        status, _, answer = await self.post(path, body)
+        return status, msgspec.json.decode(answer)
 
     async def post(self, path: str, body: Any) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, headers and de-chunked body of one request."""

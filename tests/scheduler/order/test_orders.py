@@ -341,6 +341,10 @@ def test_a_new_application_is_admitted_behind_what_came_before_others_were_serve
     new = queue.order.admission_rank(newcomer, queue.application("new"), queue.now)
     assert returning.tenant == new.tenant == "t"
     assert returning.rank < new.rank
+    # But not one that has done more than anybody.
+    queue.finish(_placed(queue, queue.push("old", output=900)))
+    returning = queue.order.admission_rank(held, queue.application("old"), queue.now)
+    assert new.rank < returning.rank
 
 
 def test_an_unknown_application_falls_behind_as_it_goes_on() -> None:

@@ -414,6 +414,20 @@ def learn(engines: Engines, *sequences_s: float) -> None:
         engines.pool.report(row, EngineReport(f"engine-{row}", 0, 0, 0, model))
 
 
+@pytest.mark.parametrize(("home", "row"), [(None, 2), ("e0", 2), ("e1", 1), ("e2", 2)])
+def test_an_engine_of_the_last_call_is_compared_with_the_deepest_and_the_idlest(
+    home: str | None, row: int
+) -> None:
+    """It holds less than the first and has more to do than the last, and is neither's equal."""
+    engines = Engines("parrot", 4)
+    for number, (cached, num) in enumerate(((100, 40), (60, 2), (0, 0))):
+        engines.load(number, num, prompt=100, output=10)
+        engines.pool.prefixes.stored(number, chain(1, cached))
+    state = engines.state(1650, 1000, chain(1, 100), application="agent")
+    engines.application(state).last_engine = home
+    assert placed(engines, state).row == row
+
+
 @pytest.mark.parametrize(("sequence_s", "row"), [(0.0, 0), (3.6e-4, 1)])
 def test_where_a_sequence_is_dear_a_long_output_leaves_its_prefix(
     sequence_s: float, row: int

@@ -8,21 +8,11 @@ from typing import Any
 import pytest
 from harness.gateway.responding import prompt_of, sampling_of
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service
+from harness.gateway.serving import HI, Service
 from harness.message_events import events_of, message_of
 from parrot_engine.protocol import Failed, Generate
 
-HI = [{"role": "user", "content": "Hi"}]
 USAGE = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "service_tier": "standard"}
-
-
-async def post(service: Service, **body: Any) -> dict[str, Any]:
-    status, _, answer = await service.post(
-        "/v1/messages", {"model": "m", "messages": HI, "max_tokens": 16, **body}
-    )
-    assert status == 200, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
 
 
 async def refusal(service: Service, path: str = "/v1/messages", **body: Any) -> tuple[int, str]:
@@ -49,7 +39,7 @@ async def stream(service: Service, **body: Any) -> list[dict[str, Any]]:
 
 
 async def test_answer_shape(service: Service) -> None:
-    answer = await post(service, model="any")
+    answer = await service.message(model="any")
     assert answer.pop("id").startswith("msg_")
     assert answer["usage"].pop("input_tokens") > 0
     assert answer == {
@@ -64,7 +54,7 @@ async def test_answer_shape(service: Service) -> None:
 
 
 async def test_stream(service: Service) -> None:
-    whole = await post(service)
+    whole = await service.message()
     events = await stream(service)
     names = [event["type"] for event in events]
     assert names[:3] == ["message_start", "ping", "content_block_start"]
@@ -82,7 +72,7 @@ async def test_stop_reasons(service: Service, streamed: bool) -> None:
         if streamed:
             found = message_of(await stream(service, **body))
         else:
-            found = await post(service, **body)
+            found = await service.message(**body)
         return found["stop_reason"], found["stop_sequence"]
 
     assert await stop(max_tokens=1) == ("max_tokens", None)
@@ -93,7 +83,7 @@ async def test_stop_reasons(service: Service, streamed: bool) -> None:
 async def test_a_message_of_no_tokens_fills_the_cache(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
-    answer = await post(service, max_tokens=0)
+    answer = await service.message(max_tokens=0)
     assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
     assert not [item for item in engine.submitted if isinstance(item, Generate)]
     streamed = message_of(await stream(service, max_tokens=0))
@@ -103,8 +93,7 @@ async def test_a_message_of_no_tokens_fills_the_cache(
 async def test_the_prompt_is_that_of_the_same_chat(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
-    await post(
-        service,
+    await service.message(
         system=[
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=8f1a2;"},
             {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
@@ -144,21 +133,20 @@ async def test_the_prompt_is_that_of_the_same_chat(
 
 
 async def test_a_final_answer_is_continued(service: Service, engine: ScriptedRemoteEngine) -> None:
-    await post(service, messages=[*HI, {"role": "assistant", "content": "The answer is"}])
+    await service.message(messages=[*HI, {"role": "assistant", "content": "The answer is"}])
     assert prompt_of(engine).endswith("The answer is")
 
 
 async def test_sampling(service: Service, engine: ScriptedRemoteEngine) -> None:
     stop = ["a1", "b2", "c3", "d4", "e5"]
-    await post(service, temperature=0.5, top_p=0.25, top_k=7, max_tokens=5, stop_sequences=stop)
+    await service.message(temperature=0.5, top_p=0.25, top_k=7, max_tokens=5, stop_sequences=stop)
     found = sampling_of(engine)
     assert (found.temperature, found.top_p, found.top_k) == (0.5, 0.25, 7)
     assert (found.max_tokens, found.stop) == (5, tuple(stop))
 
 
 async def test_fields_that_ask_for_nothing_missing_are_taken(service: Service) -> None:
-    answer = await post(
-        service,
+    answer = await service.message(
         metadata={"user_id": "user_" + "x" * 200},
         thinking={"type": "enabled", "budget_tokens": 1024},
         service_tier="auto",
@@ -222,7 +210,7 @@ async def test_count_tokens(service: Service) -> None:
         "/v1/messages/count_tokens?beta=true", {"model": "m", **body}
     )
     assert status == 200
-    used = (await post(service, **body))["usage"]["input_tokens"]
+    used = (await service.message(**body))["usage"]["input_tokens"]
     assert json.loads(answer) == {"input_tokens": used}
     _, message = await refusal(service, "/v1/messages/count_tokens", messages=None)
     assert "'messages'" in message

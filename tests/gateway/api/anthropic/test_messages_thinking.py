@@ -8,11 +8,10 @@ from typing import Any
 import anthropic
 import pytest
 from harness.gateway.responding import prompt_of
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import HI, Service, serving
 from harness.gateway.thinker import TEMPLATE, thinker
 from harness.message_events import events_of, message_of
 
-HI = [{"role": "user", "content": "Hi"}]
 ADAPTIVE = {"type": "adaptive"}
 THOUGHT = "<think>\nWhy? €\n</think>\n\nSo."
 CLOSED = "assistant\n<think>\n\n</think>\n\n"

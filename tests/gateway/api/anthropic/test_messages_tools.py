@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from harness.gateway.responding import prompt_of
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import HI, Service, serving
 from harness.gateway.tool_calling import SCHEMA, TEMPLATES, TEXTS, grammar_of, says, tool_engine
 from harness.message_events import events_of, message_of
 
-HI = [{"role": "user", "content": "Hi"}]
 ADD = {"name": "add", "description": "Adds two numbers.", "input_schema": SCHEMA}
 NOW = {"type": "custom", "name": "now", "input_schema": {"type": "object"}}
 TWO_CALLS = (

@@ -11,19 +11,8 @@ import pydantic
 import pytest
 from harness.gateway.responding import prompt_of, sampling_of
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import HI, Service, serving
 from parrot_engine.protocol import Fill
-
-HI = [{"role": "user", "content": "Hi"}]
-
-
-async def post(service: Service, **body: Any) -> dict[str, Any]:
-    status, _, answer = await service.post(
-        "/v1/chat/completions", {"model": "m", "messages": HI, **body}
-    )
-    assert status == 200, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
 
 
 async def test_template_is_rendered_and_tokenized_whole(
@@ -38,7 +27,7 @@ async def test_template_is_rendered_and_tokenized_whole(
         {"role": "tool", "content": "42", "tool_call_id": "1"},
         {"role": "function", "content": "43", "name": "f"},
     ]  # fmt: skip
-    await post(service, messages=messages)
+    await service.chat(messages=messages)
     assert prompt_of(engine) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
         "<|im_start|>assistant\nNo.<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
@@ -54,7 +43,7 @@ async def test_final_message_can_be_continued(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
     messages = [*HI, {"role": "assistant", "content": "I say"}]
-    await post(service, messages=messages, continue_final_message=True)
+    await service.chat(messages=messages, continue_final_message=True)
     assert prompt_of(engine).endswith("<|im_start|>assistant\nI say")
 
 
@@ -62,7 +51,7 @@ async def test_default_length_is_the_rest_of_the_context(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
     engine.script = lambda prompt, sampling: [65] * 10_000
-    answer = await post(service)
+    answer = await service.chat()
     usage = answer["usage"]
     assert usage["total_tokens"] == engine.info.max_context_tokens
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -72,11 +61,11 @@ async def test_default_length_is_what_the_checkpoint_recommends() -> None:
     engine = ScriptedRemoteEngine()
     engine.info = replace(engine.info, default_sampling={"max_new_tokens": 100})
     async with serving(engine) as service:
-        await post(service)
+        await service.chat()
         assert sampling_of(engine).max_tokens == 100
-        await post(service, max_tokens=200)
+        await service.chat(max_tokens=200)
         assert sampling_of(engine).max_tokens == 200
-        await post(service, messages=[{"role": "user", "content": "x" * 450}])
+        await service.chat(messages=[{"role": "user", "content": "x" * 450}])
         assert 0 < sampling_of(engine).max_tokens < 100
         status, _, _ = await service.post("/v1/responses", {"model": "m", "input": "Hi"})
         assert (status, sampling_of(engine).max_tokens) == (200, 100)
@@ -110,7 +99,7 @@ async def test_usage_in_every_chunk(service: Service, kind: str) -> None:
 
 async def test_tokens_named_by_their_ids(service: Service, engine: ScriptedRemoteEngine) -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
-    content = (await post(service, **fields, return_token_ids=True))["choices"][0]
+    content = (await service.chat(**fields, return_token_ids=True))["choices"][0]
     wanted = [f"token_id:{number}" for number in content["token_ids"][:-1]]
     entries = content["logprobs"]["content"]
     assert [entry["token"] for entry in entries] == wanted
@@ -126,9 +115,9 @@ async def test_tokens_named_by_their_ids(service: Service, engine: ScriptedRemot
 
 
 async def test_max_completion_tokens_wins(service: Service, engine: ScriptedRemoteEngine) -> None:
-    await post(service, max_tokens=9, max_completion_tokens=2)
+    await service.chat(max_tokens=9, max_completion_tokens=2)
     assert sampling_of(engine).max_tokens == 2
-    await post(service, max_tokens=9)
+    await service.chat(max_tokens=9)
     assert sampling_of(engine).max_tokens == 9
 
 
@@ -175,7 +164,7 @@ async def test_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
     assert b"".join(bytes(item.bytes or []) for item in logprobs.content).decode() == "é!"
     assert [item.token for item in logprobs.content] == ["\ufffd", "\ufffd", "!"]
     assert all(len(item.top_logprobs) == 3 for item in logprobs.content)
-    plain = await post(service, logprobs=True)
+    plain = await service.chat(logprobs=True)
     assert plain["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
@@ -198,8 +187,7 @@ async def test_parse_fails_by_name(service: Service, engine: ScriptedRemoteEngin
 
 
 async def test_harmless_fields_are_accepted(service: Service) -> None:
-    answer = await post(
-        service,
+    answer = await service.chat(
         tools=[],
         tool_choice="none",
         functions=None,
@@ -228,7 +216,7 @@ async def test_harmless_fields_are_accepted(service: Service) -> None:
 
 async def test_tools_that_may_not_be_called(service: Service) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    answer = await post(service, tools=[tool], tool_choice="none")
+    answer = await service.chat(tools=[tool], tool_choice="none")
     assert answer["choices"][0]["message"]["content"] == "Hello world"
 
 
@@ -238,7 +226,7 @@ async def test_variables_of_the_template(service: Service, engine: ScriptedRemot
     engine.tokenizer.chat = ChatTemplate(
         "{{ messages[0].content }}|{{ reasoning_effort }}|{{ enable_thinking }}"
     )
-    await post(service, reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
+    await service.chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
     assert prompt_of(engine) == "Hi|high|False"
 
 
@@ -265,11 +253,11 @@ async def test_arguments_of_tool_calls_reach_the_template_as_objects(
     engine.tokenizer.chat = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
     call = {"id": "1", "type": "function",
             "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}  # fmt: skip
-    await post(service, messages=[{"role": "assistant", "tool_calls": [call]}])
+    await service.chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     assert prompt_of(engine) == "Oslo"
 
 
 async def test_token_ids_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await post(service, return_token_ids=True)
+    answer = await service.chat(return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == engine.text("Hello world")
     assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]

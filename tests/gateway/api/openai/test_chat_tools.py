@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness.gateway.responding import prompt_of
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import HI, Service, serving
 from harness.gateway.tool_calling import (
     SCHEMA,
     TEMPLATES,
@@ -20,7 +20,6 @@ from harness.gateway.tool_calling import (
 )
 from parrot_engine.protocol import Failed
 
-HI = [{"role": "user", "content": "Hi"}]
 ADD = {
     "type": "function",
     "function": {"name": "add", "description": "Adds two numbers.", "parameters": SCHEMA},
@@ -28,20 +27,11 @@ ADD = {
 NOW = {"type": "function", "function": {"name": "now"}}
 
 
-async def ask(service: Service, status: int = 200, **body: Any) -> dict[str, Any]:
-    given, _, answer = await service.post(
-        "/v1/chat/completions", {"model": "m", "messages": HI, **body}
-    )
-    assert given == status, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
-
-
 @pytest.mark.parametrize("format", sorted(TEMPLATES))
 async def test_each_way_of_writing_calls(format: str) -> None:
     engine = tool_engine(TEXTS[format], TEMPLATES[format])
     async with serving(engine) as service:
-        answer = await ask(service, tools=[ADD, NOW])
+        answer = await service.chat(tools=[ADD, NOW])
         choice = answer["choices"][0]
         (call,) = choice["message"]["tool_calls"]
         assert choice["message"]["content"] is None
@@ -53,14 +43,14 @@ async def test_each_way_of_writing_calls(format: str) -> None:
         assert prompt_of(engine).startswith('[{"type": "function", "function": {"name": "add"')
         assert grammar_of(engine) is None
         # Where a call is required, the model can write nothing but one.
-        await ask(service, tools=[ADD, NOW], tool_choice="required")
+        await service.chat(tools=[ADD, NOW], tool_choice="required")
         assert allows(engine, TEXTS[format])
         assert not allows(engine, "Well.")
         assert not allows(engine, TEXTS[format].replace('"a": 1', '"a": 10'))
         assert not allows(engine, TEXTS[format].replace("add", "sub"))
         assert allows(engine, TEXTS[format].replace("add", "now"))
         named = {"type": "function", "function": {"name": "add"}}
-        await ask(service, tools=[ADD, NOW], tool_choice=named)
+        await service.chat(tools=[ADD, NOW], tool_choice=named)
         assert allows(engine, TEXTS[format])
         assert not allows(engine, TEXTS[format].replace("add", "now"))
         strict = {**ADD, "function": {**ADD["function"], "strict": True}}  # type: ignore[dict-item]
@@ -89,7 +79,7 @@ async def test_a_template_that_knows_no_tools(telling: tuple[Service, Any]) -> N
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
     ]
-    answer = await ask(service, tools=[ADD], messages=messages)
+    answer = await service.chat(tools=[ADD], messages=messages)
     choice = answer["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "No calls here.")
     assert "tool_calls" not in choice["message"]
@@ -138,7 +128,7 @@ async def test_content_and_several_calls_streamed(telling: tuple[Service, Any]) 
 @says(TEXTS["hermes"])
 async def test_cut_off_in_the_middle_of_a_call(telling: tuple[Service, Any]) -> None:
     service, _ = telling
-    answer = await ask(service, tools=[ADD], max_tokens=50)
+    answer = await service.chat(tools=[ADD], max_tokens=50)
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "length"
     assert '{"a": 1}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
@@ -150,7 +140,7 @@ async def test_strict_tools_are_kept_to_their_schema_once_called(
 ) -> None:
     service, engine = telling
     strict = {**ADD, "function": {**ADD["function"], "strict": True}}  # type: ignore[dict-item]
-    await ask(service, tools=[strict, NOW])
+    await service.chat(tools=[strict, NOW])
     assert allows(engine, "Just text, {braces} and all.")
     assert allows(engine, "Hm. " + TEXTS["hermes"])
     assert allows(engine, TEXTS["hermes"].replace("add", "now").replace('"a": 1', '"z": [2]'))
@@ -163,8 +153,7 @@ async def test_json_or_a_call(telling: tuple[Service, Any]) -> None:
     service, engine = telling
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
               "additionalProperties": False}  # fmt: skip
-    answer = await ask(
-        service,
+    answer = await service.chat(
         tools=[ADD],
         response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
     )
@@ -184,7 +173,7 @@ async def test_allowed_tools(telling: tuple[Service, Any]) -> None:
             "tools": [{"type": "function", "function": {"name": "now"}}],
         },
     }
-    await ask(service, tools=[ADD, NOW], tool_choice=choice)
+    await service.chat(tools=[ADD, NOW], tool_choice=choice)
     assert '"name": "add"' in prompt_of(engine)
     assert not allows(engine, TEXTS["hermes"])
 
@@ -219,7 +208,7 @@ async def test_objects_have_the_properties_that_they_list(
     telling: tuple[Service, Any], fields: dict[str, Any], takes_more: bool
 ) -> None:
     service, engine = telling
-    await ask(service, **fields)
+    await service.chat(**fields)
     assert allows(engine, '{"a": 1}')
     assert allows(engine, '{"a":1}')
     assert not allows(engine, '{\n"a":1}')
@@ -231,7 +220,7 @@ async def test_objects_have_the_properties_that_they_list(
 async def test_grammars_as_sglang_names_them(telling: tuple[Service, Any]) -> None:
     service, engine = telling
     for fields in ({"regex": "[ab]"}, {"ebnf": 'root ::= "a" | "b"'}):
-        await ask(service, **fields)
+        await service.chat(**fields)
         assert allows(engine, "a")
         assert not allows(engine, "c")
 
@@ -244,7 +233,7 @@ async def test_arguments_are_those_that_a_function_lists(telling: tuple[Service,
         {"type": "function", "function": {"name": "f", "parameters": OPEN}},
         {"type": "function", "function": {"name": "g", "parameters": empty}},
     ]
-    await ask(service, tools=tools, tool_choice="required")
+    await service.chat(tools=tools, tool_choice="required")
     for call, good in [
         ('{"name": "f", "arguments": {"a": 1}}', True),
         ('{"name": "f", "arguments": {"a": 1, "b": 2}}', False),
@@ -315,7 +304,7 @@ async def test_bad_fields_are_named(telling: tuple[Service, Any]) -> None:
     service, engine = telling
     wrong = []
     for body, param in BAD:
-        error = (await ask(service, 400, **body))["error"]
+        error = (await service.chat(400, **body))["error"]
         if error["param"] != param or error["type"] != "invalid_request_error":
             wrong.append((str(body)[:80], param, error))
     assert wrong == []
@@ -328,7 +317,7 @@ async def test_what_the_engine_says_of_a_grammar_names_the_field(stream: bool) -
     message = 'grammar (json_schema): Unimplemented keys: ["not"] at #/properties/a'
     engine.script = lambda prompt, sampling: [Failed(0, "invalid_request", message)]
     async with serving(engine) as service:
-        error = (await ask(service, 400, response_format={"type": "json_object"}, stream=stream))[
+        error = (await service.chat(400, response_format={"type": "json_object"}, stream=stream))[
             "error"
         ]
     assert error["param"] == "response_format"
@@ -343,9 +332,9 @@ async def test_an_engine_without_grammars_refuses_by_name() -> None:
             ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
             ({"tools": [NOW], "tool_choice": "required"}, "tool_choice"),
         ]:
-            error = (await ask(service, 400, **body))["error"]
+            error = (await service.chat(400, **body))["error"]
             assert (error["param"], error["code"]) == (param, "unsupported_value")
         # Calls that nothing has to enforce are read all the same.
-        assert (await ask(service, tools=[NOW]))["choices"][0]["message"]["content"] == (
+        assert (await service.chat(tools=[NOW]))["choices"][0]["message"]["content"] == (
             "Hello world"
         )

@@ -14,13 +14,6 @@ from harness.gateway.serving import Service, serving
 from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams, TokenLogprobs
 
 
-async def post(service: Service, **body: Any) -> dict[str, Any]:
-    status, _, answer = await service.post("/v1/completions", {"model": "m", **body})
-    assert status == 200, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
-
-
 def fills(engine: ScriptedRemoteEngine) -> list[Fill]:
     return [item for item in engine.submitted if isinstance(item, Fill)]
 
@@ -47,7 +40,7 @@ async def test_prompt_forms(
     start = [engine.tokenizer.bos_token_id]
     expected = [engine.tokenizer.encode(item) if isinstance(item, str) else item for item in wanted]
     expected = [start if item == [288] else item for item in expected]
-    answer = await post(service, prompt=prompt)
+    answer = await service.complete(prompt=prompt)
     assert [fill.token_ids for fill in fills(engine)] == expected
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
     assert answer["usage"]["prompt_tokens"] == sum(map(len, expected))
@@ -56,7 +49,7 @@ async def test_prompt_forms(
 async def test_a_missing_prompt_is_the_default_one(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
-    await post(service)
+    await service.complete()
     assert fills(engine)[0].token_ids == [engine.tokenizer.bos_token_id]
 
 
@@ -79,7 +72,7 @@ async def test_batch_keeps_its_order() -> None:
 
     engine.script = script
     async with serving(engine) as service:
-        answer = await post(service, prompt=["a", "bb", "ccc"], n=2, max_tokens=50)
+        answer = await service.complete(prompt=["a", "bb", "ccc"], n=2, max_tokens=50)
     texts = [choice["text"] for choice in answer["choices"]]
     assert texts == ["aaaaa"] * 2 + ["bbbbbbbb"] * 2 + ["ccccccccc"] * 2
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
@@ -88,14 +81,14 @@ async def test_batch_keeps_its_order() -> None:
 
 async def test_default_is_sixteen_tokens(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.script = lambda prompt, sampling: engine.text("abcdefghijklmnopqrstuvwxyz")
-    answer = await post(service, prompt="x")
+    answer = await service.complete(prompt="x")
     assert answer["choices"][0]["text"] == "abcdefghijklmnop"
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 16
 
 
 async def test_n_fills_once_and_forks(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await post(service, prompt="Hi", n=3, seed=11)
+    answer = await service.complete(prompt="Hi", n=3, seed=11)
     assert len(fills(engine)) == 1
     parents = {item.parent_context_id for item in generates(engine)}
     assert parents == {fills(engine)[0].context_id}
@@ -110,7 +103,7 @@ async def test_n_fills_once_and_forks(service: Service, engine: ScriptedRemoteEn
 async def test_one_choice_runs_on_the_context_of_its_prompt(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
-    await post(service, prompt="Hi")
+    await service.complete(prompt="Hi")
     assert generates(engine)[0].parent_context_id is None
     assert generates(engine)[0].context_id == fills(engine)[0].context_id
 
@@ -132,7 +125,7 @@ async def test_best_of_answers_the_likeliest() -> None:
     engine.script = script
     engine._logprobs = logprobs  # type: ignore[method-assign]
     async with serving(engine) as service:
-        answer = await post(service, prompt="x", n=2, best_of=4, seed=1)
+        answer = await service.complete(prompt="x", n=2, best_of=4, seed=1)
     assert [choice["text"] for choice in answer["choices"]] == ["d", "b"]
     assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
     # All candidates count.
@@ -150,7 +143,7 @@ async def test_best_of_compares_means_so_that_length_does_not_count() -> None:
     engine.script = lambda prompt, sampling: engine.text("a" if sampling.seed == 1 else "bbbb")
     engine._logprobs = logprobs  # type: ignore[method-assign]
     async with serving(engine) as service:
-        answer = await post(service, prompt="x", best_of=2, seed=1)
+        answer = await service.complete(prompt="x", best_of=2, seed=1)
     assert [choice["text"] for choice in answer["choices"]] == ["bbbb"]
 
 
@@ -164,8 +157,8 @@ async def test_what_follows_a_stop_string_counts_for_nothing() -> None:
     engine.script = lambda prompt, sampling: engine.text("a#zz" if sampling.seed == 1 else "b")
     engine._logprobs = logprobs  # type: ignore[method-assign]
     async with serving(engine) as service:
-        best = await post(service, prompt="x", best_of=2, seed=1, stop="#")
-        alone = await post(service, prompt="x", seed=1, stop="#", return_token_ids=True)
+        best = await service.complete(prompt="x", best_of=2, seed=1, stop="#")
+        alone = await service.complete(prompt="x", seed=1, stop="#", return_token_ids=True)
     assert [choice["text"] for choice in best["choices"]] == ["a"]
     assert alone["choices"][0]["token_ids"] == engine.text("a#", end=False)
     assert alone["usage"]["completion_tokens"] == 2
@@ -175,8 +168,8 @@ async def test_what_follows_a_stop_string_counts_for_nothing() -> None:
 async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_tokens: int) -> None:
     """Evaluation harnesses expect one entry for every token of the prompt, and k more."""
     engine.script = lambda prompt, sampling: [engine.im_end]
-    answer = await post(
-        service, prompt=[[84, 85, 86]], echo=True, logprobs=1, max_tokens=max_tokens
+    answer = await service.complete(
+        prompt=[[84, 85, 86]], echo=True, logprobs=1, max_tokens=max_tokens
     )
     logprobs = answer["choices"][0]["logprobs"]
     for values in logprobs.values():
@@ -190,14 +183,14 @@ async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_token
 
 async def test_special_ids_are_echoed(service: Service, engine: ScriptedRemoteEngine) -> None:
     ids = engine.tokenizer.encode("a<|im_end|>b", add_special_tokens=False)
-    answer = await post(service, prompt=ids, echo=True, logprobs=0, max_tokens=0)
+    answer = await service.complete(prompt=ids, echo=True, logprobs=0, max_tokens=0)
     choice = answer["choices"][0]
     assert choice["text"] == "a<|im_end|>b"
     assert choice["logprobs"]["text_offset"] == [0, 1, len("a<|im_end|>")]
 
 
 async def test_no_tokens_without_echo(service: Service) -> None:
-    answer = await post(service, prompt="Hi", max_tokens=0, n=2)
+    answer = await service.complete(prompt="Hi", max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
 
@@ -208,7 +201,7 @@ async def test_a_stop_string_ends_its_candidate_only(
     engine.automatic = False
     texts = iter(["aSTOPbbbbbbbb", "cccccccccccc"])
     engine.script = lambda prompt, sampling: engine.text(next(texts))
-    task = asyncio.create_task(post(service, prompt="x", n=2, stop="STOP", max_tokens=50))
+    task = asyncio.create_task(service.complete(prompt="x", n=2, stop="STOP", max_tokens=50))
     await engine.wait_for(lambda: len(generates(engine)) == 2)
     for _ in range(4):
         engine.step()
@@ -222,7 +215,7 @@ async def test_a_stop_string_ends_its_candidate_only(
 
 async def test_logprobs_end_with_the_text(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.script = lambda prompt, sampling: engine.text("ab STOP more")
-    answer = await post(service, prompt="x", stop="STOP", max_tokens=50, logprobs=0)
+    answer = await service.complete(prompt="x", stop="STOP", max_tokens=50, logprobs=0)
     choice = answer["choices"][0]
     assert choice["text"] == "ab "
     assert choice["logprobs"]["tokens"] == ["a", "b", " "]
@@ -234,8 +227,7 @@ async def test_sampling_reaches_the_engine(service: Service, engine: ScriptedRem
         "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
         "ignore_eos": True, "min_tokens": 2, "logprobs": 1,
     }  # fmt: skip
-    await post(
-        service,
+    await service.complete(
         prompt="x",
         **as_given,
         logit_bias={"5": 100, "6": -100},
@@ -255,8 +247,8 @@ async def test_open_fields_follow_the_checkpoint(
     from dataclasses import replace
 
     service.remote.info = replace(engine.info, default_sampling={"temperature": 0.6, "top_k": 20.0})
-    await post(service, prompt="x")
-    await post(service, prompt="x", temperature=0, top_p=0, top_k=-1)
+    await service.complete(prompt="x")
+    await service.complete(prompt="x", temperature=0, top_p=0, top_k=-1)
     first, second = (item.sampling for item in generates(engine))
     assert 0 < second.top_p < 1e-6
     assert (first.temperature, first.top_p, first.top_k) == (0.6, 1.0, 20)
@@ -265,7 +257,7 @@ async def test_open_fields_follow_the_checkpoint(
 
 async def test_cached_tokens(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.cached_tokens = 2
-    answer = await post(service, prompt=["abcdef", "x"])
+    answer = await service.complete(prompt=["abcdef", "x"])
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
 
@@ -283,15 +275,15 @@ async def test_usage_of_a_stream(service: Service) -> None:
 
 
 async def test_token_ids_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await post(service, prompt=[[5, 6]], return_token_ids=True)
+    answer = await service.complete(prompt=[[5, 6]], return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == engine.text("Hello world")
     assert answer["choices"][0]["prompt_token_ids"] == [5, 6]
 
 
 async def test_special_tokens_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.script = lambda prompt, sampling: engine.text("a<|im_start|>b")
-    assert (await post(service, prompt="x"))["choices"][0]["text"] == "ab"
-    answer = await post(service, prompt="x", skip_special_tokens=False)
+    assert (await service.complete(prompt="x"))["choices"][0]["text"] == "ab"
+    answer = await service.complete(prompt="x", skip_special_tokens=False)
     assert answer["choices"][0]["text"] == "a<|im_start|>b"
 
 
@@ -299,7 +291,7 @@ async def test_bytes_of_a_character_in_logprobs(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
     engine.script = lambda prompt, sampling: engine.text("é!")
-    answer = await post(service, prompt="x", logprobs=0)
+    answer = await service.complete(prompt="x", logprobs=0)
     logprobs = answer["choices"][0]["logprobs"]
     assert answer["choices"][0]["text"] == "é!"
     assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]
@@ -312,7 +304,7 @@ async def test_infinite_logprobs_are_the_sentinel(
     from parrot_engine.protocol import TokenLogprobs
 
     engine._logprobs = lambda token_id, top: TokenLogprobs(token_id, float("-inf"))  # type: ignore[method-assign]
-    answer = await post(service, prompt="x", logprobs=0, max_tokens=1)
+    answer = await service.complete(prompt="x", logprobs=0, max_tokens=1)
     assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
 
 

@@ -67,19 +67,14 @@ async def pooling(folders: dict[str, Path]) -> AsyncIterator[Service]:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-    status, _, answer = await service.post(path, body)
-    return status, json.loads(answer)
-
-
 async def embed(service: Service, **body: Any) -> dict[str, Any]:
-    status, answer = await post(service, "/v1/embeddings", {"model": "bert", **body})
+    status, answer = await service.ask("/v1/embeddings", {"model": "bert", **body})
     assert status == 200, answer
     return answer
 
 
 async def refused(service: Service, path: str, body: Any, param: str | None) -> dict[str, Any]:
-    status, answer = await post(service, path, body)
+    status, answer = await service.ask(path, body)
     assert (status, answer["error"]["param"]) == (400, param), answer
     return answer["error"]
 
@@ -266,7 +261,7 @@ class TestScores:
     async def test_rerank(self, pooling: Service, folders: dict[str, Path], path: str) -> None:
         query, documents = "young king", [*TEXTS[:3], {"text": TEXTS[3], "title": "x"}]
         body = {"model": "bert-score", "query": query, "documents": documents}
-        status, answer = await post(pooling, path, body)
+        status, answer = await pooling.ask(path, body)
         assert status == 200
         wanted = await self.scores(folders, [(query, text) for text in TEXTS])
         order = [int(index) for index in np.argsort(-wanted)]
@@ -276,7 +271,7 @@ class TestScores:
             assert item["document"] == {"text": TEXTS[item["index"]]}
         assert answer["usage"]["total_tokens"] == sum(5 + len(text.split()) for text in TEXTS)
         few = {**body, "top_n": 2, "return_documents": False}
-        _, answer = await post(pooling, path, few)
+        _, answer = await pooling.ask(path, few)
         assert [item["index"] for item in answer["results"]] == order[:2]
         assert "document" not in answer["results"][0]
 
@@ -285,12 +280,12 @@ class TestScores:
         wanted = await self.scores(folders, [("king", text) for text in TEXTS])
         for first in ("king", ["king"] * 4, ["king"]):
             body = {"model": "bert-score", "text_1": first, "text_2": TEXTS}
-            status, answer = await post(pooling, path, body)
+            status, answer = await pooling.ask(path, body)
             assert status == 200
             got = [item["score"] for item in answer["data"]]
             assert np.abs(np.array(got) - wanted).max() < 1e-5
         one = {"model": "bert-score", "text_1": "king", "text_2": TEXTS[0]}
-        _, answer = await post(pooling, path, one)
+        _, answer = await pooling.ask(path, one)
         assert [item["object"] for item in answer["data"]] == ["score"]
 
     async def test_a_reranker_that_takes_instructions(
@@ -302,12 +297,12 @@ class TestScores:
         assert np.abs(np.subtract(*wanted)).min() > 1e-4
         for given, scores in zip((None, "old ship"), wanted, strict=True):
             body = {"model": "qwen3-rerank", "query": "king", "documents": TEXTS}
-            status, answer = await post(pooling, "/v1/rerank", {**body, "instruction": given})
+            status, answer = await pooling.ask("/v1/rerank", {**body, "instruction": given})
             assert status == 200, answer
             for item in answer["results"]:
                 assert abs(item["relevance_score"] - scores[item["index"]]) < 1e-5
             body = {"model": "qwen3-rerank", "text_1": "king", "text_2": TEXTS}
-            status, answer = await post(pooling, "/v1/score", {**body, "instruction": given})
+            status, answer = await pooling.ask("/v1/score", {**body, "instruction": given})
             got = [item["score"] for item in answer["data"]]
             assert np.abs(np.subtract(got, scores)).max() < 1e-5
 
@@ -322,7 +317,7 @@ class TestScores:
         )  # fmt: skip
         for count in (1, 20):
             body = {"model": "qwen3-rerank", "query": "king", "documents": ["a fish"] * count}
-            status, _ = await post(pooling, "/v1/rerank", body)
+            status, _ = await pooling.ask("/v1/rerank", body)
             assert status == 200
         assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
@@ -330,8 +325,8 @@ class TestScores:
         answers = []
         for document, cut in (("a fish", None), ("a fish " + "the " * 90, 7)):
             body = {"model": "bert-score", "query": "old king", "documents": [document]}
-            status, answer = await post(
-                pooling, "/v1/rerank", {**body, "truncate_prompt_tokens": cut}
+            status, answer = await pooling.ask(
+                "/v1/rerank", {**body, "truncate_prompt_tokens": cut}
             )
             assert status == 200, answer
             answers.append(answer["results"][0]["relevance_score"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from harness.gateway.responding import prompt_of
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import HI, Service, serving
 from harness.gateway.thinker import TEMPLATE, thinker
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate
@@ -15,19 +14,13 @@ from parrot_engine.protocol import Generate
 from parrot_gateway.calls.reasoning import ReasoningText
 from parrot_gateway.settings.model import ModelSettings
 
-HI = [{"role": "user", "content": "Hi"}]
 PREFILLS = {"opened": "<think>\n", "closed": "<think>\n\n</think>\n\n"}
 
 
 async def ask(service: Service, prefill: str = "", **body: Any) -> dict[str, Any]:
     if prefill:
         body["chat_template_kwargs"] = {"prefill": PREFILLS[prefill]}
-    status, _, answer = await service.post(
-        "/v1/chat/completions", {"model": "m", "messages": HI, **body}
-    )
-    assert status == 200, answer
-    decoded: dict[str, Any] = json.loads(answer)
-    return decoded
+    return await service.chat(**body)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,14 +12,9 @@ from tokenizers import Tokenizer as Backend
 from parrot_gateway.calls.requests.types import MAX_DETOKENIZED
 
 
-async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-    status, _, answer = await service.post(path, body)
-    return status, json.loads(answer)
-
-
 async def test_prompt(service: Service, engine: ScriptedRemoteEngine) -> None:
-    status, answer = await post(
-        service, "/tokenize", {"prompt": "Hello 😀", "return_token_strs": True}
+    status, answer = await service.ask(
+        "/tokenize", {"prompt": "Hello 😀", "return_token_strs": True}
     )
     assert status == 200
     assert answer["tokens"] == engine.tokenizer.encode("Hello 😀")
@@ -34,16 +28,16 @@ async def test_prompt(service: Service, engine: ScriptedRemoteEngine) -> None:
 
 async def test_chat_counts_as_the_completion_does(service: Service) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    _, answer = await post(service, "/tokenize", {"messages": messages})
-    _, chat = await post(service, "/v1/chat/completions", {"model": "m", "messages": messages})
+    _, answer = await service.ask("/tokenize", {"messages": messages})
+    _, chat = await service.ask("/v1/chat/completions", {"model": "m", "messages": messages})
     assert answer["count"] == chat["usage"]["prompt_tokens"]
     assert answer["token_strs"] is None
 
 
 @pytest.mark.parametrize("text", ["Hello world", "", "\0", "a<|im_end|>b", "é😀\n"])
 async def test_round_trip(service: Service, text: str) -> None:
-    _, answer = await post(service, "/tokenize", {"prompt": text})
-    status, back = await post(service, "/detokenize", {"tokens": answer["tokens"]})
+    _, answer = await service.ask("/tokenize", {"prompt": text})
+    status, back = await service.ask("/detokenize", {"tokens": answer["tokens"]})
     assert (status, back) == (200, {"prompt": text})
 
 
@@ -51,7 +45,7 @@ async def test_special_tokens_can_be_left_out(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
     tokens = engine.text("a")
-    _, answer = await post(service, "/detokenize", {"tokens": tokens, "skip_special_tokens": True})
+    _, answer = await service.ask("/detokenize", {"tokens": tokens, "skip_special_tokens": True})
     assert answer == {"prompt": "a"}
 
 
@@ -60,9 +54,9 @@ async def test_many_tokens_are_detokenized_up_to_a_bound(
 ) -> None:
     tokens = engine.text("the quick fox", end=False)
     times = MAX_DETOKENIZED // len(tokens)
-    status, answer = await post(service, "/detokenize", {"tokens": tokens * times})
+    status, answer = await service.ask("/detokenize", {"tokens": tokens * times})
     assert (status, answer["prompt"]) == (200, "the quick fox" * times)
-    status, answer = await post(service, "/detokenize", {"tokens": [1] * (MAX_DETOKENIZED + 1)})
+    status, answer = await service.ask("/detokenize", {"tokens": [1] * (MAX_DETOKENIZED + 1)})
     assert (status, answer["error"]["param"]) == (400, "tokens")
     assert answer["error"]["code"] == "array_above_max_length"
 
@@ -83,7 +77,7 @@ async def test_many_tokens_are_detokenized_up_to_a_bound(
     ],
 )
 async def test_bad_bodies(service: Service, path: str, body: Any, param: str | None) -> None:
-    status, answer = await post(service, path, body)
+    status, answer = await service.ask(path, body)
     assert status == 400
     assert answer["error"]["param"] == param
     assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -92,8 +86,8 @@ async def test_bad_bodies(service: Service, path: str, body: Any, param: str | N
 async def test_tools_of_a_chat_count(service: Service) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
-    _, answer = await post(service, "/tokenize", chat)
-    _, completion = await post(service, "/v1/chat/completions", chat)
+    _, answer = await service.ask("/tokenize", chat)
+    _, completion = await service.ask("/v1/chat/completions", chat)
     assert answer["count"] == completion["usage"]["prompt_tokens"]
-    status, refusal = await post(service, "/tokenize", {**chat, "tools": [{}]})
+    status, refusal = await service.ask("/tokenize", {**chat, "tools": [{}]})
     assert (status, refusal["error"]["param"]) == (400, "tools[0].type")

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.gateway.responding import MESSAGE_EVENTS, ask, events_of, get, prompt_of, strict
+from harness.gateway.responding import MESSAGE_EVENTS, events_of, get, prompt_of, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, read_chunk, read_head
 from openai.types.responses import ResponseOutputMessage
@@ -131,7 +131,7 @@ async def test_cancelling(service: Service, engine: ScriptedRemoteEngine) -> Non
 
 async def test_failing(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.script = lambda prompt, sampling: [65, Failed(0, "engine_error", "secret")]
-    answer = await ask(service, background=True)
+    answer = await service.respond(background=True)
     failed = await poll(service, answer["id"], "failed")
     assert failed["error"]["code"] == "server_error"
     _, told = await get(service, f"/v1/responses/{answer['id']}?stream=true")
@@ -168,7 +168,7 @@ async def test_conversations_keep_their_order(
 
 async def test_the_end_of_the_gateway(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.automatic = False
-    answer = await ask(service, background=True)
+    answer = await service.respond(background=True)
     await engine.wait_for(lambda: bool(engine.contexts))
     await service.gateway.background.close()
     await engine.settle()

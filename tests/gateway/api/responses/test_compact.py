@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.gateway.responding import ask, prompt_of, refused, sampling_of, strict
+from harness.gateway.responding import prompt_of, refused, sampling_of, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
 from harness.gateway.tool_calling import TEXTS, tool_engine
@@ -64,7 +64,7 @@ async def test_a_history_longer_than_the_context(
     status, _, body = await service.post("/v1/responses/compact", {"model": "m", "input": items})
     assert status == 200
     (item,) = json.loads(body)["output"]
-    await ask(service, input=[item], max_output_tokens=8, truncation="disabled")
+    await service.respond(input=[item], max_output_tokens=8, truncation="disabled")
     assert "user 4" in prompt_of(engine)
     assert "user 0" not in prompt_of(engine)
 
@@ -96,7 +96,7 @@ async def test_truncation_leaves_out_whole_turns() -> None:
                 {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": call_id, "output": f"{number} " * 60},
             ]
-        await ask(service, input=items, truncation="auto", max_output_tokens=16)
+        await service.respond(input=items, truncation="auto", max_output_tokens=16)
         prompt = prompt_of(engine)
         assert prompt.rindex("7 7") > prompt.index("6 6")
         assert "Begin." not in prompt

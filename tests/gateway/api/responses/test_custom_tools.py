@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.responding import events_of, get, prompt_of, refused, strict
 from harness.gateway.serving import Service, serving
 from harness.gateway.tool_calling import TEMPLATES, allows, grammar_of, tool_engine
 
@@ -76,22 +76,22 @@ async def test_what_the_model_is_kept_to() -> None:
     engine = tool_engine(FREE, TEMPLATES["hermes"])
     async with serving(engine) as service:
         for choice in ("required", {"type": "custom", "name": "shell"}):
-            await ask(service, tools=[SHELL], tool_choice=choice)
+            await service.respond(tools=[SHELL], tool_choice=choice)
             assert allows(engine, written('{"input": "echo \\"h\\"\\n"}'))
             assert not allows(engine, written('{"other": "x"}'))
         # A grammar holds whenever the tool is called, also where it need not be.
         for choice in ("required", "auto"):
-            await ask(service, tools=[DIGITS], tool_choice=choice)
+            await service.respond(tools=[DIGITS], tool_choice=choice)
             assert allows(engine, written('{"input": "12"}'))
             assert allows(engine, written('{"input": "\\"x\\""}'))
             assert not allows(engine, written('{"input": "1a"}'))
-            await ask(service, tools=[PATCH], tool_choice=choice)
+            await service.respond(tools=[PATCH], tool_choice=choice)
             assert allows(engine, RAW)
             assert not allows(engine, RAW.replace("+say", "-say"))
-        await ask(service, tools=[SHELL])
+        await service.respond(tools=[SHELL])
         assert grammar_of(engine) is None
         assert "Runs a command." in prompt_of(engine)
-        await ask(service, tools=[PATCH])
+        await service.respond(tools=[PATCH])
         assert "line+" in prompt_of(engine)
 
 

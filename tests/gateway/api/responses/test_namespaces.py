@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from harness.gateway.responding import ask, events_of, get, prompt_of, strict
+from harness.gateway.responding import events_of, get, prompt_of, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
 from harness.gateway.tool_calling import TEMPLATES, allows, tool_engine
@@ -73,10 +73,10 @@ async def test_a_choice_names_a_tool_as_the_model_does() -> None:
     engine = tool_engine(SUM, TEMPLATES["hermes"])
     async with serving(engine) as service:
         choice = {"type": "function", "name": "maths__add"}
-        await ask(service, tools=[MATHS], tool_choice=choice)
+        await service.respond(tools=[MATHS], tool_choice=choice)
         assert allows(engine, SUM)
         assert not allows(engine, WORD)
-        await ask(service, tools=[MATHS], tool_choice="required")
+        await service.respond(tools=[MATHS], tool_choice="required")
         assert allows(engine, SUM)
         assert allows(engine, WORD)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.responding import events_of, get, prompt_of, refused, strict
 from harness.gateway.serving import Service, serving
 from harness.gateway.thinker import thinker
 
@@ -26,7 +26,7 @@ async def stream(service: Service, **body: Any) -> list[dict[str, Any]]:
 
 async def test_it_is_an_item_before_the_message() -> None:
     async with serving(thinker(THOUGHT)) as service:
-        answer = await ask(service)
+        answer = await service.respond()
     thought, message = answer["output"]
     assert thought.pop("id").startswith("rs_")
     assert thought == {
@@ -73,7 +73,7 @@ async def test_events() -> None:
 
 async def test_one_that_is_cut() -> None:
     async with serving(thinker("<think>Why? I never")) as service:
-        answer = await ask(service, max_output_tokens=12)
+        answer = await service.respond(max_output_tokens=12)
         last = (await stream(service, max_output_tokens=12))[-1]
     (thought,) = answer["output"]
     assert (answer["status"], thought["status"]) == ("incomplete", "incomplete")
@@ -84,10 +84,10 @@ async def test_one_that_is_cut() -> None:
 async def test_calls_and_schemas_come_behind_it() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     async with serving(thinker(f"<think>{call}</think>{call}")) as service:
-        answer = await ask(service, tools=[{"type": "function", "name": "f"}])
+        answer = await service.respond(tools=[{"type": "function", "name": "f"}])
         assert [item["type"] for item in answer["output"]] == ["reasoning", "function_call"]
     async with serving(thinker('<think>Hm</think>{"a": 1}')) as service:
-        answer = await ask(service, text={"format": {"type": "json_object"}})
+        answer = await service.respond(text={"format": {"type": "json_object"}})
         assert answer["output"][1]["content"][0]["text"] == '{"a": 1}'
 
 
@@ -96,8 +96,8 @@ async def test_it_comes_back(packs: bool) -> None:
     """By the history that is kept, by the item, and by what is packed of it."""
     engine = thinker(THOUGHT)
     async with serving(engine) as service:
-        first = await ask(service, include=[PACKED] if packs else [])
-        await ask(service, previous_response_id=first["id"])
+        first = await service.respond(include=[PACKED] if packs else [])
+        await service.respond(previous_response_id=first["id"])
         assert "[\nWhy? €\n]So." in prompt_of(engine)
         thought, message = first["output"]
         assert ("encrypted_content" in thought) == packs
@@ -105,23 +105,23 @@ async def test_it_comes_back(packs: bool) -> None:
             # As stateless clients send it, which leave texts of reasoning out.
             del thought["content"]
         items = [{"role": "user", "content": "Hi"}, thought, message]
-        await ask(service, store=False, input=[*items, {"role": "user", "content": "Go on"}])
+        await service.respond(store=False, input=[*items, {"role": "user", "content": "Go on"}])
         assert "[\nWhy? €\n]So." in prompt_of(engine)
         current = {"context": "current_turn"}
-        await ask(service, previous_response_id=first["id"], reasoning=current)
+        await service.respond(previous_response_id=first["id"], reasoning=current)
         assert "[" not in prompt_of(engine)
         calls = [{"role": "user", "content": "Hi"}, thought, message]
-        await ask(service, input=calls, reasoning=current)
+        await service.respond(input=calls, reasoning=current)
         assert "[\nWhy? €\n]So." in prompt_of(engine)
 
 
 async def test_no_effort_is_none() -> None:
     engine = thinker("So.")
     async with serving(engine) as service:
-        answer = await ask(service, reasoning={"effort": "none"})
+        answer = await service.respond(reasoning={"effort": "none"})
         assert prompt_of(engine).endswith("<think>\n\n</think>\n\n")
         assert [item["type"] for item in answer["output"]] == ["message"]
-        await ask(service, reasoning={"effort": "high"})
+        await service.respond(reasoning={"effort": "high"})
         assert prompt_of(engine).endswith("ON")
 
 
@@ -136,7 +136,7 @@ async def test_compacting_does_without() -> None:
 
 async def test_background() -> None:
     async with serving(thinker(THOUGHT)) as service:
-        made = await ask(service, background=True)
+        made = await service.respond(background=True)
         async with asyncio.timeout(60):
             while made["status"] in ("queued", "in_progress"):
                 _, answer = await get(service, f"/v1/responses/{made['id']}?stream=true")

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from harness.gateway.responding import ask, events_of, get, prompt_of, refused, strict
+from harness.gateway.responding import events_of, get, prompt_of, refused, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
 from harness.gateway.tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, tool_engine
@@ -39,7 +39,7 @@ async def test_each_way_of_writing_calls(format: str) -> None:
         # The template gets the same as from a chat.
         assert prompt_of(engine).startswith('[{"type": "function", "function": {"name": "add"')
         assert grammar_of(engine) is None
-        await ask(service, tools=[ADD, NOW], tool_choice="required")
+        await service.respond(tools=[ADD, NOW], tool_choice="required")
         assert allows(engine, TEXTS[format])
         assert allows(engine, TEXTS[format].replace("add", "now"))
         assert not allows(engine, "Well.")
@@ -54,7 +54,7 @@ async def test_each_way_of_writing_calls(format: str) -> None:
             assert not allows(engine, TEXTS[format].replace("add", "now"))
         # Both tools are shown all the same.
         assert '"name": "now"' in prompt_of(engine)
-        await ask(service, tools=[{**ADD, "strict": True}])
+        await service.respond(tools=[{**ADD, "strict": True}])
         # No marker announces a call of Llama's, which thus cannot be told from text.
         assert (grammar_of(engine) is None) == (format == "llama")
         if format != "llama":
@@ -70,15 +70,15 @@ async def test_parallel_calls_are_an_option() -> None:
     engine = tool_engine(TWO_CALLS.removeprefix("I will. "))
     async with serving(engine) as service:
         for parallel in (True, False):
-            answer = await ask(
-                service, tools=[ADD], tool_choice="required", parallel_tool_calls=parallel
+            answer = await service.respond(
+                tools=[ADD], tool_choice="required", parallel_tool_calls=parallel
             )
             assert answer["parallel_tool_calls"] is parallel
             assert allows(engine, TWO_CALLS.removeprefix("I will. ")) is parallel
         # Where nothing keeps the model to one call, the others are left out.
-        answer = await ask(service, tools=[ADD], parallel_tool_calls=False)
+        answer = await service.respond(tools=[ADD], parallel_tool_calls=False)
         assert [item["type"] for item in answer["output"]] == ["function_call"]
-        answer = await ask(service, tools=[ADD])
+        answer = await service.respond(tools=[ADD])
         assert [item["type"] for item in answer["output"]] == ["function_call"] * 2
 
 
@@ -220,8 +220,7 @@ async def test_reasoning_passes_through() -> None:
     async with serving(engine) as service:
         reasoning: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": []}
         said = {"role": "assistant", "content": "Yes."}
-        await ask(
-            service,
+        await service.respond(
             input=[
                 {"role": "user", "content": "Hi"},
                 {**reasoning, "content": [{"type": "reasoning_text", "text": "Hm."}]},
@@ -247,10 +246,8 @@ async def test_text_or_calls_with_a_schema() -> None:
               "additionalProperties": False}  # fmt: skip
     engine = tool_engine('{"x": 5}')
     async with serving(engine) as service:
-        answer = await ask(
-            service,
-            tools=[ADD],
-            text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+        answer = await service.respond(
+            tools=[ADD], text={"format": {"type": "json_schema", "name": "n", "schema": schema}}
         )
         assert answer["output"][0]["content"][0]["text"] == '{"x": 5}'
         assert allows(engine, '{"x": 5}')
@@ -262,11 +259,11 @@ async def test_a_call_that_is_cut_off() -> None:
     engine = tool_engine(CALL)
     async with serving(engine) as service:
         whole = len(engine.tokenizer.encode(CALL, add_special_tokens=False))
-        answer = await ask(service, tools=[ADD], max_output_tokens=whole - 16)
+        answer = await service.respond(tools=[ADD], max_output_tokens=whole - 16)
         (call,) = answer["output"]
         assert (answer["status"], call["status"]) == ("incomplete", "incomplete")
         assert '{"a": 1}'.startswith(call["arguments"])
-        answer = await ask(service, tools=[ADD], max_output_tokens=2, tool_choice="required")
+        answer = await service.respond(tools=[ADD], max_output_tokens=2, tool_choice="required")
         assert (answer["status"], answer["output"]) == ("incomplete", [])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from harness.gateway.responding import ask, events_of, get, prompt_of, refused, sampling_of, strict
+from harness.gateway.responding import events_of, get, prompt_of, refused, sampling_of, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service
 
@@ -53,9 +53,7 @@ async def test_shape_of_an_answer(service: Service) -> None:
 
 
 async def test_prompt_is_the_chat(service: Service, engine: ScriptedRemoteEngine) -> None:
-    await ask(
-        service,
-        instructions="Be brief.",
+    await service.respond(instructions="Be brief.",
         input=[
             {"role": "developer", "content": "d"},
             {"role": "user", "content": [
@@ -88,7 +86,7 @@ async def test_output_of_one_is_input_of_the_next(
 
 
 async def test_length_makes_it_incomplete(service: Service, engine: ScriptedRemoteEngine) -> None:
-    answer = await ask(service, max_output_tokens=1)
+    answer = await service.respond(max_output_tokens=1)
     assert answer["status"] == answer["output"][0]["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["completed_at"] is None
@@ -149,7 +147,7 @@ async def test_chain_of_responses(service: Service, engine: ScriptedRemoteEngine
 
 async def test_cached_tokens_are_told(service: Service, engine: ScriptedRemoteEngine) -> None:
     engine.cached_tokens = 7
-    assert (await ask(service))["usage"]["input_tokens_details"]["cached_tokens"] == 7
+    assert (await service.respond())["usage"]["input_tokens_details"]["cached_tokens"] == 7
 
 
 async def test_input_items(service: Service) -> None:
@@ -170,14 +168,14 @@ async def test_input_items(service: Service) -> None:
 
 
 async def test_what_is_not_stored_is_not_there(service: Service) -> None:
-    answer = await ask(service, store=False)
+    answer = await service.respond(store=False)
     assert answer["store"] is False
     status, body = await get(service, f"/v1/responses/{answer['id']}")
     assert (status, json.loads(body)["error"]["code"]) == (404, "response_not_found")
 
 
 async def test_retrieve_and_delete(service: Service) -> None:
-    answer = await ask(service)
+    answer = await service.respond()
     path = f"/v1/responses/{answer['id']}"
     assert json.loads((await get(service, path))[1]) == answer
     status, body = await get(service, f"{path}/cancel", "POST")
@@ -211,7 +209,9 @@ async def test_truncation_drops_the_oldest(service: Service, engine: ScriptedRem
     turns.append({"role": "user", "content": "Now?"})
     found = await refused(service, input=turns)
     assert found["code"] == "context_length_exceeded"
-    await ask(service, input=turns, truncation="auto", instructions="Brief.", max_output_tokens=50)
+    await service.respond(
+        input=turns, truncation="auto", instructions="Brief.", max_output_tokens=50
+    )
     prompt = prompt_of(engine)
     assert prompt.startswith("<|im_start|>system\nBrief.<|im_end|>\n<|im_start|>user\n")
     assert "user\n0 " not in prompt

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from harness.gateway.responding import ask, get, refused
+from harness.gateway.responding import get, refused
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service
 
@@ -80,8 +80,7 @@ async def test_refusals(
 
 
 async def test_harmless_fields_pass(service: Service) -> None:
-    answer = await ask(
-        service,
+    answer = await service.respond(
         background=False,
         tools=[{"type": "function", "name": "f", "parameters": {}, "strict": True}],
         tool_choice="none",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness.gateway.direct_placer import DirectPlacer
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import serving, until
 from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 
 from parrot_gateway.backends.own.generate import Generation
@@ -23,17 +23,11 @@ def prompts(count: int) -> list[str]:
     return [f"<{number}>" for number in range(count)]
 
 
-async def ask(service: Service, **body: Any) -> Any:
-    status, _, answer = await service.post("/v1/completions", {"model": "m", **body})
-    assert status == 200, answer
-    return json.loads(answer)
-
-
 async def test_as_many_prompts_as_allowed_are_scored() -> None:
     engine = ScriptedRemoteEngine(cached_tokens=1)
     async with serving(engine) as service:
         texts = prompts(2048)
-        answer = await ask(service, prompt=texts, echo=True, logprobs=0, max_tokens=0)
+        answer = await service.complete(prompt=texts, echo=True, logprobs=0, max_tokens=0)
     assert [choice["text"] for choice in answer["choices"]] == texts
     assert [choice["index"] for choice in answer["choices"]] == list(range(2048))
     assert all(choice["logprobs"]["tokens"] for choice in answer["choices"])
@@ -88,7 +82,7 @@ async def test_a_huge_call_leaves_room_for_others() -> None:
         body = {"model": "m", "prompt": prompts(2048), "max_tokens": 400}
         _, writer = await service.send("/v1/completions", json.dumps(body).encode())
         await engine.wait_for(lambda: len(engine.contexts) == MAX_OPEN_CONTEXTS)
-        other = asyncio.create_task(ask(service, prompt="x", max_tokens=2))
+        other = asyncio.create_task(service.complete(prompt="x", max_tokens=2))
         await engine.wait_for(lambda: len(engine.contexts) == MAX_OPEN_CONTEXTS + 1)
         for _ in range(3):
             engine.step()

@@ -15,6 +15,7 @@ from parrot_gateway.linking.linker.conversation import (
     Message,
     ToolCall,
     answer_of,
+    argument_texts,
     conversation_of,
 )
 
@@ -284,3 +285,160 @@ def test_events_of_a_stream_count_each_however_alike(
     assert found is not None
     assert found.response_id == "chatcmpl-1"
     assert found.choices == (Choice("".join(delta.get("content") or "" for delta in deltas)),)
+
+
+def call(arguments: str, name: str = "look", id_: str = "t") -> tuple[ToolCall, ...]:
+    return (ToolCall(id_, name, arguments),)
+
+
+@pytest.mark.parametrize(
+    ("item", "messages"),
+    [
+        ({"role": "developer", "content": "a"}, [Message("system", "a")]),
+        ({"role": "ai", "content": None}, [Message("assistant", "")]),
+        ({"role": "human", "content": ["a", {"text": "b"}, {"text": 5}, 7]},
+         [Message("user", "a\nb")]),
+        ({"role": "function", "name": "look", "content": {"text": "a"}}, [Message("tool", "a")]),
+        ({"role": 5, "content": 5}, [Message("5", "")]),
+        ({"role": "user", "content": [{"type": "image"}]}, []),
+        ({"content": "a"}, []),
+        ("a", []),
+        ({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "content": "a"},
+            {"type": "text", "text": "b"},
+        ]}, [Message("tool", "a", tool_call_id="t"), Message("user", "b")]),
+        ({"role": "assistant", "content": [
+            {"type": "text", "text": "a"},
+            {"type": "tool_use", "id": "t", "name": "look", "input": {"n": 1}}
+        ]}, [Message("assistant", "a", call('{"n":1}'))]),
+        ({"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}},
+         [Message("assistant", "", call("{}", id_=""))]),
+        ({"role": "assistant", "tool_calls": [
+            {"id": "t", "custom": {"name": "look", "input": "a"}}, 5, {"id": "u", "function": 5}
+        ]}, [Message("assistant", "", call("a") + call("", "", "u"))]),
+        ({"type": "custom_tool_call", "call_id": "t", "name": "look", "input": "a"},
+         [Message("assistant", "", call("a"))]),
+        ({"type": "function_call", "call_id": "t", "name": "look", "arguments": {"n": 1}},
+         [Message("assistant", "", call('{"n":1}'))]),
+        ({"type": "custom_tool_call_output", "call_id": "t", "output": "a"},
+         [Message("tool", "a", tool_call_id="t")]),
+        ({"type": "function_call_output", "call_id": "t", "output": [{"text": "a"}]},
+         [Message("tool", "a", tool_call_id="t")]),
+    ],
+)  # fmt: skip
+def test_items_of_every_kind(item: Any, messages: list[Message]) -> None:
+    for path, field in ((CHAT, "messages"), (RESPONSES, "input")):
+        found = conversation_of(path, json.dumps({field: [item], "system": ""}).encode())
+        assert found is not None
+        assert list(found.messages) == messages
+
+
+@pytest.mark.parametrize(
+    ("body", "previous", "model", "first"),
+    [
+        ({"instructions": "a", "system": "b", "input": "c"}, "", "", Message("system", "a")),
+        ({"system": "b", "messages": [], "input": "c"}, "", "", Message("system", "b")),
+        ({"input": "c", "previous_response_id": "r", "model": "m" * 300}, "r", "m" * 256,
+         Message("user", "c")),
+        ({"input": "c", "previous_response_id": 5, "model": 5}, "", "", Message("user", "c")),
+    ],
+)  # fmt: skip
+def test_what_a_request_names(
+    body: dict[str, Any], previous: str, model: str, first: Message
+) -> None:
+    found = conversation_of(RESPONSES, json.dumps(body).encode())
+    assert found is not None
+    assert (found.previous, found.model, found.messages[0]) == (previous, model, first)
+
+
+def stream(*events: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
+
+
+def delta(index: int | None = None, **fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"delta": fields}
+    return {"id": "r", "choices": [found if index is None else {"index": index, **found}]}
+
+
+USE = {"type": "tool_use", "id": "t", "name": "look"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        # Choices that come as they like, and one that says nothing.
+        (stream(delta(1, content="b"), delta(0, content="a"), delta(2), delta(1, content="c")),
+         Answer("r", (Choice("a"), Choice("bc"), Choice("")), is_plain=True)),
+        (stream(delta(content="a", tool_calls=[
+            {"id": "t", "function": {"name": "lo", "arguments": "[1"}},
+            {"id": "u", "function": {"name": "stay"}},
+        ]), delta(tool_calls=[{"index": 1, "function": {"arguments": "{}"}}]),
+            delta(tool_calls=[
+                {"index": 0, "id": "again", "function": {"name": "ok", "arguments": "]"}}])),
+         Answer("r", (Choice("a", (ToolCall("t", "look", "[1]"), ToolCall("u", "stay", "{}"))),))),
+        (stream({"id": "r", "choices": [{"text": "a", "index": 1}]},
+                {"id": "s", "choices": [{"text": "b"}]}),
+         Answer("r", (Choice("b"), Choice("a")))),
+        (stream({"type": "message_start", "message": {"id": "m"}},
+                {"type": "content_block_start", "index": 0, "content_block": {"type": "text"}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "a"}},
+                {"type": "content_block_start", "index": 1, "content_block": USE},
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": "{}"}}),
+         Answer("m", (Choice("a", call("{}")),))),
+        (stream({"type": "response.created", "response": {"id": "x"}},
+                {"type": "response.output_text.delta", "delta": "a"}),
+         Answer("x", (Choice("a"),))),
+        (stream({"type": "response.created", "response": {"id": "x"}}),
+         Answer("x", (Choice(""),))),
+        (stream({"type": "response.output_text.delta", "delta": "a"}, {
+            "type": "response.incomplete",
+            "response": {"id": "x", "status": "in_progress", "output": [
+                {"type": "message", "role": "assistant", "content": [{"text": "b"}]},
+                {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"}]}}),
+         Answer("x", (Choice("b", call("{}")),), is_finished=False)),
+        (stream(5, [], {"id": "r"}), None),
+        (b'data: {"id": "r", "choices": [{"delta": {"content": "a"}}]}\n\ndata: {"id"',
+         Answer("r", (Choice("a"),))),
+    ],
+)  # fmt: skip
+def test_streams_of_every_shape(sent: bytes, answer: Answer | None) -> None:
+    assert answer_of(CHAT, sent) == answer
+    if answer is not None and sent.endswith(b"\n\n"):
+        assert answer_of(CHAT, sent + b"data: [DONE]\n\n") == answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        ({"id": "r", "choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 3}},
+         Answer("r", (Choice("a"),), is_plain=True, tokens=3)),
+        ({"id": "r", "choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]},
+         Answer("r", (Choice("a"), Choice("b")), is_plain=True)),
+        ({"id": "r", "choices": [{"text": "a"}, 5, {"message": {"content": None}}]},
+         Answer("r", (Choice("a"), Choice("")))),
+        ({"id": "r", "choices": []}, None),
+        ({"id": 5, "choices": [{"text": None}]}, Answer("5", (Choice(""),))),
+        ({"id": "m", "content": [{"type": "text", "text": "a"}, {**USE, "input": {}}]},
+         Answer("m", (Choice("a", call("{}")),))),
+        ({"id": "x", "output": [], "status": "queued"}, Answer("x", (Choice(""),), False)),
+        ({"id": "x", "output": [{"type": "message", "role": "assistant", "content": "a"}, 5,
+                                {"type": "message", "role": "assistant", "content": "b"}],
+          "status": "completed"}, Answer("x", (Choice("a\nb"),))),
+        ({"error": {"message": "a"}}, None),
+    ],
+)  # fmt: skip
+def test_answers_of_every_shape(sent: Any, answer: Answer | None) -> None:
+    assert answer_of(CHAT, b" " + json.dumps(sent).encode()) == answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        ('{"a": ["x", {"b": "y"}, 5], "c": "z"}', ["x", "y", "z"]),
+        ('"x"', ["x"]),
+        ("no JSON", ["no JSON"]),
+        ("7", []),
+    ],
+)
+def test_texts_of_arguments(arguments: str, texts: list[str]) -> None:
+    assert list(argument_texts(arguments)) == texts
