@@ -112,9 +112,10 @@ def _value_of(variable: Any, reference: str, timeout: float) -> str:
 class DeferredText:
     """A text that may not be written yet; it behaves like the text, and waits when it is read.
 
-    It is no `str`. Code that insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError
-    or similar, as does a loop over its characters; pass `str(text)` instead. As an input of a
-    composition or `submit`, or as one of a call's `inputs`, it is not waited for.
+    `isinstance` and `match` take it for a `str`. Code in C that insists on one (`re`, `json`,
+    `"".join`, pydantic) raises a TypeError or similar, as does a loop over its characters; pass
+    `str(text)` instead, and to pandas, which takes anything else for an object or for missing.
+    As an input of a composition or `submit`, or as one of a call's `inputs`, it is not waited for.
 
     `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all string methods,
     `int`, `float` and pickling wait for the text and then act on it. `repr` and copying never wait.
@@ -193,6 +194,11 @@ class DeferredText:
             if error.is_final:
                 self._failure = error
             raise
+
+    @property
+    def __class__(self) -> type:
+        """`str`, for `isinstance` and `match`, which take another way for anything else."""
+        return str
 
     def __repr__(self) -> str:
         # Debuggers, logs and tracebacks show objects, and must not wait for a model.

@@ -42,6 +42,15 @@ def _deferred(value: str | Exception = VALUE) -> tuple[DeferredText, Book]:
     return book.text("t"), book
 
 
+def matched(text: Any) -> Any:
+    """The text, if a pattern takes it for one."""
+    match text:
+        case str() as found:
+            return found[:]
+        case _:
+            return None
+
+
 LOOKS: list[tuple[Callable[[Any], Any], Any]] = [
     (str, VALUE),
     (len, len(VALUE)),
@@ -93,6 +102,10 @@ LOOKS: list[tuple[Callable[[Any], Any], Any]] = [
     (lambda t: f"{t:>20}", f"{VALUE:>20}"),
     (lambda t: f"{t:.3}", "Ada"),
     (lambda t: pickle.loads(pickle.dumps(t)), VALUE),
+    (lambda t: re.sub("a", t, "banana"), re.sub("a", VALUE, "banana")),
+    (lambda t: urllib.parse.quote(t), urllib.parse.quote(VALUE)),
+    (lambda t: isinstance(t, str) and t.upper(), VALUE.upper()),
+    (matched, VALUE),
 ]
 
 
@@ -124,7 +137,6 @@ REFUSES: list[Callable[[Any], Any]] = [
     lambda t: [*t],
     lambda t: "".join([t]),
     lambda t: re.findall(r"\w+", t),
-    lambda t: re.sub("a", t, "banana"),
     lambda t: json.dumps({"a": t}),
     lambda t: json.loads(t),
     lambda t: io.StringIO(t),
@@ -144,7 +156,6 @@ REFUSES: list[Callable[[Any], Any]] = [
     lambda t: textwrap.dedent(t),
     lambda t: base64.b64encode(t),
     lambda t: hashlib.sha256(t),
-    lambda t: urllib.parse.quote(t),
     lambda t: open_and_write(t),
 ]
 
