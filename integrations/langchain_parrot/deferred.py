@@ -195,7 +195,7 @@ class DeferredText:
                 self._failure = error
             raise
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """`str`, for `isinstance` and `match`, which take another way for anything else."""
         return str
