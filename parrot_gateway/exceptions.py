@@ -445,9 +445,6 @@ class DiskFullError(GatewayError, status=507, code="disk_full", should_retry=Fal
 class UpstreamError(GatewayError, status=502, code="upstream_error", should_retry=False):
     """An upstream server could not be reached or broke off, after all retries."""
 
-    #: Name of the server, where the upstream has several.
-    server: str | None = None
-
 
 class UpstreamKeyError(UpstreamError, code="upstream_key_refused"):
     """An upstream refuses the key that the gateway has for it, which is no fault of the caller."""

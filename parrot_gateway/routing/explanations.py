@@ -24,6 +24,7 @@ _SHORT_S = 0.001
 _DECIDED_BY = {
     "only": "it was the only engine that could take it",
     "bound": "what it goes on from is there",
+    "failover": "another server had failed before",
     "session": "its session runs there",
     "group": "its task group is kept together there",
     "preferred": "what it reads was written or filled there, or of equals it had computed least",

@@ -171,12 +171,17 @@ class SubmittedTask:
                 self._future = asyncio.get_running_loop().create_future()
             # A cancelled wait ends nothing: `close` does.
             self._place = await asyncio.shield(self._future)
+        self._place = self._explained(self._place)
         self.queued_s = time.perf_counter() - self._requested_at
         self.reason = in_words(task, self._place)
         explanations = self._runner.explanations
         if explanations is not None and self._explained_as is not None:
             explanations.placed(self._explained_as, self._place.engine_id, self._place.reasons)
         return self._place
+
+    def _explained(self, place: Place) -> Place:
+        """A place with the reasons to remember."""
+        return place
 
     def log_placement(self, task: Task, place: Place, engine_name: str) -> None:
         logger.debug(

@@ -36,7 +36,7 @@ class CircuitBreaker:
     window_s: float
     #: How long it stays open.
     open_s: float
-    #: Consecutive successes that close it again; also the probes let through at once.
+    #: Consecutive successes that close it again; one try at a time is let through for them.
     successes: int
     #: Called with each state that it enters.
     on_change: Callable[[BreakerState], None] | None = None
@@ -66,7 +66,7 @@ class CircuitBreaker:
             if now - self._opened_at < self.open_s:
                 return None
             self._enter("half_open")
-        if self._probes + self._succeeded >= self.successes:
+        if self._probes:
             return None
         self._probes += 1
         return Permit(self._generation)

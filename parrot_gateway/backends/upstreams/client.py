@@ -108,6 +108,10 @@ class UpstreamClient(Protocol):
     def forwards_authorization(self) -> bool:
         """True if it gets the callers' own keys."""
 
+    @property
+    def notes_failures(self) -> bool:
+        """True if it notes the servers that could not answer by itself."""
+
     async def request(
         self, request: UpstreamRequest, *, first_byte_timeout_s: float | None = None
     ) -> UpstreamResponse:
@@ -142,6 +146,8 @@ class Upstream:
             forward = secret is None and not gateway_has_key
         self.settings = settings
         self.forwards_authorization = forward
+        #: There is no other server that it could be left for.
+        self.notes_failures = False
         self._secret = secret
         #: The operator's name for it.
         self.name, self._base_url = server or next(iter(settings.servers.items()))
@@ -369,26 +375,6 @@ class Upstream:
         if response.status in (401, 403) or response.status >= 500:
             raise self._unexpected(response)
 
-    async def probe(self) -> None:
-        """Ask a server whose breaker has opened for its models, once the breaker lets a try
-        through; any answer without a 5xx is a success."""
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._breaker.retry_after_s(loop.time()))
-        permit = self._breaker.acquire(loop.time())
-        if permit is None:
-            return
-        try:
-            async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
-                response = await self._get_models()
-        except (Broken, TimeoutError):
-            self._breaker.failure(permit, loop.time())
-        except BaseException:
-            self._breaker.abandon(permit)
-            raise
-        else:
-            response.discard()
-            self._note_end(permit, complete=response.status < 500)
-
     async def _try_until_answered(
         self, send: Callable[[], Awaitable[UpstreamResponse]], deadline: float, max_retries: int
     ) -> UpstreamResponse:
@@ -530,10 +516,19 @@ class Upstream:
         now = asyncio.get_running_loop().time()
         return now + delay >= deadline or self._breaker.state(now) == "open"
 
+    def breaker_state(self) -> BreakerState:
+        """The state of its circuit breaker now."""
+        return self._breaker.state(asyncio.get_running_loop().time())
+
+    @property
+    def open_s(self) -> float:
+        """Seconds until its breaker is half open; 0 unless it is open."""
+        return self._breaker.retry_after_s(asyncio.get_running_loop().time())
+
     @property
     def retry_after_s(self) -> float:
         """Seconds after which a failing server may be tried again; at least one."""
-        return max(1.0, self._breaker.retry_after_s(asyncio.get_running_loop().time()))
+        return max(1.0, self.open_s)
 
     def _unavailable(self) -> GatewayError:
         wait = self.retry_after_s

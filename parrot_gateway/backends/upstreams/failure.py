@@ -88,22 +88,19 @@ async def ask(
     """
     if returned == "nothing":
         return await upstream.request(request, first_byte_timeout_s=first_byte_timeout_s)
-    server = upstream.name
     try:
         response = await upstream.request(
             request._replace(holds_first=True), first_byte_timeout_s=first_byte_timeout_s
         )
     except (UpstreamError, OverloadedError) as error:
         attempt = FailedAttempt(error, reason_of_error(error))
-        server = getattr(error, "server", None) or server
     else:
         reason = _reason_of(response, request, upstream, returned)
         if reason is None:
             return response
-        server = response.server
-        attempt = FailedAttempt(await _refusal(response), reason)
-    if request.note_failed is not None:
-        request.note_failed(server, attempt.reason)
+        attempt = FailedAttempt(await refusal_error(response), reason)
+    if request.note_failed is not None and not upstream.notes_failures:
+        request.note_failed(upstream.name, attempt.reason)
     return attempt
 
 
@@ -113,6 +110,8 @@ def reason_of_error(error: GatewayError) -> FailureReason:
         return "key_refused"
     if isinstance(error, UpstreamTimeoutError):
         return "timeout"
+    if isinstance(error, RefusedError):
+        return reason_of_status(error.status) or "refused"
     if isinstance(error, AnswerError):
         return "answer_error"
     if isinstance(error, UpstreamError):
@@ -173,8 +172,8 @@ def _reason_of(
     return "refused" if returned == "all" else None
 
 
-async def _refusal(response: UpstreamResponse) -> GatewayError:
-    """Read and close a refusal."""
+async def refusal_error(response: UpstreamResponse) -> RefusedError:
+    """A refusal as an error; the answer is read and closed."""
     body, status = response.first, response.status
     try:
         with suppress(UpstreamError, TimeoutError):

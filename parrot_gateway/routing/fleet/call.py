@@ -2,27 +2,39 @@
 
 A call is a task of the scheduler: which prompt it has (`upstream_prompt`), how long it ran, what
 was found in the server's cache. Requests for what a server keeps go to that server
-(`stored_objects`).
-
-NOTE: this is the place for another try on another server.
+(`stored_objects`). A server that fails before the first content of its answer is left for another
+at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 
 from parrot_scheduler.actions import Place
 from parrot_scheduler.task import Task
 
 from parrot_gateway.backends.upstreams.client import UpstreamRequest
+from parrot_gateway.backends.upstreams.failure import (
+    FailedAttempt,
+    error_to_tell,
+    reason_of_error,
+    reason_of_status,
+    refusal_error,
+)
 from parrot_gateway.backends.upstreams.response import UpstreamResponse
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.requests.call import in_thread_if_large
 from parrot_gateway.calls.usage import Usage
-from parrot_gateway.exceptions import OverloadedError, UpstreamError
+from parrot_gateway.exceptions import (
+    GatewayError,
+    OverloadedError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from parrot_gateway.routing.fleet.fleet import UpstreamFleet
 from parrot_gateway.routing.fleet.prompt import BYTES_PER_TOKEN, UpstreamPrompt, read_prompt
 from parrot_gateway.routing.fleet.server import BegunStream, FleetServer
@@ -50,6 +62,7 @@ class FleetCall:
         self.settings = fleet.settings
         self.name = fleet.name
         self.forwards_authorization = fleet.forwards_authorization
+        self.notes_failures = True
         self._fleet = fleet
         self._metadata = metadata
 
@@ -60,13 +73,19 @@ class FleetCall:
 
         A request that names what no server is known to keep is sent to one after the other while
         they answer 404.
+
+        Raises:
+            OverloadedError: no server takes calls, or none had room in time.
+            GatewayError: all servers have failed: the first answer of one, as a `RefusedError`,
+                else the first error.
         """
         path, body = request.path, request.body
         route = path.decode("latin-1") if isinstance(path, bytes) else path
         fleet, objects = self._fleet, self._fleet.objects
         keeper = objects.server_for(route, body)
         if request.method != "POST" or _PLACED.fullmatch(route) is None:
-            response = await self._ask(fleet.in_order(keeper), request, first_byte_timeout_s)
+            servers = fleet.in_order(keeper)
+            response = await self._ask(servers, request, first_byte_timeout_s, keeper=keeper)
             if response.status < 300:
                 is_answer = route.startswith(("/v1/responses", "/v1/chat"))
                 objects.read_answer(response.first, response.server, is_answer=is_answer)
@@ -78,9 +97,11 @@ class FleetCall:
             response = await fleet.server(keeper or "").upstream.request(
                 request, first_byte_timeout_s=first_byte_timeout_s
             )
-        else:
+        elif keeper is not None:
             placed = ServerPlacement(fleet, self._metadata, prompt)
             response = await placed.request(keeper, request, first_byte_timeout_s)
+        else:
+            response = await self._ask_placed(prompt, request, first_byte_timeout_s)
         if response.status == 404 and prompt.continues and keeper is None:
             others = [s for s in fleet.in_order(None) if s.upstream.name != response.server]
             response = await self._ask(iter(others), request, first_byte_timeout_s, response)
@@ -89,26 +110,71 @@ class FleetCall:
             objects.read_answer(response.first, response.server, is_answer=True)
         return response
 
+    async def _ask_placed(
+        self, prompt: UpstreamPrompt, request: UpstreamRequest, first_byte_timeout_s: float | None
+    ) -> UpstreamResponse:
+        """Send a request to one server after the other, until one answers."""
+        loop, fleet = asyncio.get_running_loop(), self._fleet
+        began, left_s = loop.time(), first_byte_timeout_s
+        tried: set[str] = set()
+        failures: list[FailedAttempt] = []
+        if len(fleet.untried(tried)) > 1:
+            request = request._replace(holds_first=True)
+        while True:
+            others = fleet.untried(tried)
+            bound = others[0].upstream.name if tried and others else None
+            placed = ServerPlacement(fleet, self._metadata, prompt, tried)
+            try:
+                response = await placed.request(bound, request, left_s)
+            except (UpstreamError, OverloadedError) as error:
+                if placed.server is None and not failures:
+                    raise
+                failure = FailedAttempt(error, reason_of_error(error))
+            else:
+                reason = reason_of_status(response.status)
+                if reason is None:
+                    return response
+                response.exhausted |= bool(tried and fleet.settings.max_retries)
+                failure = FailedAttempt(await refusal_error(response), reason)
+            failures.append(failure)
+            if first_byte_timeout_s is not None:
+                left_s = first_byte_timeout_s - (loop.time() - began)
+            if placed.server is not None:
+                tried.add(placed.server)
+                if request.note_failed is not None:
+                    request.note_failed(placed.server, failure.reason)
+            is_late = left_s is not None and left_s <= 0
+            if placed.server is None or is_late or not fleet.untried(tried):
+                raise error_to_tell(failures)
+
     async def _ask(
         self,
         servers: Iterator[FleetServer],
         request: UpstreamRequest,
         first_byte_timeout_s: float | None,
         answer: UpstreamResponse | None = None,
+        keeper: str | None = None,
     ) -> UpstreamResponse:
         """The first answer that is no 404, or else the first one.
 
         Args:
             answer: one that is there already.
+            keeper: the only server that can answer anything but 404.
         """
+        failure: GatewayError | None = None
         for server in servers:
             try:
                 response = await server.upstream.request(
                     request, first_byte_timeout_s=first_byte_timeout_s
                 )
-            except (UpstreamError, OverloadedError):
-                if answer is None:
+            except (UpstreamError, OverloadedError) as error:
+                # NOTE: after a time-out the first server may still be making what is asked for.
+                is_at_work = isinstance(error, UpstreamTimeoutError) and request.method != "GET"
+                if answer is None and (keeper is not None or is_at_work):
                     raise
+                failure = failure or error
+                if answer is None and request.note_failed is not None:
+                    request.note_failed(server.upstream.name, reason_of_error(error))
                 continue
             except BaseException:
                 if answer is not None:
@@ -123,6 +189,8 @@ class FleetCall:
                 answer = response
             if answer.status != 404:
                 break
+        if answer is None and failure is not None:
+            raise failure
         if answer is None:
             self._fleet.check_available()
             raise UpstreamError(f"No server of the upstream '{self.name}' takes calls.")
@@ -136,14 +204,22 @@ class ServerPlacement(SubmittedTask):
         fleet: the servers.
         metadata: of the call.
         prompt: what is known of it.
+        tried: servers that have failed it.
     """
 
     def __init__(
-        self, fleet: UpstreamFleet, metadata: CallMetadata, prompt: UpstreamPrompt
+        self,
+        fleet: UpstreamFleet,
+        metadata: CallMetadata,
+        prompt: UpstreamPrompt,
+        tried: Collection[str] = (),
     ) -> None:
         super().__init__(fleet.runner, fleet.updater, metadata)
+        #: Name of the server, once it has one.
+        self.server: str | None = None
         self._fleet = fleet
         self._prompt = prompt
+        self._tried = tried
         self._server: FleetServer | None = None
         self._cached = 0
         #: Prompt tokens to be computed before the answer begins, those of others included, and
@@ -178,14 +254,32 @@ class ServerPlacement(SubmittedTask):
         try:
             server = await self._find_server(keeper, limit_s)
             left_s = max(0.001, limit_s - self.queued_s)
-            response = await server.upstream.request(
-                request, first_byte_timeout_s=left_s, tracker=self
-            )
+            try:
+                response = await server.upstream.request(
+                    request, first_byte_timeout_s=left_s, tracker=self,
+                    max_retries=self._max_retries(server.upstream.name, keeper),
+                )  # fmt: skip
+            finally:
+                self._fleet.end_probe(server)
         except BaseException:
             self.close()
             raise
         self._answered(response)
         return response
+
+    def _max_retries(self, server: str, keeper: str | None) -> int:
+        """Tries on the same server: none as long as there are others."""
+        most = self._fleet.settings.max_retries
+        if keeper is not None and not self._tried:
+            return most
+        if self._fleet.untried({*self._tried, server}):
+            return 0
+        return max(0, most - len(self._tried))
+
+    def _explained(self, place: Place) -> Place:
+        if not self._tried:
+            return place
+        return replace(place, reasons=replace(place.reasons, decided_by="failover"))
 
     async def _find_server(self, keeper: str | None, limit_s: float) -> FleetServer:
         fleet = self._fleet
@@ -241,6 +335,8 @@ class ServerPlacement(SubmittedTask):
 
     def _begin(self, place: Place) -> FleetServer:
         server = self._fleet.server(place.engine_id)
+        self.server = server.upstream.name
+        self._fleet.begin_probe(server)
         loop, prompt = asyncio.get_running_loop(), self._prompt
         self._server = server
         self._placed_at = loop.time()

@@ -1,8 +1,9 @@
 """An upstream of several servers of the same models, which the scheduler places calls on.
 
 Each server is an engine for the scheduler, that joins once its models are known. One whose circuit
-breaker opens leaves, and comes back once it answers again. How a call finds its server is in
-`fleet_call`.
+breaker opens leaves. Once the breaker is half open it is back, for a single call at a time, until
+enough of these have succeeded: its answers to other requests say nothing about calls. How a call
+finds its server is in `fleet_call`.
 
 NOTE: this is the place for what servers say of themselves (health, metrics, KV events).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 #: How much KV a server holds is not known: no call waits for memory.
 _UNBOUNDED_TOKENS = 2**40
 _MAX_BATCH_TOKENS = 8192
-#: Least pause between two probes of a server that has been failing.
-_PROBE_PAUSE_S = 0.05
+#: Least pause between two looks at a breaker that is open.
+_SHORT_S = 0.005
 
 
 class UpstreamFleet:
@@ -232,6 +233,25 @@ class UpstreamFleet:
             if name != first and (server.takes_calls or self.has_left):
                 yield server
 
+    def untried(self, tried: Collection[str]) -> list[FleetServer]:
+        """The other servers that take calls, the least busy first."""
+        names = (name for name in self._servers if name not in tried)
+        servers = [self._servers[name] for name in names if self._servers[name].takes_calls]
+        return sorted(servers, key=lambda each: (each.running, each.computed_tokens))
+
+    def begin_probe(self, server: FleetServer) -> None:
+        """Give a server no other call while one finds out if it has recovered."""
+        if not server.probing and server.upstream.breaker_state() == "half_open":
+            server.probing = True
+            self.runner.notify(EngineDraining(server.upstream.name))
+
+    def end_probe(self, server: FleetServer) -> None:
+        """Give it calls again after a probe, unless that has failed."""
+        if server.probing:
+            server.probing = False
+            if server.takes_calls:
+                self.runner.notify(EngineResumed(server.upstream.name))
+
     def least_used(self) -> str | None:
         """The server that has computed the fewest prompt tokens: of equally good ones it gets what
         begins, so that conversations which never run at once are spread over all caches, too."""
@@ -274,12 +294,13 @@ class UpstreamFleet:
 
     def _let_join(self, server: FleetServer) -> None:
         """Let a server take calls whose models are known, unless it does or is failing."""
-        if server.is_joined or not (self._may_join and server.recovered.is_set()):
+        is_failing = server.upstream.breaker_state() == "open"
+        if server.is_joined or is_failing or not self._may_join:
             return
         name = server.upstream.name
         others = [each.computed_tokens for each in self._servers.values() if each.is_joined]
         server.computed_tokens = max(server.computed_tokens, min(others, default=0))
-        server.is_joined = True
+        server.is_joined, server.probing = True, False
         self.runner.notify(
             EngineJoined(
                 EngineDescription(
@@ -300,10 +321,8 @@ class UpstreamFleet:
     def _breaker_changed(self, name: str, state: BreakerState) -> None:
         server = self._servers[name]
         if state == "closed":
-            server.failed.clear()
-            server.recovered.set()
+            logger.info("%s answers again", name)
         elif state == "open":
-            server.recovered.clear()
             server.failed.set()
             if server.is_joined:
                 server.is_joined = False
@@ -311,7 +330,7 @@ class UpstreamFleet:
                 logger.warning("%s has been failing and gets no calls for now", name)
 
     async def _keep(self, server: FleetServer) -> None:
-        """Let a server take calls once its models are known, and whenever it has recovered."""
+        """Let a server take calls once its models are known, and after its breaker was open."""
         await server.upstream.wait_ready()
         listed = set(server.upstream.models())
         if listed != set(self.models()):
@@ -322,7 +341,6 @@ class UpstreamFleet:
         while True:
             self._let_join(server)
             await server.failed.wait()
-            while not server.recovered.is_set():
-                await asyncio.sleep(_PROBE_PAUSE_S)
-                await server.upstream.probe()
-            logger.info("%s answers again", server.upstream.name)
+            server.failed.clear()
+            while server.upstream.breaker_state() == "open":  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(max(_SHORT_S, server.upstream.open_s))

@@ -41,9 +41,10 @@ class FleetServer:
         #: The scheduler knows it, and places calls on it unless the operator has drained it.
         self.is_joined = False
         self.drained = False
-        #: Its breaker is closed, or is not.
-        self.recovered, self.failed = asyncio.Event(), asyncio.Event()
-        self.recovered.set()
+        #: Its breaker has opened.
+        self.failed = asyncio.Event()
+        #: A single call finds out if it has recovered.
+        self.probing = False
         #: Calls placed there, the tokens of their contexts, and of these to be computed.
         self.running = 0
         self.context_tokens = 0
@@ -60,7 +61,7 @@ class FleetServer:
     @property
     def takes_calls(self) -> bool:
         """True if new calls may be placed on it."""
-        return self.is_joined and not self.drained
+        return self.is_joined and not self.drained and not self.probing
 
     def note_times(self, steps: int, filled: float, used: float, busy_s: float) -> None:
         """A call's own view: steps, tokens filled before the first one, tokens in contexts."""
