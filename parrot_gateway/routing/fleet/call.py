@@ -134,7 +134,8 @@ class FleetCall:
                 reason = reason_of_status(response.status)
                 if reason is None:
                     return response
-                response.exhausted |= bool(tried and fleet.settings.max_retries)
+                is_retried = bool(tried or fleet.untried({response.server}))
+                response.exhausted |= is_retried and fleet.settings.max_retries > 0
                 failure = FailedAttempt(await refusal_error(response), reason)
             failures.append(failure)
             if first_byte_timeout_s is not None:
