@@ -43,6 +43,7 @@ LONG = (
     "engine/kernels/test_long_rows.py",
     "e2e/test_command_line.py",
     "e2e/test_disconnects.py",
+    "e2e/test_resumed_streams.py",
     "engine/models/test_models_parity.py",
     "gateway/cli/test_graph.py",
     "llamaindex/test_model.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -245,6 +246,34 @@ def test_deleting_aborts_an_upstreams_call(
     (call,) = upstream.calls(model)
     assert call.aborted.wait(10)
     check_error(client.ask(), 404, "stream_not_found")
+
+
+# -- two faults at once ---------------------------------------------------------------------
+
+
+def test_the_engine_is_killed_while_the_client_is_gone() -> None:
+    """Both go on: the call on an engine that is started again, the client with what it missed."""
+    path = "/v1/completions"
+    body = {**SEEDED, "prompt": "Once upon a time", "max_tokens": 300}
+    with GatewayProcess(
+        config={
+            "models": [{"model": DEMO_MODEL, "num_blocks": 512}],
+            "engines": {"heartbeat_s": 0.5},
+        }
+    ) as gateway:
+        with RawConnection(gateway.port) as connection:
+            uncut = plain(connection.ask("POST", path, body).body)
+        client = Client(gateway, path, body)
+        client.read_until(b"\nid: 3\n")
+        pid = gateway.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        had = whole_events(client.cut())
+        wait_until(lambda: gateway.health()["streams"]["unread"] == 1, "nobody reads it")
+        os.kill(pid, signal.SIGKILL)
+        whole = had + client.ask(last_id(had)).body
+        assert last_id(had) < 300
+        assert plain(without_numbers(whole)) == uncut
+        gateway.wait_idle()
 
 
 # -- a gateway that waits for nobody ----------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from harness.gateway.resuming import Cut, ask, begin, open_call, open_reader, refused
@@ -430,6 +431,32 @@ async def test_a_drain_that_runs_out_of_time(
     assert await service.gate.drain(5)
     assert b"shutting_down" in await call.resume(0)
     service.gate.draining = False
+
+
+async def test_web_pages_that_may(engine: ScriptedRemoteEngine) -> None:
+    origin = "https://app.example.com"
+    async with serving(engine, server={"cors_origins": [origin]}) as service:
+        line = f"Origin: {origin}\r\n".encode()
+        call = await begin(service, CHAT, BODIES[CHAT], asks=b"X-Parrot-Resume: 1\r\n" + line)
+        await call.read_all()
+        async with httpx.AsyncClient(base_url=service.root) as page:
+            asked = {"Origin": origin, "Last-Event-ID": "1"}
+            resumed = await page.get(f"/v1/streams/{call.stream_id}", headers=asked)
+            preflight = await page.options(
+                f"/v1/streams/{call.stream_id}",
+                headers={
+                    "Origin": origin,
+                    "Access-Control-Request-Method": "DELETE",
+                    "Access-Control-Request-Headers": "last-event-id,x-parrot-resume",
+                },
+            )
+        allowed = "access-control-allow-origin"
+        assert call.headers[allowed.encode()] == resumed.headers[allowed].encode()
+        assert resumed.headers["access-control-expose-headers"] == "*"
+        assert resumed.content == b"".join(events_of(call.raw)[1:])
+        assert preflight.status_code == 200
+        for name in ("last-event-id", "x-parrot-resume"):
+            assert name in preflight.headers["access-control-allow-headers"].lower()
 
 
 async def test_silence_is_bridged() -> None:
