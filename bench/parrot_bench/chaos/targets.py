@@ -232,6 +232,8 @@ class Servers:
             await process.wait()
             self._processes[number] = await self._server(self._ports[number])
             self._restarts += 1
+            # Nobody can help while the others are struck before this one is back.
+            await missing(self, len(self._ports))
 
     async def restarts(self) -> int:
         return self._restarts
