@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,19 +100,19 @@ def test_engines_that_die_together_do_not_poison_a_call(
 
 
 def fails(loop: VirtualLoop, expected: str) -> bool:
-    """True if some world breaks a promise, in these words."""
+    """True if the first world that breaks a promise says so in words of this pattern."""
     for seed in range(PORTION):
         try:
             run(loop, seed)
         except AssertionError as error:
-            return expected in str(error)
+            return re.search(expected, str(error)) is not None
     return False
 
 
 def test_a_seed_that_changes_is_noticed(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = count()
     monkeypatch.setattr(state, "choice_seed", lambda seed, choice: seed + next(numbers))
-    assert fails(loop, "text")
+    assert fails(loop, "another text|other tokens")
 
 
 def test_a_count_that_begins_anew_is_noticed(
@@ -121,7 +122,7 @@ def test_a_count_that_begins_anew_is_noticed(
         return Generate(*arguments[:4])
 
     monkeypatch.setattr(state, "Generate", forgetful)
-    assert fails(loop, "text")
+    assert fails(loop, "another text|other tokens")
 
 
 def test_a_token_that_is_not_refilled_is_noticed(
@@ -136,7 +137,7 @@ def test_a_token_that_is_not_refilled_is_noticed(
         return make(context_id, token_ids, *rest, **more)
 
     monkeypatch.setattr(state, "Fill", fill)
-    assert fails(loop, "text")
+    assert fails(loop, "another text|other tokens")
 
 
 def test_tokens_that_come_twice_are_noticed(
@@ -151,7 +152,7 @@ def test_tokens_that_come_twice_are_noticed(
         return replace(event, token_ids=[*context.token_ids[-context.generated :]], logprobs=None)
 
     monkeypatch.setattr(HashingEngine, "_advance", again)
-    assert fails(loop, "text")
+    assert fails(loop, "another text|other tokens")
 
 
 def test_contexts_that_are_not_freed_are_noticed(

@@ -89,6 +89,14 @@ class Call:
     filled: list[int] = field(default_factory=list)
     generated: int = -1
     end: str = ""
+    #: The seed that the gateway has drawn, of a call without one.
+    drawn_seed: int | None = None
+
+    def seed(self, prompt: int, choice: int) -> int | None:
+        """The seed of a candidate."""
+        if self.drawn_seed is None:
+            return choice_seed(self.request.sampling.seed, choice)
+        return choice_seed(self.drawn_seed, prompt * self.request.best_of + choice)
 
 
 def draw_call(draw: Random) -> Call:
@@ -101,7 +109,7 @@ def draw_call(draw: Random) -> Call:
     sampling = SamplingParams(
         max_tokens=draw.choice([0, 1, 2, 12, 30]),
         temperature=draw.choice([0.0, 1.0]),
-        seed=draw.randrange(1000),
+        seed=draw.choice([None, draw.randrange(1000)]),
         stop=draw.choice([(), ("STOP",), ("STOP", " the quick")]),
         ignore_eos=draw.random() < 0.5,
         logprobs=draw.choice([None, 0]),
@@ -118,10 +126,10 @@ def draw_call(draw: Random) -> Call:
 class Expected:
     """The answer of one candidate, worked out without any gateway."""
 
-    def __init__(self, request: GenerationRequest, prompt: int, choice: int) -> None:
-        sampling = request.sampling
-        seed = choice_seed(sampling.seed, choice)
-        sampling = SamplingParams(temperature=sampling.temperature, seed=seed)
+    def __init__(self, call: Call, prompt: int, choice: int) -> None:
+        request = call.request
+        seed = call.seed(prompt, choice)
+        sampling = SamplingParams(temperature=request.sampling.temperature, seed=seed)
         ids = array("I", request.prompts[prompt].token_ids)
         output = OutputText(TOKENIZER, list(ids), request.sampling.stop)
         self.token_ids: list[int] = []
@@ -278,6 +286,14 @@ class World:
             async with asyncio.timeout(_END_S):
                 await self._gateway.models.loaded(MODEL)
                 placer = self._gateway.models.placer(MODEL, CallMetadata())
+                draw_seed = placer.draw_seed
+
+                def draw() -> int:
+                    assert call.drawn_seed is None, "a second seed"
+                    call.drawn_seed = draw_seed()
+                    return call.drawn_seed
+
+                placer.draw_seed = draw  # type: ignore[method-assign]
                 with Generation(placer, request, deadline) as generation:
                     while not generation.state.done:
                         until = self._loop.time() + 0.05 if hesitates else None
@@ -366,7 +382,7 @@ class World:
         total = 0
         for prompt in range(len(request.prompts)):
             for choice in range(request.best_of if request.sampling.max_tokens else 0):
-                place, expected = (prompt, choice), Expected(request, prompt, choice)
+                place, expected = (prompt, choice), Expected(call, prompt, choice)
                 total += len(expected.token_ids)
                 text, ids = call.text.get(place, ""), call.token_ids.get(place, [])
                 if call.end == "done":
