@@ -1,1 +1,3 @@
-"""Files and batches of clients: kept on disk, run as throughput work beside all other calls."""
+"""Files and batches of clients, kept on disk; their lines run as throughput work beside other
+calls.
+"""

@@ -1,11 +1,11 @@
-"""A batch and its states. Pure: the clock is an argument, nothing waits.
+"""A batch and its states. Pure: the clock is an argument, and nothing waits.
 
     validating -> in_progress -> finalizing -> completed, expired
          |             |
          |             +-> cancelling -> cancelled
          +-> failed, cancelling
 
-Any batch that has not ended may fail, where its files cannot be read or written.
+Every unfinished batch may also fail because its files cannot be read or written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Status: TypeAlias = Literal[
     "cancelled",
 ]
 
-#: In the ids of batches of this gateway, which an upstream's do not have.
+#: Part of the ids of batches of this gateway, but not of those of upstreams.
 BATCH_MARK = "batch_parrot_"
-#: The one completion window that there is.
+#: The only completion window.
 WINDOW = "24h"
 WINDOW_S = 86_400
 
@@ -43,7 +43,7 @@ _NEXT: dict[Status, tuple[Status, ...]] = {
 
 
 class Batch(msgspec.Struct):
-    """One batch, as it is kept; times are seconds of the Unix epoch."""
+    """The kept state of one batch; times are seconds of the Unix epoch."""
 
     id: str
     tenant: str
@@ -52,44 +52,44 @@ class Batch(msgspec.Struct):
     created_at: int
     expires_at: int
     status: Status = "validating"
-    #: When it came to each status.
+    #: Time at which it reached each status.
     reached: dict[Status, int] = {}
     metadata: dict[str, str] | None = None
-    #: Lifetime of its output and error files, where given.
+    #: Lifetime of its output and error files; None for the settings'.
     output_lifetime_s: int | None = None
-    #: The model of its first line.
+    #: Model of its first line.
     model: str | None = None
     errors: list[LineError] = []
     total: int = 0
-    #: Lines with an answer of 2xx, and others, once it has ended.
+    #: Lines answered with a 2xx, and all others, once the batch has ended.
     completed: int = 0
     failed: int = 0
     usage: LineUsage = LineUsage()
-    #: What finalizing leads to.
+    #: True if finalizing leads to `expired`, false for `completed`.
     is_late: bool = False
-    #: Chosen before the files are made, so that they are made once.
+    #: Chosen before the files are made, so that a restarted gateway makes them once.
     output_file_id: str | None = None
     error_file_id: str | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Return whether nothing of it will change."""
+        """Return true once its state is final."""
         return self.status not in _NEXT
 
     @property
     def ended_at(self) -> int:
-        """When it ended; 0 before."""
+        """Time of its end; 0 before."""
         return self.reached.get(self.status, 0) if self.has_ended else 0
 
     def can_become(self, status: Status) -> bool:
-        """Return whether this status may follow."""
+        """Return true if `status` may follow the current one."""
         return status in _NEXT.get(self.status, ())
 
     def become(self, status: Status, now: float) -> None:
         """Change the status.
 
         Raises:
-            ValueError: it cannot follow.
+            ValueError: `status` may not follow the current one.
         """
         if not self.can_become(status):
             story = " -> ".join(["validating", *self.reached])

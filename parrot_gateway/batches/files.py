@@ -1,6 +1,7 @@
-"""Files of clients: what is known of them in memory, their contents on disk.
+"""Files of clients: facts in memory, contents on disk.
 
-Each belongs to one tenant, for whom those of others do not exist. Number, size and age are bounded.
+Each belongs to one tenant; other tenants get the same error as for an unknown id. Number, size and
+age are limited.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from parrot_gateway.batches.folder import DataFolder, read_all, remove, sync_fol
 from parrot_gateway.exceptions import NotFoundError, RequestTooLargeError
 from parrot_gateway.settings.model import BatchSettings
 
-#: In the ids of files of this gateway, which an upstream's do not have.
+#: Part of the ids of files of this gateway, but not of those of upstreams.
 FILE_MARK = "file-parrot-"
 
 Purpose: TypeAlias = Literal["batch", "batch_output"]
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file; times are seconds of the Unix epoch."""
+    """One file; times are seconds of the Unix epoch."""
 
     id: str
     tenant: str
@@ -37,11 +38,11 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Upload:
-    """A file that is being written, in portions; every method blocks.
+    """A file while it is written in portions; every method blocks.
 
     Args:
-        path: of its content.
-        limit_bytes: how much it may come to.
+        path: for its content.
+        limit_bytes: its maximum size.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -54,8 +55,8 @@ class Upload:
         """Append a portion.
 
         Raises:
-            RequestTooLargeError: the file is over the limit of the settings.
-            OSError: the disk takes no more.
+            RequestTooLargeError: the file exceeds the limit of the settings.
+            OSError: the disk is full or fails.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self._limit_bytes:
@@ -67,27 +68,29 @@ class Upload:
         self._file.write(data)
 
     def close(self) -> None:
-        """Close the file; it stays until it is kept or discarded."""
+        """Close the file; it remains until it is kept or discarded."""
         self._file.close()
 
     def discard(self) -> None:
-        """Give it up. Safe after it was kept."""
+        """Delete the file; does nothing once it has been kept."""
         try:
             self._file.close()
         finally:
-            # Closing writes what is buffered, for which a full disk has no room.
+            # Closing writes buffered bytes, which fails on a full disk.
             remove(self.path)
 
 
 @dataclass(eq=False)
 class FileStore:
-    """The files of all tenants. Used in the event loop's thread; waits for the disk in threads."""
+    """The files of all tenants. Used in the event loop's thread; disk operations run in other
+    threads.
+    """
 
     folder: DataFolder
     settings: BatchSettings
     #: Seconds of the Unix epoch.
     clock: Callable[[], float]
-    #: Oldest first.
+    #: By id, oldest first.
     _files: dict[str, StoredFile] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
@@ -95,11 +98,11 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all contents."""
+        """Return the size of all contents."""
         return sum(file.num_bytes for file in self._files.values())
 
     def load(self) -> None:
-        """Read what the folder holds; blocks."""
+        """Read the folder's files; blocks."""
         found = sorted(
             read_all(self.folder.files, StoredFile), key=lambda file: (file.created_at, file.id)
         )
@@ -109,14 +112,14 @@ class FileStore:
                 remove(path)
 
     def path(self, file: StoredFile) -> Path:
-        """Where its content is."""
+        """Return the path of its content."""
         return self.folder.files / file.id
 
     async def begin_upload(self) -> Upload:
         """Begin a new file.
 
         Raises:
-            RequestTooLargeError: there are too many already.
+            RequestTooLargeError: there are too many files.
         """
         settings = self.settings
         room = settings.max_total_bytes - self.num_bytes
@@ -139,12 +142,12 @@ class FileStore:
         lifetime_s: int | None = None,
         file_id: str | None = None,
     ) -> StoredFile:
-        """Make what was written a file.
+        """Make a file from written content.
 
         Args:
-            content: on the same disk; moves.
-            lifetime_s: after which it is deleted; the settings' when not given.
-            file_id: where it is known before.
+            content: path on the same disk; it is moved.
+            lifetime_s: seconds until its deletion; None for the settings'.
+            file_id: its id; None makes one.
         """
         now = int(self.clock())
         num_bytes = (await asyncio.to_thread(content.stat)).st_size
@@ -162,10 +165,10 @@ class FileStore:
         write_json(self._json_path(file), file)
 
     def find(self, tenant: str, file_id: str, param: str = "id") -> StoredFile:
-        """A tenant's file.
+        """Return a tenant's file.
 
         Args:
-            param: where its id was given.
+            param: the request's field with the id.
 
         Raises:
             NotFoundError: it is unknown, deleted, expired or another tenant's.
@@ -176,7 +179,7 @@ class FileStore:
         return file
 
     def find_for_batch(self, tenant: str, file_id: str) -> StoredFile:
-        """The same for a batch that has begun, whose file may have expired since."""
+        """Return the input file of a batch that has begun, even if it has expired since."""
         file = self._files.get(file_id)
         if file is None or file.tenant != tenant:
             raise NotFoundError(f"No such File object: {file_id[:80]}", param="input_file_id")
@@ -191,11 +194,11 @@ class FileStore:
         ]
 
     async def delete(self, file: StoredFile) -> None:
-        """Delete a file; nothing may need it any more."""
+        """Delete a file that nothing needs."""
         await self._forget([file])
 
     async def remove_expired(self, needed: Container[str]) -> None:
-        """Delete files that are too old, unless their id is among those needed."""
+        """Delete expired files except those with an id in `needed`."""
         now = self.clock()
         files = self._files.values()
         await self._forget([f for f in files if f.expires_at <= now and f.id not in needed])
@@ -203,7 +206,7 @@ class FileStore:
     async def _forget(self, files: Iterable[StoredFile]) -> None:
         for file in files:
             if self._files.pop(file.id, None) is not None:
-                # The description first: a content without one is removed at the next start.
+                # The description goes first: the next start removes a content without one.
                 await asyncio.to_thread(remove, self._json_path(file), self.path(file))
 
     def _json_path(self, file: StoredFile) -> Path:

@@ -1,13 +1,13 @@
-"""The folder that files and batches are kept in, which one process has at a time.
+"""The folder of files and batches, used by one process at a time.
 
     lock                    held by the process that uses the folder
-    uploads/                what is still being written; emptied when the folder is opened
-    files/ID.json, ID       what is known of a file, and its content
-    batches/ID.json         the state of a batch
+    uploads/                unfinished files; emptied when the folder is opened
+    files/ID.json, ID       description and content of a file
+    batches/ID.json         state of a batch
     batches/ID.output, ID.errors    answers so far, a line of JSON each
 
-Every JSON file is replaced as a whole, so that a process that is killed leaves the state before or
-after a change, never half of one. All functions here block; call them in a thread.
+Every JSON file is replaced as a whole, so a killed process leaves the state before or after a
+change, never half of it. All functions here block; call them in a thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _T = TypeVar("_T")
 
 
 class FolderInUseError(Exception):
-    """Another process has the folder."""
+    """Another process uses the folder."""
 
 
 @contextmanager
 def full_disk_refused() -> Iterator[None]:
-    """Turn the error of a write that found no room into one for the client.
+    """Turn the error of a write to a full disk into one for the client.
 
     Raises:
         DiskFullError: the disk, or this user's share of it, is full.
@@ -54,10 +54,10 @@ class DataFolder:
     """The folder, opened.
 
     Args:
-        path: made when it is not there, for this user only.
+        path: created if it does not exist, for this user only.
 
     Raises:
-        FolderInUseError: another process has it.
+        FolderInUseError: another process uses it.
         OSError: it cannot be used.
     """
 
@@ -78,16 +78,16 @@ class DataFolder:
             left.unlink()
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the folder for another process."""
         os.close(self._lock)
 
     def new_upload(self) -> Path:
-        """Where something can be written that has no name yet."""
+        """Return a path for a new file that has no id yet."""
         return self.uploads / secrets.token_hex(16)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file as a whole by the JSON of `value`; it is on the disk when this returns."""
+    """Replace a file as a whole by the JSON of `value`; it is on disk on return."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         file.write(msgspec.json.encode(value))
@@ -98,7 +98,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Names made or changed in a folder are on the disk when this returns."""
+    """Flush a folder: names made or changed in it are on disk on return."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -107,18 +107,18 @@ def sync_folder(path: Path) -> None:
 
 
 def read_all(folder: Path, kind: type[_T]) -> Iterator[_T]:
-    """All objects of a folder's JSON files.
+    """Yield the objects of a folder's JSON files.
 
     Raises:
         OSError: one cannot be read.
-        msgspec.DecodeError: one is no JSON of that kind.
+        msgspec.DecodeError: one is not JSON of that kind.
     """
     for path in sorted(folder.glob("*.json")):
         yield msgspec.json.decode(path.read_bytes(), type=kind)
 
 
 def remove(*paths: Path) -> None:
-    """Delete files that may not be there."""
+    """Delete files that may not exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             path.unlink()

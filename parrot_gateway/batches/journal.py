@@ -1,8 +1,8 @@
-"""The answers of a running batch so far: two files that only grow, a line for each request.
+"""Keeps the answers of a running batch in two files, a line for each request.
 
-They become its output and error files. A process that is killed leaves at most half a line at their
-ends, which the next one cuts off; what is whole says which requests have their answer. Every method
-blocks; call them in a thread.
+The files become the batch's output and error files. A killed process leaves at most half a line at
+their ends, which the next process cuts off. The complete lines show which requests are answered.
+Every method blocks; call them in a thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Journal:
     """The answers of one batch.
 
     Args:
-        output: path of the answers with 2xx.
-        errors: path of all others.
+        output: path for answers with a 2xx.
+        errors: path for all others.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
         self.output = output
         self.errors = errors
-        #: Numbers of the requests that have their answer.
+        #: Numbers of the answered requests.
         self.done: set[int] = set()
         self.completed = 0
         self.failed = 0
@@ -36,15 +36,15 @@ class Journal:
         self.failed = self._read(errors)
 
     def add(self, number: int, line: bytes, *, succeeded: bool) -> bool:
-        """Append an answer; False where there is one already, or no more are taken.
+        """Append an answer; return false if the request has one already or the journal is closed.
 
         Args:
-            number: of the request.
-            line: with its line break.
-            succeeded: which of the two files it belongs to.
+            number: the request's number.
+            line: including its line break.
+            succeeded: true for the output file, false for the error file.
 
         Raises:
-            OSError: the disk takes no more.
+            OSError: the disk is full or fails.
         """
         with self._lock:
             if self._closed or number in self.done:
@@ -62,7 +62,7 @@ class Journal:
             return True
 
     def close(self) -> None:
-        """Take no more; all of it is on the disk when this returns."""
+        """Refuse further answers; all answers are on disk on return."""
         with self._lock:
             self._closed = True
             for path in (self.output, self.errors):
@@ -71,7 +71,7 @@ class Journal:
                         os.fsync(file.fileno())
 
     def _read(self, path: Path) -> int:
-        """Read a file back, and cut off what is not whole; the number of its lines."""
+        """Read a file, cut off an incomplete last line, and return the number of lines."""
         if not path.exists():
             return 0
         count = whole = 0

@@ -1,5 +1,6 @@
-"""The lines of batches: requests in, answers and errors out, in OpenAI's shapes. No I/O but the
-reading of open files."""
+"""Lines of batches in OpenAI's shapes: requests in, answers and errors out. No I/O except reading
+open files.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-#: Routes that lines may call, in the order in which they are named.
+#: Routes that lines may call, in the order in which messages list them.
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-#: Faults of one batch that are reported.
+#: Maximum reported faults of one batch.
 MAX_ERRORS = 100
-#: Models that the lines of one batch may name.
+#: Maximum models named by the lines of one batch.
 MAX_MODELS = 64
-#: Characters of a `custom_id`.
+#: Maximum characters of a `custom_id`.
 MAX_CUSTOM_ID = 512
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """A fault of the input."""
+    """A fault in the input."""
 
     code: str
     message: str
@@ -29,7 +30,7 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 class LineUsage(msgspec.Struct, frozen=True):
-    """Tokens of answers."""
+    """Tokens of answers, summed."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -48,7 +49,7 @@ class LineUsage(msgspec.Struct, frozen=True):
 class BatchLine(NamedTuple):
     """One request of a batch."""
 
-    #: Of the input, counted from 1.
+    #: Line number in the input, from 1.
     number: int
     custom_id: str
     model: str
@@ -57,16 +58,18 @@ class BatchLine(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """The findings of reading an input file."""
+    """The result of reading an input file."""
 
     total: int
     errors: list[LineError]
-    #: By model, the number of the first line that names it.
+    #: Number of the first line that names each model.
     models: dict[str, int]
 
 
 class _Head(msgspec.Struct):
-    """Fields that decide about a body, of any type: each fault has a message of its own."""
+    """Fields that decide about a body. They accept any type, so that each fault has its own
+    message.
+    """
 
     model: Any = None
     stream: Any = None
@@ -81,14 +84,14 @@ _NULL = msgspec.Raw(b"null")
 
 
 def parse_line(raw: bytes, number: int, endpoint: str) -> BatchLine | LineError:
-    """One line of the input.
+    """Parse a line of the input.
 
     Args:
-        raw: not blank.
-        endpoint: of the batch, which the line's `url` must be.
+        raw: the line, not blank.
+        endpoint: the batch's, which the line's `url` must equal.
     """
     try:
-        # NOTE: msgspec does not look into what it leaves raw.
+        # NOTE: msgspec does not check the UTF-8 of raw fields.
         raw.decode()
         fields = _fields_decoder.decode(raw)
         custom_id, method, url = (
@@ -135,8 +138,9 @@ def _head_of(body: msgspec.Raw) -> _Head | None:
 
 
 def raw_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, and their numbers; of one that is too long, its
-    beginning of `max_bytes` + 1 bytes."""
+    """Yield the non-blank lines of a file with their numbers. A longer line than `max_bytes` is cut
+    to `max_bytes` + 1 bytes.
+    """
     number = 0
     while raw := file.readline(max_bytes + 1):
         number += 1
@@ -149,7 +153,7 @@ def raw_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
 
 
 def validate(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int) -> Validation:
-    """Read an input file; of its faults the first `MAX_ERRORS` are reported."""
+    """Read an input file; reports at most the first `MAX_ERRORS` faults."""
     errors: list[LineError] = []
     seen: set[bytes] = set()
     models: dict[str, int] = {}
@@ -234,12 +238,12 @@ _tokens_decoder = msgspec.json.Decoder(_Tokens)
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """The id of a line's answer, by which a restarted gateway knows that there is one."""
+    """Return the id of a line's answer, by which a restarted gateway recognises it."""
     return f"batch_req_{batch_id.rpartition('_')[2]}_{number}"
 
 
 def answer_line(batch_id: str, line: BatchLine, answer: LineAnswer) -> bytes:
-    """A line of an output or error file."""
+    """Return a line of an output or error file."""
     return _encode_line(
         batch_id,
         line,
@@ -253,7 +257,7 @@ def answer_line(batch_id: str, line: BatchLine, answer: LineAnswer) -> bytes:
 
 
 def unanswered_line(batch_id: str, line: BatchLine, code: str, message: str) -> bytes:
-    """A line of an error file for a request that was not made."""
+    """Return a line of an error file for a request that was not made."""
     return _encode_line(batch_id, line, None, {"code": code, "message": message})
 
 
@@ -270,7 +274,7 @@ def _encode_line(
 
 
 def single_line(body: bytes) -> bytes | None:
-    """JSON without line breaks; None of what is no JSON object."""
+    """Return JSON without line breaks; None if `body` is not a JSON object."""
     try:
         body.decode()
         if not body.lstrip().startswith(b"{"):
@@ -283,13 +287,13 @@ def single_line(body: bytes) -> bytes | None:
 class WrittenLine(NamedTuple):
     """The contents of a line of an output or error file."""
 
-    #: Of the request in the input.
+    #: Number of the request in the input.
     number: int
     usage: LineUsage
 
 
 def read_written(raw: bytes) -> WrittenLine | None:
-    """Read a line back; None of one that is not whole."""
+    """Parse a written line; None if it is incomplete."""
     try:
         written = _written_decoder.decode(raw)
         number = int(written.id.rpartition("_")[2])
@@ -303,7 +307,7 @@ def _usage_of(raw: msgspec.Raw) -> LineUsage:
     try:
         tokens = _tokens_decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        # None was reported, or one of another shape.
+        # The answer has no usage, or one of another shape.
         return LineUsage()
     given = tokens.prompt_tokens_details or tokens.input_tokens_details or {}
     made = tokens.completion_tokens_details or tokens.output_tokens_details or {}

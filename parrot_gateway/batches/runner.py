@@ -1,4 +1,4 @@
-"""Runs one batch, from whatever state it is in, to its end."""
+"""Runs one batch from any state to its end."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from parrot_gateway.settings.model import BatchSettings
 
 logger = logging.getLogger(__name__)
 
-#: There is no room now, or the model is being loaded: the line waits, as long as its batch may.
+#: Statuses of a full server or a loading model: the line is tried again until its batch expires.
 _BUSY = (429, 503)
-#: Whoever serves the model broke off; tried so many times in all.
+#: Statuses of a server that broke off, and the maximum tries.
 _BROKEN = (408, 502, 504)
 _MAX_TRIES = 3
-#: Seconds between two tries: the first, doubled each time up to the last.
+#: Seconds between tries: the first, doubled each time up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: Requests, and bytes of them, that are read ahead.
+#: Maximum requests read ahead, and their bytes.
 _PORTION_LINES, _PORTION_BYTES = 32, 1024 * 1024
 
 _UNANSWERED = {
@@ -58,14 +58,14 @@ class LineRequest(NamedTuple):
 
     tenant: str
     batch_id: str
-    #: Path of the route.
+    #: Path of its route.
     url: str
     #: JSON.
     body: bytes
 
 
 class AnswerLine(Protocol):
-    """Answers one request; whatever becomes of it is an answer."""
+    """Answers one request; failures become answers, too."""
 
     async def __call__(self, call: LineRequest) -> LineAnswer: ...
 
@@ -80,33 +80,35 @@ class Tools(NamedTuple):
     slots: LineSlots
     answer: AnswerLine
     clock: Callable[[], float]
-    #: Write a batch to the disk.
+    #: Writes a batch to disk.
     save: Callable[[Batch], Awaitable[None]]
 
 
 @dataclass(eq=False)
 class BatchRun:
-    """One batch at work."""
+    """A running batch."""
 
-    #: Has not ended; changed here and by whoever cancels it, in the event loop's thread.
+    #: Unfinished; changed here, and by a cancellation in the event loop's thread.
     batch: Batch
     tools: Tools
     _journal: Journal | None = field(default=None, init=False)
     _cancelled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def counts(self) -> tuple[int, int, LineUsage]:
-        """Lines with an answer of 2xx, other lines that are done, and the tokens of all."""
+        """Return the number of lines answered with a 2xx, that of other finished lines, and the
+        tokens of all.
+        """
         journal = self._journal
         if journal is None:
             return self.batch.completed, self.batch.failed, self.batch.usage
         return journal.completed, journal.failed, journal.usage
 
     def cancel(self) -> None:
-        """The batch has become `cancelling`: stop its calls."""
+        """Stop the calls of the batch after it has become `cancelling`."""
         self._cancelled.set()
 
     async def run(self) -> None:
-        """Run to the end. When this is cancelled, the next process goes on."""
+        """Run to the end. If this task is cancelled, the next process continues the batch."""
         batch = self.batch
         try:
             if batch.status == "validating":
@@ -173,7 +175,7 @@ class BatchRun:
         except ModelNotFoundError as error:
             return error.message
         except GatewayError:
-            # It may be there later.
+            # The model may be available later.
             return None
         return None
 
@@ -269,7 +271,7 @@ class BatchRun:
 
     def _write_unanswered(self, journal: Journal, code: str, message: str) -> None:
         if not self.batch.total:
-            # It was not validated.
+            # The batch was cancelled before its validation.
             return
         reader = self._requests(journal)
         try:
@@ -281,7 +283,9 @@ class BatchRun:
             reader.close()
 
     async def _keep(self, path: Path, file_id: str | None, kind: str) -> None:
-        """Make a part of the journal a file; the journal stays until the batch has ended."""
+        """Make one of the journal's files a file of the client; the journal remains until the batch
+        has ended.
+        """
         if file_id is None:
             return
         tools, batch = self.tools, self.batch
@@ -306,7 +310,7 @@ def _release(slots: LineSlots, server: Server, _: asyncio.Task[None]) -> None:
 
 
 class _Requests:
-    """The requests of a batch that have no answer, read in portions; blocks."""
+    """Reads the unanswered requests of a batch in portions; blocks."""
 
     def __init__(self, path: Path, batch: Batch, settings: BatchSettings, done: set[int]) -> None:
         self._file = path.open("rb")
@@ -315,7 +319,7 @@ class _Requests:
         self._done = done
 
     def portion(self) -> list[BatchLine]:
-        """The next ones; none at the end."""
+        """Return the next requests; empty at the end."""
         found: list[BatchLine] = []
         num_bytes = 0
         for number, raw in self._lines:

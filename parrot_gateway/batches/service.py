@@ -1,4 +1,4 @@
-"""Files and batches of a gateway, and their lifetime."""
+"""The files and batches of a gateway, and their lifetime."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from parrot_gateway.settings.model import BatchSettings
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for what has expired.
+#: Seconds between searches for expired files and batches.
 SWEEP_S = 60.0
 
 
 @dataclass(eq=False)
 class BatchService:
-    """Files and batches. The folder is opened at the start if it is there, else when first needed.
-    Used in the event loop's thread.
+    """All files and batches. The folder is opened at the start if it exists, otherwise on first
+    use. Used in the event loop's thread.
     """
 
-    #: Bounds, and where the folder is.
+    #: Limits, and the path of the folder.
     settings: BatchSettings
     models: ModelDirectory
     _: KW_ONLY
     #: Seconds of the Unix epoch.
     clock: Callable[[], float]
-    #: Notified of the id of each batch that has ended.
+    #: Called with the id of each batch that has ended.
     on_ended: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        #: None until the folder is open; there is nothing of ours then.
+        #: None until the folder is open; until then there are no files and batches.
         self.files: FileStore | None = None
         self._slots = LineSlots(self.models, self.settings.max_running_lines)
-        #: Oldest first.
+        #: By id, oldest first.
         self._batches: dict[str, Batch] = {}
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,22 +57,22 @@ class BatchService:
         self._saving = asyncio.Lock()
 
     async def start(self, answer: AnswerLine) -> None:
-        """Go on where the last process stopped.
+        """Continue the batches of the previous process.
 
         Args:
             answer: answers the lines of batches.
         """
         self._answer = answer
         if await asyncio.to_thread(self.settings.data_folder.is_dir):
-            # What is wrong with the folder is logged already.
+            # An unusable folder has been logged.
             with suppress(OverloadedError):
                 await self.open()
 
     async def open(self) -> FileStore:
-        """The files, from the folder opened if need be.
+        """Return the files, after opening the folder if necessary.
 
         Raises:
-            OverloadedError: the folder cannot be used, or by another process only.
+            OverloadedError: the folder cannot be used, or another process uses it.
         """
         async with self._opening:
             if self.files is None:
@@ -108,7 +108,7 @@ class BatchService:
         return files
 
     async def close(self) -> None:
-        """Stop all batches, which the next process goes on with, and let go of the folder."""
+        """Stop all batches, which the next process continues, and release the folder."""
         self._answer = None
         for task in self._tasks:
             task.cancel()
@@ -122,7 +122,7 @@ class BatchService:
             self._folder = None
 
     def describe(self) -> dict[str, Any]:
-        """Counts, for `/health`."""
+        """Return counts for `/health`."""
         return {
             "files": 0 if self.files is None else len(self.files),
             "file_bytes": 0 if self.files is None else self.files.num_bytes,
@@ -141,16 +141,16 @@ class BatchService:
         metadata: dict[str, str] | None,
         output_lifetime_s: int | None,
     ) -> Batch:
-        """Begin a batch.
+        """Start a batch.
 
         Args:
-            file: its lines.
-            endpoint: path of the route that they call.
-            metadata: the client's.
-            output_lifetime_s: of its output and error files; the settings' when not given.
+            file: its input.
+            endpoint: path of the route that its lines call.
+            metadata: from the client.
+            output_lifetime_s: lifetime of its output and error files; None for the settings'.
 
         Raises:
-            OverloadedError: there are too many already.
+            OverloadedError: there are too many unfinished batches.
         """
         if len(self._runs) >= self.settings.max_batches:
             raise OverloadedError(
@@ -176,7 +176,7 @@ class BatchService:
         return batch
 
     def find(self, tenant: str, batch_id: str) -> Batch:
-        """A tenant's batch.
+        """Return a tenant's batch.
 
         Raises:
             NotFoundError: it is unknown, was removed, or is another tenant's.
@@ -190,12 +190,14 @@ class BatchService:
         return [batch for batch in reversed(self._batches.values()) if batch.tenant == tenant]
 
     def counts(self, batch: Batch) -> tuple[int, int, LineUsage]:
-        """Lines with an answer of 2xx, other lines that are done, and the tokens of all."""
+        """Return the number of lines answered with a 2xx, that of other finished lines, and the
+        tokens of all.
+        """
         run = self._runs.get(batch.id)
         return (batch.completed, batch.failed, batch.usage) if run is None else run.counts()
 
     async def cancel(self, batch: Batch) -> None:
-        """Stop a batch; nothing changes where that was done already.
+        """Stop a batch; does nothing if it is being cancelled already.
 
         Raises:
             ConflictError: it has ended, or is about to.
@@ -214,7 +216,7 @@ class BatchService:
         """Delete a file.
 
         Raises:
-            ConflictError: a batch that has not ended needs it.
+            ConflictError: an unfinished batch needs it.
         """
         assert self.files is not None
         batch_id = self._needed().get(file.id)
@@ -227,7 +229,7 @@ class BatchService:
         await self.files.delete(file)
 
     def _needed(self) -> dict[str, str]:
-        """Batches that have not ended, by the files that they need."""
+        """Return the unfinished batches by the file that each needs."""
         unfinished = (run.batch for run in self._runs.values() if not run.batch.has_ended)
         return {batch.input_file_id: batch.id for batch in unfinished}
 
@@ -269,7 +271,7 @@ class BatchService:
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                # The folder is kept until the thread is through.
+                # Keep the folder until the thread has finished.
                 await asyncio.wait((writing,))
                 raise
 
@@ -286,7 +288,9 @@ class BatchService:
             await asyncio.sleep(SWEEP_S)
 
     async def _remove_old(self) -> None:
-        """Forget batches that ended as long ago as a file is kept, and the oldest of too many."""
+        """Forget batches that ended longer ago than a file is kept, and the oldest beyond the
+        limit.
+        """
         now, ended = self.clock(), [each for each in self._batches.values() if each.has_ended]
         surplus = len(ended) - self.settings.max_files
         for number, batch in enumerate(ended):
@@ -294,6 +298,6 @@ class BatchService:
                 del self._batches[batch.id]
                 assert self._folder is not None
                 path = self._path(self._folder, batch)
-                # Answers are left of a batch that could not go on.
+                # A failed batch has left its answers.
                 left = (path.with_suffix(".output"), path.with_suffix(".errors"))
                 await asyncio.to_thread(remove, path, *left)

@@ -1,4 +1,4 @@
-"""Limits on the lines in work at once, for each server of their models."""
+"""Limits the running lines for each server of their models."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from parrot_gateway.backends.upstreams.slots import Slots
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.routing.model_directory import ModelDirectory, Target
 
-#: Who serves a line: a target, or the name of a model that nobody serves now.
+#: The server of a line: a target, or the name of a model that no server has now.
 Server: TypeAlias = Target | str
 
 
 @dataclass(eq=False)
 class LineSlots:
-    """Slots of lines; those who wait for one server get them in turn.
+    """Slots for lines. Waiters for one server get them in turn.
 
-    A server gets lines for half of what it takes at once, so that a call that somebody waits for
-    always finds room there.
+    A server gets lines for half of its capacity, so that clients' calls always find room there.
     """
 
     models: ModelDirectory
-    #: Slots of one server at most.
+    #: Maximum slots of one server.
     limit: int
     _slots: dict[Server, Slots] = field(default_factory=dict, init=False)
 
     async def acquire(self, model: str) -> Server:
-        """Wait for a slot of whoever serves `model`; to be released."""
+        """Wait for a slot of the server of `model`; the caller releases it."""
         server = self._server_of(model)
         slots = self._slots.setdefault(server, Slots(1, max_waiting=sys.maxsize))
         slots.limit = self._limit_of(server)
@@ -39,14 +38,14 @@ class LineSlots:
         return server
 
     def release(self, server: Server) -> None:
-        """Give a slot back."""
+        """Return a slot."""
         slots = self._slots[server]
         slots.limit = self._limit_of(server)
         slots.release()
         self._forget_unused(server)
 
     def held(self) -> int:
-        """Lines in work."""
+        """Return the number of running lines."""
         return sum(slots.held for slots in self._slots.values())
 
     def _forget_unused(self, server: Server) -> None:

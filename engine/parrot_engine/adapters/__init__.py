@@ -1,1 +1,1 @@
-"""LoRA adapters: read from PEFT folders, kept in host memory, put into slots of a model."""
+"""LoRA adapters: read from PEFT folders, kept in host memory, copied to slots of a model."""

@@ -1,7 +1,8 @@
-"""`adapter_config.json` of a PEFT folder: which modules an LoRA adapter changes, and by how much.
+"""Reads `adapter_config.json` of a PEFT folder: the modules that a LoRA adapter changes, and its
+scale.
 
-What would change the computation and is not understood is refused by name; keys that matter for
-training alone are ignored.
+Unsupported keys that change the computation are refused by name; keys that only concern training
+are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from parrot_engine.settings import MAX_LORA_RANK
 
 CONFIG_FILE = "adapter_config.json"
 
-#: Keys that are read here, or say nothing about what is computed from the tensors.
+#: Keys that are read here, or do not change the computation with the tensors.
 _KNOWN = frozenset(
     {
         "peft_type", "r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora",
@@ -29,23 +30,23 @@ _KNOWN = frozenset(
         "qalora_group_size", "ensure_weight_tying",
     }
 )  # fmt: skip
-#: Ways to initialise after which the base's own weights are others than its checkpoint's.
+#: Initialisations that change the base's own weights, so that they differ from its checkpoint.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The settings in an adapter's folder."""
+    """The settings of an adapter."""
 
     rank: int
     alpha: float
-    #: Whether a module's full name is one that the adapter changes.
+    #: Returns true for the full name of a module that the adapter changes.
     targets: Callable[[str], bool]
     #: By a pattern of module names.
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     use_rslora: bool
-    #: The model that it was trained for, as its folder names it; for messages.
+    #: The base model that the adapter's folder names; for messages.
     base: str
 
     @property
@@ -56,16 +57,16 @@ class PeftConfig:
         return int(_of_pattern(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor on B A."""
+        """Return the factor on B A."""
         alpha, rank = _of_pattern(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return float(alpha / (rank**0.5 if self.use_rslora else rank))
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """The configuration of the adapter in `folder`.
+    """Read the configuration of the adapter in `folder`.
 
     Raises:
-        AdapterError: there is none, or of a kind that is not supported.
+        AdapterError: it is missing or not supported.
     """
     if not folder.is_dir():
         raise AdapterError(f"{folder} is no folder")
@@ -120,7 +121,9 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
 
 
 def _targets(raw: Mapping[str, Any]) -> Callable[[str], bool]:
-    """`target_modules` less `exclude_modules`, in the layers of `layers_to_transform`."""
+    """Return the test for `target_modules` without `exclude_modules`, in the layers of
+    `layers_to_transform`.
+    """
     wanted = _matcher(raw, "target_modules")
     excluded = _matcher(raw, "exclude_modules") if raw.get("exclude_modules") else None
     layers = raw.get("layers_to_transform")
@@ -141,7 +144,9 @@ def _targets(raw: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def _matcher(raw: Mapping[str, Any], key: str) -> Callable[[str], bool]:
-    """A list names modules by the ends of their names, a text is a regular expression."""
+    """Return a test of module names: a list has endings of names, a string is a regular
+    expression.
+    """
     value = raw.get(key)
     if value == "all-linear" and key == "target_modules":
         return lambda module: True

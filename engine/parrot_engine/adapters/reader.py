@@ -1,7 +1,7 @@
-"""From a PEFT folder to the low-rank weights of a model's products, checked against the model.
+"""Reads low-rank weights from a PEFT folder, and checks them against the model.
 
-`adapter_model.safetensors` only: formats that can execute code when read are refused. Nothing of
-the model is touched; reading may run beside its steps.
+It reads only `adapter_model.safetensors`, because other formats can execute code when read. It does
+not touch the model, so it may run beside the model's steps.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MAX_LISTED = 4
 
-#: A and B (with the adapter's factor) of one projection.
+#: A and B of one projection; B includes the adapter's scale.
 LowRank: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Projection(NamedTuple):
-    """One projection of a model: where it stands there, and its shape."""
+    """One projection of a model: its place and its shape."""
 
-    #: Path of the product in the model, and the place of the projection in it.
+    #: Path of the product in the model, and index of the projection in the product.
     path: str
     place: int
     in_size: int
     out_size: int
-    #: Of its inputs and outputs those that the model computes, where it is one rank's part.
+    #: The inputs and outputs that this rank computes.
     columns: slice
     rows: slice
 
 
 class Product(NamedTuple):
-    """A product of a model whose projections adapters can change, as far as shapes go."""
+    """Shape of a product of a model, and of its projections, which adapters can change."""
 
-    #: Rows of each projection, by its name in a checkpoint.
+    #: Rows of each projection, by its name in checkpoints.
     parts: Mapping[str, int]
     in_size: int
 
 
 class Adapter(NamedTuple):
-    """An adapter in host memory, in a model's dtype; of a rank's model the rank's part."""
+    """An adapter in host memory, in the model's dtype; for one rank's model only that rank's
+    part.
+    """
 
-    #: Hash of all that is computed from: equal for equal adapters.
+    #: Hash of everything that is computed with; equal for equal adapters.
     id: str
     rank: int
-    #: By path of a product, A and B of each of its projections; None adds nothing.
+    #: A and B of each projection, by path of the product; None adds nothing.
     weights: dict[str, list[LowRank | None]]
 
 
@@ -64,12 +66,11 @@ class AdapterReader:
     """Reads adapters for one model.
 
     Args:
-        products: of the model, by path.
-        config: of the model.
-        dtype: of the weights.
-        max_rank: refuse larger ones.
-        own: the products of the part of the model that is here, and which part that is; None
-            where all of it is.
+        products: the model's, by path.
+        config: the model's.
+        dtype: the weights'.
+        max_rank: adapters with a larger rank are refused.
+        own: this rank's products, and its shard; None for a whole model.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class AdapterReader:
         self._max_rank = max_rank
         self._num_projections = {path: len(parts) for path, (parts, _) in products.items()}
         held, shard = own or (products, Shard())
-        #: By module name of a checkpoint; one that is fused there is several of ours.
+        #: By module name in checkpoints; a fused module has several projections.
         self._modules: dict[str, list[Projection]] = {}
         for path, (parts, in_size) in products.items():
             parent = path.rpartition(".")[0]
@@ -100,11 +101,10 @@ class AdapterReader:
                 self._modules.setdefault(module, []).append(projection)
 
     def read(self, folder: Path) -> Adapter:
-        """The adapter in `folder`.
+        """Read the adapter in `folder`.
 
         Raises:
-            AdapterError: it cannot be read, is of a kind that is not supported, or of another
-                model.
+            AdapterError: it cannot be read, is not supported, or belongs to another model.
         """
         config = read_peft_config(folder)
         if config.max_rank > self._max_rank:
@@ -129,7 +129,8 @@ class AdapterReader:
         digest = hashlib.blake2b(digest_size=16, person=b"lora adapter")
         weights: dict[str, list[LowRank | None]] = {}
         rank = 0
-        # Shapes first: nothing large is read of an adapter of another base.
+        # Check all shapes before reading anything large, in case the adapter belongs to another
+        # base.
         shapes = {module: self._check_shapes(file, module, pair, config)
                   for module, pair in names.items()}  # fmt: skip
         for module in sorted(names):
@@ -139,7 +140,7 @@ class AdapterReader:
                          _bytes_of(a), _bytes_of(b)):  # fmt: skip
                 digest.update(part)
             rank = max(rank, shapes[module])
-            # NOTE: copies: the file is mapped, and may be written to later.
+            # NOTE: copies, because the file is memory-mapped and may be changed later.
             factors = a.to(self._dtype, copy=True), (b.float() * scale).to(self._dtype)
             for name, factor in zip(names[module], factors, strict=True):
                 if not bool(torch.isfinite(factor).all()):
@@ -158,13 +159,13 @@ class AdapterReader:
         return Adapter(digest.hexdigest(), rank, weights)
 
     def _names_by_module(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """Names of the tensors A and B by module of the model."""
+        """Return the names of the tensors A and B by module of the model."""
         found: dict[str, dict[str, str]] = {}
         for name in names:
             path = name.removeprefix(_PREFIX)
             for which in ("lora_A", "lora_B"):
                 module, middle, ending = path.partition(f".{which}.")
-                # Before it is saved the name holds that of the adapter, too.
+                # In an unsaved adapter the name also contains the adapter's.
                 if middle and ending in ("weight", "default.weight"):
                     known = self._module(module)
                     found.setdefault(known, {})[which] = name
@@ -195,7 +196,9 @@ class AdapterReader:
     def _check_shapes(
         self, file: Any, module: str, names: tuple[str, str], config: PeftConfig
     ) -> int:
-        """The rank of a module's tensors, which fit the model and the configuration."""
+        """Return the rank of a module's tensors after checking them against model and
+        configuration.
+        """
         (name_a, a), (name_b, b) = ((name, file.get_slice(name).get_shape()) for name in names)
         projections = self._modules[module]
         in_size, out_size = projections[0].in_size, sum(each.out_size for each in projections)

@@ -1,8 +1,8 @@
-"""The adapters of one model: all of them in host memory, those in use in slots on its device.
+"""The adapters of one model: all in host memory, those in use in slots on the device.
 
-A step's adapters have slots at once, so a step has no more of them than there are slots; others
-lose theirs, least recently used first. Writing a slot is ordered before the step that needs it and
-behind those launched before.
+All adapters of a step need slots at once, so a step has at most as many adapters as there are
+slots. Other adapters lose theirs, least recently used first. Writing a slot is ordered before the
+step that needs it and after all steps launched earlier.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from parrot_engine.models.sharding import Shard
 
 
 class AdapterSlots:
-    """Makes room for adapters on all products of a model's layers.
+    """Adds slots for adapters to all products of a model's layers.
 
     Args:
         model: gets slots on its products.
-        count: adapters of one step.
-        max_rank: of any adapter.
-        device, dtype: of the model.
-        whole: what the model is a part of, and which part; that model needs no memory.
+        count: maximum adapters of one step.
+        max_rank: maximum rank of an adapter.
+        device, dtype: the model's.
+        whole: the model of which `model` is a part, and the part; it needs no memory.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AdapterSlots:
         self.count = count
         self.max_rank = max_rank
         self._device = device
-        #: Of products by path.
+        #: By path of a product.
         self._slots: dict[str, LoraSlots] = {}
         for path, module in _products(model):
             self._slots[path] = module.make_lora_slots(count, max_rank, device, dtype)
@@ -60,11 +60,11 @@ class AdapterSlots:
         self._adapters: dict[str, Adapter] = {}
         #: Slots by adapter, least recently used first.
         self._slot_of: OrderedDict[str, int] = OrderedDict()
-        #: Adapters that were copied into a slot.
+        #: Number of adapters copied into slots.
         self.num_writes = 0
 
     def read(self, folder: Path) -> Adapter:
-        """The adapter in `folder`, for `add`; from any thread.
+        """Read the adapter in `folder` for `add`; from any thread.
 
         Raises:
             AdapterError: see `AdapterReader.read`.
@@ -72,7 +72,7 @@ class AdapterSlots:
         adapter = self._reader.read(folder)
         if self._device.type != "cuda":
             return adapter
-        # Only from pinned memory does a copy go beside what the host does.
+        # Only copies from pinned memory run concurrently with the host.
         with torch.cuda.device(self._device):
             weights = {
                 path: [None if pair is None else (pair[0].pin_memory(), pair[1].pin_memory())
@@ -82,20 +82,20 @@ class AdapterSlots:
         return adapter._replace(weights=weights)
 
     def add(self, adapter: Adapter) -> None:
-        """Keep an adapter: rows may name it from now on."""
+        """Keep an adapter; rows may name it from now on."""
         self._adapters.setdefault(adapter.id, adapter)
 
     def remove(self, adapter_id: str) -> None:
-        """Forget an adapter; no row names it any more. Steps that were launched are not harmed."""
+        """Forget an adapter that no further row names. Launched steps are not affected."""
         self._adapters.pop(adapter_id, None)
         self._slot_of.pop(adapter_id, None)
 
     def group(self, adapter_ids: Sequence[str], counts: Sequence[int]) -> GroupedTokens:
-        """The tokens of a step by slot; puts its adapters into slots.
+        """Group the tokens of a step by slot, after putting its adapters into slots.
 
         Args:
-            adapter_ids: by row; empty for none.
-            counts: by row, tokens.
+            adapter_ids: one per row; empty for none.
+            counts: number of tokens per row.
 
         Raises:
             EngineStateError: more adapters than slots, or an unknown one.
@@ -122,7 +122,7 @@ class AdapterSlots:
 
 
 def _products(model: Decoder) -> Iterator[tuple[str, Linear]]:
-    """The products that adapters can change, by path."""
+    """Yield the products that adapters can change, by path."""
     for path, module in model.named_modules():
         if isinstance(module, Linear) and module is not model.lm_head:
             yield path, module

@@ -1,9 +1,9 @@
 """The huggingface engine: the builtin engine's step loop over a model of transformers.
 
-For models that the builtin engine does not know. Contexts, queues, priorities, failures, sampling
-and grammars are those of the builtin engine. So are batches, prefix caching, forks and
-speculation: `packed_model.py` replaces the model's attention. `probe.py` and `self_check.py` refuse
-models where this cannot be done.
+It runs models that the builtin engine does not support. Contexts, queues, priorities, failures,
+sampling, grammars, batches, prefix caching, forks and speculation are the builtin engine's;
+`packed_model.py` replaces the model's attention. `probe.py` and `self_check.py` refuse models for
+which that is impossible.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class HuggingFaceEngine(BuiltinEngine):
         model: str,
         tokenizer_json: str | None = None,
     ) -> HuggingFaceEngine:
-        """Do as `BuiltinEngine.load` does, with a model of transformers; read safetensors only.
+        """Load a model of transformers, from safetensors only; see `BuiltinEngine.load`.
 
         Raises:
             CheckpointError: transformers cannot load it, or its KV cannot be paged.
-            SettingsError: device, dtype or cache size cannot be had.
+            SettingsError: device, dtype or cache size is unavailable.
         """
         runner = load_huggingface_runner(folder, settings)
         grammars = None if tokenizer_json is None else load_grammars(tokenizer_json, runner)

@@ -1,4 +1,4 @@
-"""From a checkpoint to a runner of a transformers model, over paged KV."""
+"""Loads a checkpoint into a runner of a transformers model over paged KV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parrot_engine.settings import HuggingFaceSettings
 
 _log = logging.getLogger(__name__)
 
-#: Taken when the configuration names no length.
+#: Used if the configuration gives no length.
 _FALLBACK_CONTEXT_TOKENS = 2048
 
 
@@ -33,14 +33,14 @@ class _Loaded(NamedTuple):
 
 
 def load_huggingface_runner(folder: Path, settings: HuggingFaceSettings) -> ModelRunner:
-    """A runner for the checkpoint in `folder`; reads safetensors only.
+    """Return a runner for the checkpoint in `folder`; reads safetensors only.
 
     Sets torch's thread count for the process when the device is the CPU, and the thread's current
     device when it is a GPU.
 
     Raises:
         CheckpointError: transformers cannot load it, or its KV cannot be paged.
-        SettingsError: device, dtype or cache size cannot be had.
+        SettingsError: device, dtype or cache size is unavailable.
     """
     device, kernels = prepare_device(settings)
     model, defaults = _load(folder, settings, device)
@@ -84,11 +84,11 @@ def _load(folder: Path, settings: HuggingFaceSettings, device: torch.device) -> 
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             local_files_only=True,
-            # Some versions take SDPA, which leaves soft caps out.
+            # Some versions use SDPA, which ignores soft caps.
             attn_implementation="eager" if _caps_scores(config) else None,
         )
     except Exception as error:
-        # transformers raises nearly everything here: OSError, ValueError, KeyError, …
+        # transformers raises almost every exception here: OSError, ValueError, KeyError, …
         raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
     return _Loaded(model.to(device).eval(), defaults)
 

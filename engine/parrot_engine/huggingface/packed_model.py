@@ -1,12 +1,11 @@
 """A transformers model over paged keys and values.
 
 The tokens of all rows of a step go through the unmodified model as one sequence with explicit
-positions; where its layers attend, transformers calls `attend`, which writes their keys and values
-to the cache and reads those of each row's own context (`attention.interface`). So batches, chunks
-of prompts, shared prefixes and forks are those of the builtin engine.
+positions. Where a layer attends, transformers calls `attend`, which writes the layer's keys and
+values to the cache and reads those of each row's own context (`attention.interface`). So batches,
+chunks of prompts, shared prefixes and forks work as in the builtin engine.
 
-Which models allow that, and with which shapes, windows and scales their layers attend, is seen by
-`probe.py`.
+`probe.py` finds out which models allow that, and their layers' shapes, windows and scales.
 """
 
 from __future__ import annotations
@@ -24,47 +23,48 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from parrot_engine.attention.interface import AttentionBackend
 
-#: The name of `attend` among transformers' attention functions. There is no function of masks for
-#: it, so that models make none.
+#: The name of `attend` among transformers' attention functions. No mask function has this name, so
+#: models make no masks.
 PAGED = "parrot_paged"
 
 
 class AttentionLayer(NamedTuple):
-    """How one layer attends, the same in every step."""
+    """The attention of one layer, the same in every step."""
 
     num_heads: int
     num_kv_heads: int
-    #: Elements of a head of queries and keys.
+    #: Elements of a query or key head.
     head_dim: int
-    #: Elements of a head of values, no more than of keys.
+    #: Elements of a value head, at most those of a key head.
     value_dim: int
     scale: float
-    #: Keys that a token sees, itself included; None: all.
+    #: Keys visible to a token, including its own; None: all.
     window: int | None
     softcap: float | None
 
 
 class Attends(Protocol):
-    """Does what a layer asks `attend` for."""
+    """Computes a layer's attention for `attend`."""
 
     def attend(
         self, module: nn.Module, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
     ) -> Tensor:
-        """The sums of values `[tokens, heads, value_dim]`.
+        """Return the weighted sums of values, `[tokens, heads, value_dim]`.
 
-        `heads` are those of queries, keys and values, `[1, heads, tokens, head_dim]`, rotated;
-        `options` the other arguments of the layer's call.
+        `heads` are rotated queries, keys and values, `[1, heads, tokens, head_dim]`; `options` are
+        the other arguments of the layer's call.
         """
         ...
 
 
-#: NOTE: not an argument of the model's forward, since some models hand none on to their layers.
+#: NOTE: a context variable, because some models do not pass arguments of forward on to their
+#: layers.
 _attending: ContextVar[Attends] = ContextVar("attending")
 
 
 @contextmanager
 def attending(by: Attends) -> Iterator[None]:
-    """Within it, models of this thread have `attend` done so."""
+    """Use `by` for attention in this thread's models within the context."""
     token = _attending.set(by)
     try:
         yield
@@ -72,7 +72,7 @@ def attending(by: Attends) -> Iterator[None]:
         _attending.reset(token)
 
 
-#: The result of an attention function, and weights that nobody asks for.
+#: The result of an attention function, and its weights, which are not used.
 Attended: TypeAlias = tuple[Tensor, None]
 
 
@@ -84,7 +84,9 @@ def attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> Attended:
-    """An attention function as transformers calls it: `[1, tokens, heads, value_dim]`."""
+    """Attend as transformers expects of an attention function; returns `[1, tokens, heads,
+    value_dim]`.
+    """
     options["mask"] = attention_mask
     return _attending.get().attend(module, (query, key, value), options)[None], None
 
@@ -107,7 +109,7 @@ class _Step(NamedTuple):
         index = module.layer_idx
         assert isinstance(index, int)
         layer = self.layers[index]
-        # Some models rotate in float32, and leave it at that.
+        # Some models rotate in float32 and do not convert back.
         dtype = heads[2].dtype
         query, key, value = (part[0].transpose(0, 1).to(dtype).contiguous() for part in heads)
         missing = layer.head_dim - layer.value_dim
@@ -152,13 +154,13 @@ class PackedModel:
         shape: PackedShape,
         layers: Sequence[AttentionLayer],
     ) -> None:
-        """Take a model whose attention function is `PAGED`.
+        """Wrap a model whose attention function is `PAGED`.
 
         Args:
             model: in evaluation mode.
-            body: the path of the module of it that turns tokens into hidden states.
-            shape: of all layers.
-            layers: by `layer_idx`.
+            body: path of its module that turns tokens into hidden states.
+            shape: common to all layers.
+            layers: in the order of `layer_idx`.
         """
         self.config = shape
         self._layers = layers
@@ -173,7 +175,7 @@ class PackedModel:
         attention: AttentionBackend[Any],
         plan: Any,
     ) -> Tensor:
-        """Hidden states `[num_tokens, hidden_size]`, behind the final norm."""
+        """Return hidden states `[num_tokens, hidden_size]` after the final norm."""
         step = _Step(self._layers, kv_cache.unbind(0), attention, plan)
         with attending(step):
             outputs = self._body(
@@ -183,26 +185,26 @@ class PackedModel:
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """`[rows, vocab_size]` in float32, with everything that the model does to its logits."""
+        """Return `[rows, vocab_size]` in float32, after all steps of the model's own head."""
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float() if out is None else out.copy_(logits)
 
 
 class _GivenHidden(nn.Module):
-    """Takes the place of a model's body: the inputs are what the body has computed before."""
+    """Replaces a model's body and returns hidden states that the body has computed before."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.config = body.config
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **options: Any) -> Any:
-        """The outputs of the body; `inputs_embeds` are its hidden states."""
+        """Return the outputs of a body; `inputs_embeds` are its hidden states."""
         del args, options
         return _Outputs(inputs_embeds)
 
 
 class _Outputs:
-    """The outputs of a body, of which nothing but the hidden states is there."""
+    """The outputs of a body, with hidden states only."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -216,7 +218,7 @@ class _Outputs:
 
 
 def _with_submodule(module: nn.Module, path: Sequence[str], replacement: nn.Module) -> nn.Module:
-    """A module with the weights of `module` in which the submodule at `path` is another."""
+    """Return a module with the weights of `module` and another submodule at `path`."""
     if not path:
         return replacement
     copied = copy.copy(module)

@@ -1,8 +1,8 @@
-"""Find out if a transformers model can run over paged keys and values, by running it once.
+"""Finds out by one run if a transformers model works over paged keys and values.
 
-A few tokens go through the model with an attention function and a function of masks that only look
-at what they get: heads, scales, and the rule by which each layer's mask lets tokens see keys. What
-the paged path would not do the same way is refused by name (`UnpagedModelError`).
+A few tokens go through the model with an attention function and a mask function that only record
+heads, scales, and the rule of each layer's mask. Features that the paged path does not implement
+are refused by name (`UnpagedModelError`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parrot_engine.huggingface.packed_model import AttentionLayer, PackedShape, 
 _PROBED = "parrot_probed"
 _NUM_TOKENS = 4
 
-#: Options of an attention call that change nothing here: what they say is known otherwise.
+#: Options of an attention call that change nothing here, or that are known by other means.
 _IGNORED = frozenset({
     "dropout", "is_causal", "mask", "position_ids", "s_aux", "scaling", "sliding_window", "softcap",
     "use_cache",
@@ -31,13 +31,13 @@ _VARYING_ROPES = ("dynamic", "longrope")
 
 
 class UnpagedModelError(Exception):
-    """A model does not run over paged keys and values; says why."""
+    """A model does not work over paged keys and values, with the reason."""
 
 
 class Probed(NamedTuple):
-    """The findings about a model that can."""
+    """The facts about a model that works."""
 
-    #: The path of the module that turns tokens into hidden states.
+    #: Path of the module that turns tokens into hidden states.
     body: str
     shape: PackedShape
     layers: list[AttentionLayer]
@@ -46,7 +46,7 @@ class Probed(NamedTuple):
 def _keep_rule(
     batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any
 ) -> Tensor:
-    """A function of masks as transformers calls it; the mask is nothing but its rule."""
+    """Make a mask that only carries its rule; called by transformers."""
     del options
     mask = torch.zeros(batch_size, 1, q_length, kv_length)
     mask.parrot_rule = mask_function
@@ -59,10 +59,10 @@ AttentionMaskInterface.register(_PROBED, _keep_rule)
 
 @torch.inference_mode()
 def probe(model: PreTrainedModel, longest: int) -> Probed:
-    """Look at how `model` attends; `longest` is the longest context.
+    """Record how `model` attends; `longest` is the longest context.
 
     Raises:
-        UnpagedModelError: not as paged attention does.
+        UnpagedModelError: differently from paged attention.
     """
     config = model.config.get_text_config()
     _check_class(model)
@@ -146,7 +146,7 @@ def _outermost_body(model: PreTrainedModel, found: list[str]) -> Iterator[None]:
 
 
 class _Recorder:
-    """Attends to nothing, and keeps how each layer would."""
+    """Records the attention of each layer without computing it."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -189,12 +189,13 @@ class _Recorder:
 
 
 def window_of(rule: Callable[..., Tensor], longest: int) -> int | None:
-    """The keys that each token sees, itself included; None: all.
+    """Return the number of keys visible to each token, including its own; None: all.
 
-    `rule` is a mask of transformers: of batch, head, query and key whether the one sees the other.
+    `rule` is a mask of transformers: for batch, head, query and key it is true if the query sees
+    the key.
 
     Raises:
-        UnpagedModelError: not the last keys, the same number of them for each token.
+        UnpagedModelError: tokens see other keys than a fixed number of the last ones.
     """
     zero, keys = torch.zeros((), dtype=torch.int64), torch.arange(longest)
 

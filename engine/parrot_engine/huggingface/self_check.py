@@ -1,8 +1,9 @@
-"""A few tokens in steps, and in one pass of transformers: a way whose logits differ is not taken.
+"""Compares a few tokens in paged steps with one pass of transformers, and refuses models whose
+logits differ.
 
-Over paged KV two contexts of random tokens are computed in each way that steps differ: a chunk of a
-prompt, one behind it, single tokens, both contexts side by side, in blocks out of order. Whatever a
-model does across tokens other than by attention shows here.
+Two contexts of random tokens are computed over paged KV in every form that steps have: a chunk of a
+prompt, a later chunk, single tokens, both contexts together, and blocks out of order. This reveals
+any computation across tokens apart from attention.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from parrot_engine.runner.model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 
-#: Tokens of the shorter context, and tokens behind the first block of the longer one.
+#: Tokens of the shorter context, and of the longer one after its first block.
 _SHORT, _BEHIND = 7, 9
-#: Ids of the tokens are smaller: those with a meaning of their own are the last of a vocabulary.
+#: Token ids are below this, because a vocabulary's last tokens have special meanings.
 _MAX_TOKEN_ID = 1000
-#: The largest distance of a token's logits from the expected ones, relative to the norm of these.
-#: In 16 bits, and with a cache of 8, the paths round differently.
+#: Maximum distance of a token's logits from the expected ones, relative to the norm of the latter.
+#: Both paths round differently in 16 bits and with an 8-bit cache.
 _TOLERANCE = 5e-3
 _ROUNDED_TOLERANCE = 0.15
 
@@ -38,16 +39,16 @@ def pack_checked(
     block_size: int,
     make_runner: Callable[[PackedModel, int], ModelRunner],
 ) -> PackedModel:
-    """Return `model` over paged keys and values, its attention function replaced.
+    """Return `model` over paged keys and values, after replacing its attention function.
 
     Args:
         model: in evaluation mode, on its device.
         longest: the longest context in tokens.
-        block_size: of the cache, in tokens.
-        make_runner: makes a runner of the result with a number of blocks.
+        block_size: the cache's, in tokens.
+        make_runner: makes a runner from the result, with this number of blocks.
 
     Raises:
-        UnpagedModelError: it cannot run so, or computes something else then.
+        UnpagedModelError: it does not work so, or its logits differ.
     """
     probed = probe(model, longest)
     packed = PackedModel(model, probed.body, probed.shape, probed.layers)
@@ -56,7 +57,7 @@ def pack_checked(
         raise UnpagedModelError(f"its contexts end at {longest} tokens")
     counts = [-(-count // block_size) for count in (size, _SHORT)]
     runner = make_runner(packed, sum(counts))
-    # Downwards, the longer context's behind the other's.
+    # In descending order; the longer context's blocks have the higher ids.
     blocks = list(reversed(range(sum(counts))))
     at, of = blocks[: counts[0]], blocks[counts[0] :]
     drawn = _draw(size + _SHORT, packed.config.vocab_size)
@@ -85,7 +86,7 @@ def pack_checked(
 
 
 def check_graphs(runner: ModelRunner, plain: ModelRunner) -> None:
-    """Have `runner` do without CUDA graphs if it computes something else than `plain` with them.
+    """Turn CUDA graphs of `runner` off if it computes other logits with them than `plain` does.
 
     Writes to the first block of both caches.
     """
@@ -118,5 +119,5 @@ def _expected(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """The largest distance of a row, relative to its norm; NaN where one holds a NaN."""
+    """Return the largest distance of a row, relative to its norm; NaN if a row has a NaN."""
     return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())

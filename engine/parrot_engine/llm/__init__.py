@@ -1,4 +1,4 @@
-"""A model in this process, without any server.
+"""A model in this process, without a server.
 
     llm = LLM()                                   # the bundled demo model
     llm.generate("Once upon a time", SamplingParams(max_tokens=20))[0].outputs[0].text

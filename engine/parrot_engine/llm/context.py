@@ -1,4 +1,4 @@
-"""A context of an `LLM`: text that stays in the engine, grows, and forks."""
+"""A context of an `LLM`: tokens that stay in the engine, grow and fork."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from parrot_engine.text import Tokenizer
 class LLMContext:
     """A sequence of tokens that stays in the engine between calls.
 
-    A method that raises, or is interrupted, gives the context up. Its forks live on.
+    A method that raises or is interrupted frees the context; its forks remain.
     """
 
     def __init__(
         self, session: Session, tokenizer: Tokenizer | None, context_id: int, token_ids: list[int]
     ) -> None:
-        """Made by `LLM.context` and `fork`."""
+        """Initialise a context; `LLM.context` and `fork` do this."""
         self._session = session
         self._tokenizer = tokenizer
         self.id = context_id
-        #: Everything filled and generated so far.
+        #: All filled and generated tokens.
         self.token_ids = token_ids
         self._open = True
 
     @property
     def text(self) -> str:
-        """Everything filled and generated so far.
+        """Return the text of all filled and generated tokens.
 
         Raises:
             ValueError: the LLM has no tokenizer.
@@ -39,12 +39,12 @@ class LLMContext:
     def fill(self, prompt: Prompt, *, prompt_logprobs: int | None = None) -> Filled:
         """Append a text or token ids.
 
-        A text is tokenized on its own, with the special tokens of a beginning only in an empty
-        context. Where a word could join two texts, join them before filling.
+        A text is tokenized separately; only an empty context gets the special tokens of a
+        beginning. If a word may span two texts, join them before filling.
 
         Raises:
             GenerationError: it does not fit.
-            ValueError: a text, but the LLM has no tokenizer.
+            ValueError: `prompt` is a text, but the LLM has no tokenizer.
         """
         self._check_open()
         if isinstance(prompt, str):
@@ -61,7 +61,7 @@ class LLMContext:
         return filled
 
     def generate(self, params: SamplingParams | None = None) -> CompletionOutput:
-        """Extend the context by sampled tokens, those of a stop string included.
+        """Extend the context by sampled tokens, including those of a stop string.
 
         Raises:
             GenerationError: the context is empty, or a parameter cannot be honoured.
@@ -69,8 +69,8 @@ class LLMContext:
         self._check_open()
         params = params if params is not None else self._session.default_params()
         completion = Completion(self._tokenizer, self.token_ids, params)
-        # NOTE: the engine does not see stop strings and may be ahead when one is found; so it runs
-        # on a fork, which then either replaces the context or is freed.
+        # NOTE: the engine does not see stop strings, and may have generated further tokens when one
+        # is found. So it runs on a fork, which then either replaces the context or is freed.
         target = self._session.new_id() if params.stop else self.id
         try:
             self._run(Generate(target, params, None if target == self.id else self.id), completion)
@@ -91,7 +91,7 @@ class LLMContext:
         return output
 
     def fork(self) -> LLMContext:
-        """Another context that begins with all tokens of this one and shares their KV."""
+        """Return another context that begins with all tokens of this one and shares their KV."""
         self._check_open()
         new_id = self._session.new_id()
         child = LLMContext(self._session, self._tokenizer, new_id, list(self.token_ids))
@@ -99,7 +99,7 @@ class LLMContext:
         return child
 
     def free(self) -> None:
-        """Forget the context. May be called twice."""
+        """Free the context. May be called twice."""
         if self._open:
             self._open = False
             self._session.free(self.id)

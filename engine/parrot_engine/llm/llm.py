@@ -1,4 +1,4 @@
-"""The class `LLM`: a model, loaded or given, and its generations."""
+"""The class `LLM`: a model and its generations."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from parrot_engine.protocol import (
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.tokenizer import PoolingTokens
 
-#: Called after each finished prompt with (finished, in all).
+#: Called after each finished prompt with the number of finished prompts and of all.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
 class LLM:
     """Generates text with one model.
 
-    Closing it, or leaving it as a context manager, gives the model's memory back.
+    `close`, or the end of its `with` block, frees the model's memory.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder with a checkpoint, a hub id (downloaded when it is not there), or None
+            model: a folder with a checkpoint, a hub id (downloaded if missing), or None
                 for the small demo model that comes with the package.
             kind: `builtin`, `huggingface`, or `auto`: the builtin engine where it supports the
-                model, else the huggingface engine, with a warning in the log.
-            skip_tokenizer: do not read the model's tokenizer, which may be missing: prompts are
-                token ids, outputs have no text.
+                model, otherwise the huggingface engine, with a warning in the log.
+            skip_tokenizer: do not read the model's tokenizer, which may be missing. Prompts are
+                then token ids, and outputs have no text.
             options: the other fields of `parrot_engine.loading.factory.EngineOptions`, such as
-                `device`, `dtype`, `kv_cache_bytes` and `dummy_weights`. What the chosen engine does
-                not know is ignored.
+                `device`, `dtype`, `kv_cache_bytes` and `dummy_weights`. Options that the chosen
+                engine does not have are ignored.
 
         Raises:
             ModelError: there is no such model, or no engine of this kind can run it.
@@ -72,9 +72,9 @@ class LLM:
 
     @classmethod
     def of(cls, engine: Engine, tokenizer: Tokenizer | None) -> Self:
-        """An LLM on any engine, with or without a tokenizer.
+        """Make an LLM from any engine, with or without a tokenizer.
 
-        The LLM alone drives the engine, and closing it closes the engine.
+        Only the LLM may drive the engine; closing it closes the engine.
         """
         llm = cls.__new__(cls)
         llm._begin(engine, tokenizer)
@@ -87,12 +87,12 @@ class LLM:
 
     @property
     def info(self) -> EngineInfo:
-        """Limits, vocabulary, and sampling defaults of the model."""
+        """Return limits, vocabulary and sampling defaults of the model."""
         return self._engine.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own tokenizer.
+        """Return the model's own tokenizer.
 
         Raises:
             ValueError: it was skipped.
@@ -103,24 +103,24 @@ class LLM:
         return self._engine.stats()
 
     def share_prefixes(self, enabled: bool) -> bool:
-        """Have attention read what prompts share once for all of them, as it does, or for each.
+        """Let attention read keys shared by prompts once (the default) or once per prompt.
 
-        For measuring what that gains: outputs are the same within rounding. Takes effect between
-        calls of `generate`.
+        For measurements: outputs are equal within rounding. Takes effect between calls of
+        `generate`.
 
         Returns:
-            Whether this engine has the choice: the builtin one with Triton's kernels has, on one
+            True if this engine has the choice: the builtin engine with Triton kernels on one
             device.
         """
         return isinstance(self._engine, PrefixSharing) and self._engine.share_prefixes(enabled)
 
     @property
     def adapters(self) -> list[AdapterInfo]:
-        """The LoRA adapters that are loaded."""
+        """Return the loaded LoRA adapters."""
         return self._engine.adapters if isinstance(self._engine, AdapterLoading) else []
 
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """Load the LoRA adapter in a PEFT folder, in the place of one of this name.
+        """Load the LoRA adapter in a PEFT folder; replaces one of the same name.
 
         Raises:
             AdapterError: it cannot be served, or this LLM was made without `adapters` and
@@ -132,7 +132,7 @@ class LLM:
         return next(adapter for adapter in self.adapters if adapter.name == name)
 
     def unload_adapter(self, name: str) -> None:
-        """Start nothing new with an adapter; an unknown name does nothing."""
+        """Stop using an adapter for new prompts; does nothing for an unknown name."""
         if isinstance(self._engine, AdapterLoading):
             self._engine.remove_adapter(name)
 
@@ -143,7 +143,7 @@ class LLM:
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def default_params(self) -> SamplingParams:
-        """`SamplingParams` with the checkpoint's own defaults."""
+        """Return `SamplingParams` with the checkpoint's own defaults."""
         return self._session.default_params()
 
     def generate(
@@ -157,26 +157,26 @@ class LLM:
         detokenize: bool = True,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Continue prompts, all in one stream of batches.
+        """Generate continuations of prompts, batched together.
 
         Args:
             prompts: one text or list of token ids, or several.
-            params: for all prompts, or one each; None takes `default_params`.
-            n: continuations per prompt, by forks that share its KV. With a seed the i-th draws
-                from `seed + i`.
-            adapter: name of the LoRA adapter for all prompts, or one each, None for the base.
+            params: for all prompts, or one for each; None means `default_params`.
+            n: continuations per prompt, as forks that share its KV. With a seed, the i-th uses
+                `seed + i`.
+            adapter: name of the LoRA adapter for all prompts, or one for each; None for the base.
             prompt_logprobs: report log-probabilities of the prompts, with this many alternatives.
-            detokenize: make texts of the generated tokens.
+            detokenize: also return texts of the generated tokens.
             progress: called after each finished prompt.
 
         Returns:
-            One output a prompt, in their order.
+            One output per prompt, in their order.
 
         Raises:
-            GenerationError: a prompt failed, for example because it is too long. Everything else
-                under way is cancelled; the LLM can be used again.
-            ValueError: no tokens in a prompt, `n` below 1, not as many params or adapters as
-                prompts, an adapter that is not loaded, or text in or out without a tokenizer.
+            GenerationError: a prompt failed, for example because it is too long. All other prompts
+                are cancelled; the LLM remains usable.
+            ValueError: a prompt without tokens, `n` below 1, another number of params or adapters
+                than of prompts, an unknown adapter, or a text without a tokenizer.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -204,7 +204,7 @@ class LLM:
         try:
             while upcoming is not None or running:
                 while upcoming is not None and (not running or (len(running) + 1) * n <= window):
-                    # Entered first: an interrupt after this frees what was submitted.
+                    # Added first, so that an interrupt from here on frees submitted primitives.
                     running.add(upcoming)
                     upcoming.start()
                     upcoming = next(waiting, None)
@@ -230,22 +230,22 @@ class LLM:
         detokenize: bool = True,
         on_tokens: OnTokens | None = None,
     ) -> Request:
-        """Start a prompt without waiting for it: it runs while `step` is called.
+        """Start a prompt without waiting; `step` runs it.
 
         Args:
             prompt: a text or token ids.
-            params: None takes `default_params`.
+            params: None means `default_params`.
             adapter: name of the LoRA adapter; None for the base.
-            detokenize: make a text of the generated tokens.
-            on_tokens: called with new tokens as they come.
+            detokenize: also return the text of the generated tokens.
+            on_tokens: called with new tokens.
 
         Returns:
-            A request with `finished`, `output()` (which raises `GenerationError` for one that
-            failed) and `cancel()`.
+            A request with `finished`, `output()` (which raises `GenerationError` after a failure)
+            and `cancel()`.
 
         Raises:
-            ValueError: the prompt has no tokens, the adapter is not loaded, or text in or out
-                without a tokenizer.
+            ValueError: the prompt has no tokens, the adapter is unknown, or a text is given or
+                wanted without a tokenizer.
         """
         request = Request(
             self._session,
@@ -261,11 +261,11 @@ class LLM:
         return request
 
     def step(self) -> None:
-        """One step of the engine: some tokens for everything that was submitted."""
+        """Run one step of the engine: some tokens for every submitted prompt."""
         self._session.step()
 
     def context(self, *, adapter: str | None = None) -> LLMContext:
-        """An empty context, computed with the LoRA adapter of this name, as are its forks.
+        """Return an empty context; it and its forks use the LoRA adapter of this name.
 
         Raises:
             ValueError: the adapter is not loaded.
@@ -281,17 +281,16 @@ class LLM:
         prompt_name: str | None = None,
         dimensions: int | None = None,
     ) -> list[list[float]]:
-        """The vector of each text, pooled and normalised as the checkpoint's files say.
+        """Return the vector of each text, pooled and normalised by the checkpoint's files.
 
         Args:
-            texts: one text or list of token ids, or several. Token ids are taken as they are.
-            prompt_name: of the checkpoint's prompts, that is put before each text; None: its
-                default.
-            dimensions: leading components of each vector; None: all.
+            texts: one text or list of token ids, or several. Token ids are used unchanged.
+            prompt_name: the checkpoint's prompt that precedes each text; None: its default.
+            dimensions: number of leading components of each vector; None: all.
 
         Raises:
             GenerationError: a text is too long, or its vector is not finite.
-            ValueError: the model makes no vectors, or there is no such prompt.
+            ValueError: the model makes no vectors, or has no such prompt.
         """
         info = self._pooling("embed")
         sequences = [
@@ -305,11 +304,11 @@ class LLM:
     def score(
         self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None
     ) -> list[float]:
-        """How well the second text of each pair answers the first, by a reranker.
+        """Return a reranker's score for each pair: how well the document answers the query.
 
         Args:
             pairs: queries and documents.
-            instruction: what a document is wanted for, if the model takes one; None: its default.
+            instruction: the purpose of the search, if the model takes one; None: its default.
 
         Raises:
             GenerationError: a pair is too long, or its score is not finite.
@@ -326,7 +325,7 @@ class LLM:
         return info
 
     def close(self) -> None:
-        """Give the model's memory back. May be called twice."""
+        """Free the model's memory. May be called twice."""
         self._engine.close()
 
     def __enter__(self) -> Self:

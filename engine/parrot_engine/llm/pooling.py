@@ -1,4 +1,4 @@
-"""Vectors and scores of many texts from the engine of an `LLM`."""
+"""Vectors and scores of many texts from an `LLM`'s engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from parrot_engine.protocol import Event, Pool, Pooled, PoolingInfo
 from parrot_engine.text.pairs import encode_written_pairs
 from parrot_engine.text.tokenizer import PoolingTokens, Tokenizer
 
-#: Sequences at the engine at once, in steps of full size.
+#: Sequences submitted at a time, in steps of full size.
 _STEPS_AHEAD = 2
 
 
 def prepared_text(info: PoolingInfo, text: str, prompt_name: str | None) -> str:
-    """A text behind its prompt.
+    """Return a text preceded by its prompt.
 
     Raises:
         ValueError: the model has no prompt of this name.
@@ -35,7 +35,7 @@ def encode_pairs(
     pairs: Sequence[tuple[str, str]],
     instruction: str | None,
 ) -> list[PoolingTokens]:
-    """Pairs as a model of scores reads them.
+    """Encode pairs for a model of scores.
 
     Raises:
         ChatTemplateError: the model's template refuses a pair.
@@ -53,10 +53,10 @@ def encode_pairs(
 def pool(
     session: Session, sequences: Iterable[PoolingTokens], dimensions: int | None = None
 ) -> list[list[float]]:
-    """The values of each sequence, in order.
+    """Return the values of each sequence, in order.
 
     Raises:
-        GenerationError: one of them failed; the others are given up.
+        GenerationError: one of them failed; the others are cancelled.
     """
     results: dict[int, list[float]] = {}
     running: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""One prompt and its continuations: submitted, collected from events, assembled."""
+"""One prompt and its continuations: submits primitives, collects events, makes outputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import OutputText, Tokenizer
 
-#: A text, or the token ids of one.
+#: A text or token ids.
 Prompt: TypeAlias = str | Sequence[int]
 
-#: Called with new tokens of a request as they come, whichever continuation they belong to.
+#: Called with new tokens of a request, from any of its continuations.
 OnTokens: TypeAlias = Callable[[Sequence[int]], None]
 
 
 def tokenizer_of(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer; `ValueError` where there is none."""
+    """Return the tokenizer; raises `ValueError` if there is none."""
     if tokenizer is None:
         raise ValueError("this LLM has no tokenizer: prompts are token ids, and so are outputs")
     return tokenizer
@@ -38,31 +38,31 @@ def tokenizer_of(tokenizer: Tokenizer | None) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    #: Number among the continuations of the same prompt.
+    #: Number among the continuations of the prompt.
     index: int
-    #: Without special tokens and without the stop string; empty where not detokenized.
+    #: Text without special tokens and stop string; empty without detokenization.
     text: str
-    #: All generated tokens, an end-of-text or stop id included; with a stop string up to the token
-    #: that completed it.
+    #: All generated tokens, including an end-of-text or stop id; with a stop string those up to the
+    #: token that completed it.
     token_ids: list[int]
     finish_reason: FinishReason
-    #: The stop string or stop id that ended it; None for end of text, and for `length`.
+    #: The stop string or stop id that ended it; None for end of text and for `length`.
     stop_reason: str | int | None = None
-    #: One entry a token, if requested.
+    #: One entry per token, if requested.
     logprobs: list[TokenLogprobs] | None = None
 
 
 class Completion:
-    """Collects the events of one Generate.
+    """Collects the events of one `Generate`.
 
     Args:
         tokenizer: None for tokens without text.
         prompt_token_ids: the prompt, whose text the completion's text continues.
-        params: of the Generate; stop strings apply.
+        params: of the `Generate`, with stop strings.
         index: its number among the continuations of the prompt.
 
     Raises:
-        ValueError: stop strings, but no text to find them in.
+        ValueError: there are stop strings, but no text to search.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class Completion:
 
     @property
     def finished(self) -> bool:
-        """Return True if it ended: further tokens are not part of it."""
+        """Return true once it has ended; it ignores further tokens."""
         return self._finish_reason is not None
 
     @property
     def stopped_by_string(self) -> bool:
-        """Return True if it ended by a stop string, which the engine does not see."""
+        """Return true if it ended by a stop string, which the engine does not see."""
         return self._stop_string is not None
 
     def push(self, event: Generated) -> bool:
-        """Take new tokens, unless it has finished; returns whether it has finished now."""
+        """Add new tokens unless it has finished; return true once it has."""
         if self._finish_reason is not None:
             return True
         self._token_ids += event.token_ids
@@ -108,7 +108,7 @@ class Completion:
         if self._output is not None and self._params.stop:
             self._detokenize(self._output, event.token_ids)
         elif self._output is not None and self._finish_reason is not None:
-            # All text at once costs less.
+            # Detokenizing all tokens at once costs less.
             self._detokenize(self._output, self._token_ids)
         return self._finish_reason is not None
 
@@ -142,19 +142,19 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    #: None when the prompt was given as token ids.
+    #: None if the prompt was given as token ids.
     prompt: str | None
     prompt_token_ids: list[int]
-    #: `n` of them, by index.
+    #: `n` outputs by index.
     outputs: list[CompletionOutput]
-    #: Tokens of the prompt that were found in the prefix cache.
+    #: Tokens of the prompt from the prefix cache.
     cached_tokens: int
-    #: One entry a token of the prompt, if requested; None for the first.
+    #: One entry per token of the prompt, if requested; None for the first.
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class Request:
-    """One prompt on its way; made and started by `LLM.generate` and `LLM.submit`."""
+    """One running prompt; made and started by `LLM.generate` and `LLM.submit`."""
 
     def __init__(
         self,
@@ -170,10 +170,10 @@ class Request:
         on_tokens: OnTokens | None = None,
         on_end: Callable[[Request], None] | None = None,
     ) -> None:
-        """Tokenize the prompt; submits nothing yet.
+        """Tokenize the prompt without submitting it.
 
         Raises:
-            ValueError: it has no tokens, or text in or out needs a tokenizer and there is none.
+            ValueError: it has no tokens, or a text needs a tokenizer and there is none.
         """
         self._session = session
         if isinstance(prompt, str):
@@ -198,7 +198,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Return True if all continuations have ended, or one failed."""
+        """Return true once all continuations have ended, or one has failed."""
         return self._failure is not None or (self._filled is not None and not self._targets)
 
     def start(self) -> None:
@@ -221,12 +221,12 @@ class Request:
         self._session.submit(self._handle, fill, *generates, FreeContext(self._root))
 
     def cancel(self) -> None:
-        """Free what still runs. Does nothing once finished."""
+        """Free all running contexts; does nothing once finished."""
         if not self.finished:
             self._session.free(self._root, *self._targets)
 
     def output(self) -> RequestOutput:
-        """The outcome, once finished.
+        """Return the result of a finished request.
 
         Raises:
             GenerationError: it failed.

@@ -1,4 +1,4 @@
-"""An engine that steps while a caller waits for it, and passes its events to their handlers.
+"""Steps an engine while a caller waits, and passes its events to handlers.
 
 Knows neither texts nor tokenizers. Not thread-safe.
 """
@@ -23,7 +23,7 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 
-#: Gets the events of a context. What it raises ends the step, and reaches the caller of `step`.
+#: Receives the events of a context. Its exceptions end the step and reach the caller of `step`.
 Handler: TypeAlias = Callable[[Event], None]
 
 
@@ -37,14 +37,14 @@ class Session:
     """One engine and the handlers of its contexts' events."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine, which this session alone drives."""
+        """Initialise with an engine that only this session drives."""
         self.engine = engine
         self._ids = count(1)
         self._handlers: dict[int, Handler] = {}
 
     def default_params(self) -> SamplingParams:
         chosen: dict[str, Any] = dict(self.engine.info.default_sampling)
-        # Of a chat's answer; here the length is the caller's.
+        # Meant for chat answers; here the caller chooses the length.
         chosen.pop("max_new_tokens", None)
         if "top_k" in chosen:
             chosen["top_k"] = int(chosen["top_k"])
@@ -75,21 +75,21 @@ class Session:
         self.engine.submit(primitives)
 
     def ignore(self, context_id: int) -> None:
-        """Drop the further events of a context, if there are any; it stays."""
+        """Drop further events of a context, which continues to exist."""
         self._handlers.pop(context_id, None)
 
     def free(self, *context_ids: int) -> None:
-        """Free contexts, and drop their further events."""
+        """Free contexts and drop their further events."""
         for context_id in context_ids:
             self.ignore(context_id)
         self.engine.submit([FreeContext(context_id) for context_id in context_ids])
 
     def step(self) -> None:
-        """One step of the engine; passes its events on.
+        """Run one step of the engine and pass its events to handlers.
 
         Raises:
-            EngineStateError: events are awaited, but the engine has nothing to do.
-            BaseException: whatever a handler raises; the rest of the events is lost.
+            EngineStateError: a caller waits for events, but the engine has no work.
+            BaseException: raised by a handler; the remaining events are lost.
         """
         result = self.engine.step()
         for event in result.events:
@@ -100,10 +100,10 @@ class Session:
             raise EngineStateError("engine", "it has nothing to do, but answers are missing")
 
     def call(self, fill: Fill) -> Filled:
-        """Run a single Fill to its end.
+        """Run a single `Fill` to its end.
 
         Raises:
-            GenerationError: it failed. Then, as when interrupted, its context is freed.
+            GenerationError: it failed. Its context is then freed, as after an interrupt.
         """
         answer: list[Filled] = []
 

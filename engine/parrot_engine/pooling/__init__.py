@@ -1,1 +1,1 @@
-"""Vectors of texts and scores of pairs: which of a checkpoint's, and how they are computed."""
+"""Vectors of texts and scores of pairs: what a checkpoint computes, and the engine that does it."""

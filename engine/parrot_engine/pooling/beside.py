@@ -1,4 +1,4 @@
-"""An engine that generates and makes vectors, with one model."""
+"""An engine that generates text and computes vectors with one model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from parrot_engine.settings import BuiltinSettings
 
 
 class GeneratingAndPooling(BuiltinEngine):
-    """Runs a batch of vectors behind each step of the generations.
+    """Runs a batch of vectors after each step of generation.
 
-    While there are generations a batch has no more tokens than prompts may take beside something
-    urgent, so that they go on at the pace that they have beside a long prompt; a longer text is a
-    batch of its own.
+    While texts are generated, a batch has at most the tokens that background prompts may take in a
+    step, so vectors slow generation no more than a long prompt does. A longer text is a batch of
+    its own.
     """
 
     def __init__(
         self, runner: Runner, settings: BuiltinSettings, *, pooling: PoolingEngine, **given: Any
     ) -> None:
-        """Initialise a `BuiltinEngine` whose every `Pool` `pooling` does, with the same weights."""
+        """Initialise a `BuiltinEngine`; `pooling` executes its `Pool` primitives with the same
+        weights.
+        """
         super().__init__(runner, settings, **given)
         self._pooling = pooling
         self._background_tokens = settings.background_tokens

@@ -1,8 +1,9 @@
-"""Read how a checkpoint pools a text, from the files of sentence-transformers.
+"""Reads how a checkpoint pools a text, from the files of sentence-transformers.
 
-`modules.json` lists what follows the transformer: pooling, normalisation, products. Prompts are in
-`config_sentence_transformers.json`, the longest text in `sentence_bert_config.json`. Whatever is
-not understood is refused by name: a vector computed otherwise would be wrong in silence.
+`modules.json` lists the modules after the transformer: pooling, normalisation, products.
+`config_sentence_transformers.json` has prompts, `sentence_bert_config.json` the maximum length.
+Unknown modules and settings are refused by name, because ignoring one would give wrong vectors
+without an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from parrot_engine.models.families.registry import ENCODERS, FAMILIES, causal_na
 
 PoolingMode: TypeAlias = Literal["cls", "lasttoken", "max", "mean"]
 
-#: How each mode is named in older files.
+#: Names of the modes in older files.
 _MODES: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "lasttoken",
@@ -26,7 +27,7 @@ _MODES: dict[str, PoolingMode] = {
     "pooling_mode_mean_tokens": "mean",
 }
 _SCORES_PAIRS = "ForSequenceClassification"
-#: Modules of a reranker that is a language model: its next token is asked for.
+#: Modules of a reranker that is a language model and scores by its next token.
 _ASKS_FOR_A_TOKEN = ["Transformer", "LogitScore"]
 _MODULES = "modules.json"
 _SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
@@ -34,7 +35,7 @@ _TRANSFORMER = "sentence_bert_config.json"
 
 
 class Dense(NamedTuple):
-    """A product behind the pooling."""
+    """A product after the pooling."""
 
     folder: str
     in_size: int
@@ -45,15 +46,15 @@ class Dense(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """From hidden states to a vector or a score."""
+    """The computation from hidden states to a vector or a score."""
 
     task: Literal["embed", "score"]
     mode: PoolingMode
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
-    #: Scores go through the logistic function.
+    #: True if the logistic function is applied to scores.
     sigmoid: bool = False
-    #: Longest text that the checkpoint's makers recommend.
+    #: Maximum tokens of a text that the checkpoint's authors recommend.
     max_tokens: int | None = None
     lowercase: bool = False
     #: See `PoolingInfo`.
@@ -61,11 +62,11 @@ class PoolingConfig:
     default_prompt: str | None = None
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
-    #: Scores are the logit of one token behind a pair, less that of another, if there is one.
+    #: A score is the logit of the first token after a pair, minus that of the second, if any.
     logit_tokens: tuple[int, int | None] | None = None
     #: See `PoolingInfo`.
     pair_template: Mapping[str, Any] | None = None
-    #: The model generates as well.
+    #: True if the model also generates text.
     also_generates: bool = False
     is_toy: bool = False
 
@@ -73,12 +74,12 @@ class PoolingConfig:
 def read_pooling(folder: Path) -> PoolingConfig | None:
     """Return how a checkpoint pools texts; None if it only generates.
 
-    Without files of sentence-transformers the vector of an encoder is the mean of its tokens', as
-    there.
+    Without files of sentence-transformers, an encoder's vector is the mean of its tokens', which is
+    the default of that library.
 
     Raises:
-        CheckpointError: a file is broken or says what cannot be.
-        PoolingModelError: a module or a mode that is not known here.
+        CheckpointError: a file is broken or has an impossible value.
+        PoolingModelError: a module or mode is not supported.
     """
     raw = read_json(folder / "config.json")
     names = raw.get("architectures")
@@ -111,7 +112,7 @@ def _scores(folder: Path, raw: Mapping[str, Any], architecture: str) -> PoolingC
 def _logit_scores(
     folder: Path, raw: Mapping[str, Any], architecture: str, path: str
 ) -> PoolingConfig:
-    """Return the settings of a language model whose next token is the judgement."""
+    """Return the settings of a language model that scores by its next token."""
     if not _is_decoder(architecture):
         raise PoolingModelError("scores from logits of an encoder", architecture)
     file = f"{path}/config.json"
@@ -133,7 +134,7 @@ def _logit_scores(
 def _of_pairs(
     folder: Path, raw: Mapping[str, Any], architecture: str, base: PoolingConfig
 ) -> PoolingConfig:
-    """Return how logits become a score, and how a pair is written."""
+    """Add the step from logits to a score, and the form of a pair."""
     saved = read_optional_json(folder / _SENTENCE_TRANSFORMERS) or {}
     given = raw.get("sentence_transformers")
     activation = raw.get("sbert_ce_default_activation_function")
@@ -160,8 +161,10 @@ def _of_pairs(
 
 
 def _pair_template(folder: Path, architecture: str) -> Mapping[str, Any] | None:
-    """See `PoolingInfo`; None where the checkpoint does not say that its template writes pairs."""
-    # Import jinja2 and tokenizers, which engines without text do not need.
+    """Return the variables of the template; see `PoolingInfo`. None unless the checkpoint says that
+    its template writes pairs.
+    """
+    # These import jinja2 and tokenizers, which engines without text do not need.
     from parrot_engine.text.chat import ChatTemplateError
     from parrot_engine.text.loading import load_chat_template
     from parrot_engine.text.pairs import write_pair
@@ -225,11 +228,11 @@ def _vectors(folder: Path, raw: Mapping[str, Any], architecture: str) -> Pooling
 
 
 def _module(entry: Any) -> tuple[str, str]:
-    """Kind and folder of a module."""
+    """Return kind and folder of a module."""
     if not isinstance(entry, Mapping):
         raise CheckpointError("modules.json must hold a list of objects")
     path, kind = str(entry.get("path") or ""), str(entry.get("type") or "").rpartition(".")[2]
-    # A name in a file must not lead out of the checkpoint's directory.
+    # A name in a file must not lead out of the checkpoint's folder.
     if Path(path).name != path or path == "..":
         raise CheckpointError(f"modules.json names a folder outside the checkpoint: {path}")
     return kind, path
@@ -283,7 +286,7 @@ def _with_details(folder: Path, raw: Mapping[str, Any], base: PoolingConfig) -> 
 
 
 def _prompts(given: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and which of them is the default."""
+    """Return the prompts by name, and the name of the default."""
     prompts = given.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(p, str) for p in prompts.values()):
         raise CheckpointError(f"{_SENTENCE_TRANSFORMERS}: `prompts` must name texts")

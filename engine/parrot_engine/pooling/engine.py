@@ -1,7 +1,7 @@
-"""The engine of vectors and scores: a queue of sequences, and packed batches of them.
+"""The engine of vectors and scores: a queue of sequences, computed in packed batches.
 
-Sequences of all calls share forward passes; nothing is padded and nothing is kept. A step takes
-what has waited longest among the most urgent, up to the tokens of a step, ordered by length.
+Sequences of all calls share forward passes, without padding or a cache. A step takes the most
+urgent sequences, oldest first, up to its token limit, and orders them by length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.settings import BuiltinSettings
 
-#: Tokens that may wait, in steps of full size.
+#: Maximum waiting tokens, in steps of full size.
 _MAX_WAITING_STEPS = 256
 
 
@@ -36,8 +36,8 @@ class PoolingEngine:
 
     Args:
         loaded: the model.
-        settings: tokens and sequences of a step, sequences that may wait.
-        model: name under which it is served.
+        settings: limits on tokens and sequences of a step, and on waiting sequences.
+        model: its served name.
     """
 
     def __init__(self, loaded: LoadedPooling, settings: BuiltinSettings, *, model: str) -> None:
@@ -65,7 +65,7 @@ class PoolingEngine:
             weight_bytes=loaded.weight_bytes,
         )
         self._numbers = count()
-        #: By priority, then age; those that were freed are still here.
+        #: By priority, then age; includes freed sequences.
         self._queue: list[tuple[int, int, Pool]] = []
         self._waiting: dict[int, Pool] = {}
         self._waiting_tokens = 0
@@ -91,7 +91,8 @@ class PoolingEngine:
         """Compute one batch.
 
         Args:
-            max_tokens: of this step, if fewer than the settings say; one sequence is always taken.
+            max_tokens: limit for this step, if lower than the settings'. It always takes at
+                least one sequence.
         """
         batch = self._next_batch(min(max_tokens or self._max_batch_tokens, self._max_batch_tokens))
         events, self._events = self._events, []
@@ -161,7 +162,7 @@ class PoolingEngine:
             self._waiting_tokens -= len(gone.token_ids)
 
     def _next_batch(self, max_tokens: int) -> list[Pool]:
-        """The next sequences, shortest first."""
+        """Return the next sequences, shortest first."""
         batch: list[Pool] = []
         tokens = 0
         while self._queue and len(batch) < self._max_batch_size:

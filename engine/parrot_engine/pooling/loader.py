@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a `PoolingModel`."""
+"""Loads a `PoolingModel` from a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from parrot_engine.settings import BuiltinSettings
 
 
 class LoadedPooling(NamedTuple):
-    """A model of vectors or scores, and what is to be known of it."""
+    """A model of vectors or scores, and the facts that clients need."""
 
     model: PoolingModel
     info: PoolingInfo
@@ -48,14 +48,14 @@ class LoadedPooling(NamedTuple):
 def load_pooling(
     folder: Path, config: PoolingConfig, settings: BuiltinSettings, progress: Progress | None = None
 ) -> LoadedPooling:
-    """Load the model of a checkpoint for what `config` says.
+    """Load a checkpoint's model for the task of `config`.
 
     Sets torch's thread count for the process when the device is the CPU.
 
     Raises:
-        PoolingModelError, UnsupportedModelError: a feature that is not known here.
+        PoolingModelError, UnsupportedModelError: a feature is not supported.
         CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: device or dtype cannot be had, or the model is to be divided among GPUs.
+        SettingsError: device or dtype is unavailable, or `tensor_parallel` is more than 1.
     """
     if settings.tensor_parallel > 1:
         raise SettingsError("tensor_parallel", "a model of vectors or scores runs on one GPU")
@@ -77,7 +77,7 @@ def load_pooling(
         heads.append(_logit_difference(folder, config.logit_tokens, model, spec))
     elif config.task == "score":
         heads.append(_score_product(folder, model.config.hidden_size, spec))
-    # As vLLM reads it: some decoders are made to see later tokens too.
+    # As in vLLM: some decoders are trained to see later tokens, too.
     causal = bool(raw.get("is_causal", True))
     return pooling_of_decoder(folder, config, model, spec, settings, heads=heads, causal=causal)
 
@@ -92,7 +92,7 @@ def pooling_of_decoder(
     heads: list[Head] | None = None,
     causal: bool = True,
 ) -> LoadedPooling:
-    """The same around a decoder that is loaded already.
+    """Make the same from a loaded decoder.
 
     Raises: as `load_pooling`.
     """
@@ -169,7 +169,7 @@ def _info(
 
 
 def _score_product(folder: Path, hidden_size: int, spec: TensorSpec) -> Head:
-    """The product of a decoder that scores, which has no bias."""
+    """Return the score's product of a decoder, without a bias."""
     with TensorFiles(folder) as files:
         weight = _tensor(files, "score.weight", (1, hidden_size), spec)
     return partial(F.linear, weight=weight)
@@ -178,7 +178,9 @@ def _score_product(folder: Path, hidden_size: int, spec: TensorSpec) -> Head:
 def _logit_difference(
     folder: Path, tokens: tuple[int, int | None], model: Decoder, spec: TensorSpec
 ) -> Head:
-    """The logit of a token, less that of another one; rows of the output head of a decoder."""
+    """Return a function for a token's logit, minus that of a second token, from rows of a decoder's
+    output head.
+    """
     config = read_model_config(folder)
     wanted = [token for token in tokens if token is not None]
     if config.tie_embeddings:
@@ -201,7 +203,7 @@ def _logit_difference(
 def _products(
     folder: Path, config: PoolingConfig, size: int, spec: TensorSpec
 ) -> tuple[list[Head], int]:
-    """The products behind the pooling, and the size of what they yield."""
+    """Return the products after the pooling, and the size of the last one's output."""
     heads: list[Head] = []
     for dense in config.dense:
         if dense.in_size != size:

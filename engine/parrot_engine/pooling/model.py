@@ -1,4 +1,4 @@
-"""A model that turns sequences of tokens into vectors or scores, a packed batch at a time."""
+"""A model that turns packed batches of token sequences into vectors or scores."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from parrot_engine.pooling.config import PoolingConfig, PoolingMode
 from parrot_engine.protocol import Pool
 from parrot_engine.runner.model_runner import current_device
 
-#: What follows the pooling: `[num_texts, out_size]` of `[num_texts, hidden_size]`.
+#: A function after the pooling, from `[num_texts, hidden_size]` to `[num_texts, out_size]`.
 Head: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class TokenStates(Protocol):
-    """The hidden states of tokens."""
+    """Computes the hidden states of tokens."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, types: Tensor, plan: PackedPlan
     ) -> Tensor:
-        """`[num_tokens, hidden_size]`; arguments as of `EncoderBody.forward`."""
+        """Return `[num_tokens, hidden_size]`; arguments as in `EncoderBody.forward`."""
 
 
 class DecoderStates:
-    """The hidden states of a decoder behind its final norm."""
+    """Hidden states of a decoder after its final norm."""
 
     def __init__(self, decoder: Decoder, attention: PackedAttention, device: torch.device) -> None:
         self._decoder = decoder
@@ -48,7 +48,7 @@ class DecoderStates:
 
 
 class EncoderStates:
-    """The hidden states of an encoder's last layer."""
+    """Hidden states of an encoder's last layer."""
 
     def __init__(self, encoder: Encoder | RotaryEncoder, attention: PackedAttention) -> None:
         self._encoder = encoder
@@ -62,14 +62,14 @@ class EncoderStates:
 
 
 class PoolingModel:
-    """From tokens to vectors or scores.
+    """Turns tokens into vectors or scores.
 
     Args:
         states: computes hidden states.
-        heads: products behind the pooling, in order.
-        attention: lays out batches.
-        config: of the pooling.
-        device: of the weights.
+        heads: products after the pooling, in order.
+        attention: plans packed batches.
+        config: the pooling's.
+        device: the weights'.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class PoolingModel:
 
     @torch.inference_mode()
     def run(self, batch: Sequence[Pool]) -> list[bytes | None]:
-        """For each sequence its `Pooled.values`; None where they are not finite.
+        """Return each sequence's `Pooled.values`; None if they are not finite.
 
-        Sequences of one length next to each other cost least.
+        Neighbouring sequences of equal length cost least.
         """
         with current_device(self._device):
             return self._run(batch)
@@ -139,7 +139,7 @@ class PoolingModel:
 
 
 def _pool(hidden: Tensor, plan: PackedPlan, lengths: Sequence[int], mode: PoolingMode) -> Tensor:
-    """`[num_texts, hidden_size]`."""
+    """Return `[num_texts, hidden_size]`."""
     starts = plan.starts.long()
     if mode == "cls":
         return hidden[starts[:-1]]
