@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import (
     OverloadedError,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, Receive, Scope, Send
-from parrot_gateway.http.web_pages import WebPageGuard
+from parrot_gateway.http.web_pages import WebPageGuard, preflight_advice
 from parrot_gateway.telemetry.call_record import CLIENT_LEFT, CallRecords
 
 logger = logging.getLogger(__name__)
@@ -372,7 +372,10 @@ class Dispatcher:
                 sender = headers.get(b"host"), headers.get(b"origin"), headers.get(b"content-type")
                 self._guard.check_page(sender, json_only=json_only)
             if post_only and exchange.method != "POST":
-                raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
+                advice = preflight_advice(headers) if exchange.method == "OPTIONS" else ""
+                raise MethodNotAllowedError(
+                    f"{exchange.path} takes POST, not {exchange.method}.{advice}"
+                )
             task = asyncio.current_task()
             if is_counted:
                 self._gate.enter(task)

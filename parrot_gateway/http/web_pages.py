@@ -8,7 +8,7 @@ by their `Host`. Pages that may use the gateway are named in the settings (CORS)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import TypeAlias
 
@@ -90,6 +90,21 @@ class WebPageGuard:
             "origin to the setting server.cors_origins to let it.",
             code="origin_not_allowed",
         )
+
+
+def preflight_advice(headers: Mapping[bytes, bytes]) -> str:
+    """Return what to add to the refusal of a web page's preflight; empty for other requests.
+
+    Args:
+        headers: of the request, names in lower case.
+    """
+    if b"access-control-request-method" not in headers:
+        return ""
+    origin = headers.get(b"origin", b"").decode("latin-1")[:80]
+    return (
+        f" A web page of '{origin}' asks whether it may: add its origin to the setting "
+        "server.cors_origins to let it."
+    )
 
 
 def _check_content_type(content_type: bytes, json_only: bool) -> None:

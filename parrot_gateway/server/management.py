@@ -22,6 +22,7 @@ from parrot_gateway.exceptions import (
     NotFoundError,
 )
 from parrot_gateway.http.dispatch import KeyCheck
+from parrot_gateway.http.web_pages import preflight_advice
 from parrot_gateway.telemetry.metrics.exposition import negotiate
 from parrot_gateway.ui.static_files import REFERENCE, SAFE_HEADERS
 
@@ -207,7 +208,8 @@ def _model(
 def _routing_error(request: Request, error: HTTPException) -> GatewayError:
     path, method = request.url.path, request.method
     if error.status_code == 405:
-        return MethodNotAllowedError(f"{path} does not take {method}.")
+        advice = preflight_advice(dict(request.headers.raw)) if method == "OPTIONS" else ""
+        return MethodNotAllowedError(f"{path} does not take {method}.{advice}")
     if error.status_code == 404:
         hint = ""
         if not path.startswith("/v1"):

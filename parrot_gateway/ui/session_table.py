@@ -287,7 +287,7 @@ def _declared(session: Session, linked: SessionSummary | None, busy: int) -> dic
         "state": _state(running, states["waiting"]),
         "calls": len(graph) + graph.num_pruned,
         "running": running,
-        "failed": states["failed"] + states["cancelled"],
+        "failed": states["failed"],
         "depth": depth,
         "width": width,
         "started": session.created,

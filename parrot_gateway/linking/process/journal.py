@@ -482,7 +482,7 @@ def _told(
         max(record.finished or record.submitted for record in records),
         len(records),
         sum(record.finished is None for record in records),
-        sum(record.state in ("failed", "cancelled") for record in records),
+        sum(record.state == "failed" for record in records),
         max(depths),
         max(depths.values()),
         joined,

@@ -101,7 +101,7 @@ class SessionSummary(msgspec.Struct, array_like=True):
     """A declared or inferred session, summarised from its known calls.
 
     Attributes:
-        failed: number of calls that failed or whose client left.
+        failed: number of calls that failed.
         depth, width: of the graph of its links: the longest path in calls, and the most
             calls at one depth.
         joined: ids of calls added since its last report.

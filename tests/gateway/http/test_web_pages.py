@@ -155,6 +155,17 @@ async def test_there_is_no_cors_by_default(service: Service) -> None:
         assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
+async def test_a_refused_preflight_names_the_setting(service: Service, path: str) -> None:
+    refused = await ask(service, "OPTIONS", path, origin="http://localhost:3000", **PREFLIGHT)
+    assert refused.status_code == 405
+    message = refused.json()["error"]["message"]
+    assert "'http://localhost:3000'" in message
+    assert "server.cors_origins" in message
+    plain = await ask(service, "OPTIONS", path)
+    assert "cors_origins" not in plain.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/responses"])
 async def test_a_preflight_needs_no_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("PARROT_API_KEY", "secret")
