@@ -54,9 +54,16 @@ the server goes into it. The functions at the end make the refusals that many ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
+
+#: How an engine was lost: its link broke; it sent no heartbeats; it sent them and computed nothing;
+#: it broke down; it broke the protocol; it left with work left; its model was unloaded; or it was
+#: gone before the call began there.
+LossKind: TypeAlias = Literal[
+    "link", "silent", "stalled", "crashed", "protocol", "left", "unloaded", "unplaced"
+]
 
 
 class GatewayError(Exception):
@@ -402,7 +409,15 @@ class ModelLoadingError(OverloadedError, code="model_loading"):
 
 
 class EngineLostError(OverloadedError, code="engine_lost"):
-    """The engine that ran the call went away."""
+    """The engine that ran the call went away.
+
+    Args:
+        kind: the reason in a word, for metrics.
+    """
+
+    def __init__(self, message: str, kind: LossKind = "unplaced") -> None:
+        super().__init__(message)
+        self.kind: LossKind = kind
 
 
 class PoisonedCallError(GatewayError, code="poisoned_call", should_retry=False):

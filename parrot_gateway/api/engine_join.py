@@ -35,7 +35,7 @@ from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer
 
 from parrot_gateway.backends.own.registry import EngineRegistry, RegistrationRefused
 from parrot_gateway.backends.own.remote import RemoteEngine
-from parrot_gateway.exceptions import AuthenticationError
+from parrot_gateway.exceptions import AuthenticationError, LossKind
 from parrot_gateway.http.exchange import new_request_id
 from parrot_gateway.settings.model import EngineLinkSettings
 
@@ -58,6 +58,10 @@ _TRY_AGAIN_LATER = 1013
 class _Lost(Exception):
     """The link is over; the message holds the reason."""
 
+    def __init__(self, reason: str, kind: LossKind) -> None:
+        super().__init__(reason)
+        self.kind: LossKind = kind
+
 
 class EngineLinkEndpoint:
     """The handler of `JOIN_PATH`.
@@ -69,6 +73,7 @@ class EngineLinkEndpoint:
         registry: where engines are added and removed.
         join_keys: keys of which an engine must send one; only their hashes are kept.
         heartbeat_s: how often engines shall show that they are alive.
+        stall_s: an engine with work that computes nothing for so long is lost.
         own_key: the one of those keys that only the gateway's own processes have.
         is_own_name: whether a name is that of such a process; others may not take it.
     """
@@ -78,6 +83,7 @@ class EngineLinkEndpoint:
         registry: EngineRegistry,
         join_keys: Sequence[str],
         heartbeat_s: float = EngineLinkSettings().heartbeat_s,
+        stall_s: float = EngineLinkSettings().stall_s,
         *,
         own_key: str | None = None,
         is_own_name: Callable[[str], bool] = lambda name: False,
@@ -87,6 +93,7 @@ class EngineLinkEndpoint:
         self._is_own_name = is_own_name
         self._digests = [_digest(key.encode()) for key in join_keys]
         self._heartbeat_s = heartbeat_s
+        self._stall_s = stall_s
 
     async def __call__(self, websocket: WebSocket) -> None:
         """Serve one engine until its link ends."""
@@ -106,20 +113,22 @@ class EngineLinkEndpoint:
         await websocket.accept()
         engine: RemoteEngine | None = None
         reason, code = "its link was closed", _TRY_AGAIN_LATER
+        kind: LossKind = "link"
         try:
             engine = await self._register(websocket, is_own=digest == self._own_digest)
             if engine is not None:
                 await self._pump(websocket, engine)
         except _Lost as lost:
-            reason = str(lost)
+            reason, kind = str(lost), lost.kind
         except WebSocketDisconnect:
             reason = "the connection broke"
         except WireError as error:
-            reason, code = f"protocol error: {error}", _PROTOCOL_ERROR
+            reason, code, kind = f"protocol error: {error}", _PROTOCOL_ERROR, "protocol"
         finally:
             if engine is not None:
-                self._registry.remove(engine.id, reason)
-                logger.info("engine %s left: %s", engine.name, reason)
+                if engine.draining and kind == "link":
+                    kind = "left"
+                self._registry.remove(engine.id, reason, kind)
             elif code == _PROTOCOL_ERROR:
                 logger.warning("an engine did not register: %s", reason)
         await _close(websocket, code)
@@ -176,7 +185,7 @@ class EngineLinkEndpoint:
             asyncio.create_task(
                 self._receive_all(websocket, engine, received), name="engine-receive"
             ),
-            asyncio.create_task(self._watch(received), name="engine-watch"),
+            asyncio.create_task(self._watch(engine, received), name="engine-watch"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -204,6 +213,10 @@ class EngineLinkEndpoint:
             received.set()
             if isinstance(message, Events):
                 engine.deliver(message.events)
+                if engine.has_crashed:
+                    # At once: its calls are placed anew before this task's end is noticed.
+                    self._registry.remove(engine.id, "it broke down", "crashed")
+                    raise _Lost("it broke down", "crashed")
             elif isinstance(message, Blocks):
                 engine.note_blocks(BlockChanges(message.stored, message.evicted))
             elif isinstance(message, Heartbeat):
@@ -216,18 +229,22 @@ class EngineLinkEndpoint:
             else:
                 raise WireError("a second registration on the same link")
 
-    async def _watch(self, received: asyncio.Event) -> None:
-        """Raise once the engine has been silent for too long.
+    async def _watch(self, engine: RemoteEngine, received: asyncio.Event) -> None:
+        """Raise once the engine has been silent, or has worked on nothing, for too long.
 
-        NOTE: silence is counted in turns of this loop, not read off the clock at the end: a
+        NOTE: time is counted in turns of this loop, not read off the clock at the end: a
         gateway that was itself stopped for a while must read what has arrived before it judges.
         """
-        silent = 0
+        silent = stalled = steps = 0
         while silent < _MISSING_HEARTBEATS:
             await asyncio.sleep(self._heartbeat_s)
             silent = 0 if received.is_set() else silent + 1
             received.clear()
-        raise _Lost(f"no heartbeat for {silent * self._heartbeat_s:g} s")
+            is_stalled = engine.running and engine.stats.steps == steps
+            stalled, steps = stalled + 1 if is_stalled else 0, engine.stats.steps
+            if stalled * self._heartbeat_s >= self._stall_s:
+                raise _Lost(f"it had work and ran no step for {self._stall_s:g} s", "stalled")
+        raise _Lost(f"no heartbeat for {silent * self._heartbeat_s:g} s", "silent")
 
 
 def _build_tokenizer(text: TextAssets) -> Tokenizer:

@@ -42,8 +42,22 @@ class GenerationObserver:
             reason: why it is this engine, in a few words; empty for upstreams.
         """
 
-    def resumed(self, engine: str) -> None:
-        """Another engine goes on with the call, as the one before was lost."""
+    def lost(self, engine: str, kind: str) -> None:
+        """The engine was lost; another one is looked for.
+
+        Args:
+            engine: its name.
+            kind: see `LossKind`.
+        """
+
+    def resumed(self, engine: str, pause_s: float, refilled_tokens: int) -> None:
+        """Another engine has gone on with the call.
+
+        Args:
+            engine: its name.
+            pause_s: seconds from noticing the loss to the first new event.
+            refilled_tokens: tokens that were computed again.
+        """
 
     def first_token(self) -> None:
         """The first token was generated; of an upstream, the first bytes of a success came."""
@@ -91,8 +105,11 @@ class Observers(GenerationObserver):
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         self._notify(self._observers, lambda each: each.started(engine, queued_s, reason))
 
-    def resumed(self, engine: str) -> None:
-        self._notify(self._observers, lambda each: each.resumed(engine))
+    def lost(self, engine: str, kind: str) -> None:
+        self._notify(self._observers, lambda each: each.lost(engine, kind))
+
+    def resumed(self, engine: str, pause_s: float, refilled_tokens: int) -> None:
+        self._notify(self._observers, lambda each: each.resumed(engine, pause_s, refilled_tokens))
 
     def first_token(self) -> None:
         self._notify(self._observers, lambda each: each.first_token())

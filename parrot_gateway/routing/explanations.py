@@ -45,6 +45,8 @@ class Placed:
     #: Members of its largest task group; 1 without one.
     group_size: int
     submitted_at: float
+    #: Names of engines that ran it before and were lost.
+    lost: tuple[str, ...] = ()
     #: Once it has a place: the engine's name, why, and names of the others.
     engine: str = ""
     reasons: Reasons | None = None
@@ -91,12 +93,13 @@ class Explanations:
         """They wait no more."""
         self._held.pop(application, None)
 
-    def submitted(self, key: tuple[str, str], task: Task) -> None:
+    def submitted(self, key: tuple[str, str], task: Task, lost: tuple[str, ...] = ()) -> None:
         """A call waits for an engine, for the first time or again.
 
         Args:
             key: its tenant and its id.
             task: as the scheduler has it.
+            lost: names of engines that ran it before.
         """
         size = max((group.size for group in task.groups), default=1)
         self._calls[key] = Placed(
@@ -106,6 +109,7 @@ class Explanations:
             str(task.objective),
             size,
             self._clock(),
+            lost,
         )
         self._calls.move_to_end(key)
         if len(self._calls) > MAX_CALLS:
@@ -139,6 +143,7 @@ class Explanations:
             return {
                 "text": self._waiting(call, until),
                 "engine": None,
+                "lost_engines": list(call.lost),
                 "decided_by": None,
                 "waited_s": round(until - call.submitted_at, 6),
                 "held_s": None,
@@ -148,6 +153,7 @@ class Explanations:
         return {
             "text": _sentence(call, reasons),
             "engine": call.engine,
+            "lost_engines": list(call.lost),
             "decided_by": reasons.decided_by,
             "waited_s": round(reasons.waited_s, 6),
             "held_s": round(reasons.held_s, 6),
@@ -204,6 +210,8 @@ def _sentence(call: Placed, reasons: Reasons) -> str:
         parts.append(f" ({'; '.join(expected)})")
     if call.ended_at is not None and call.succeeded:
         parts.append(f". It took {seconds_text(call.ended_at - call.placed_at)}")
+    if call.lost:
+        parts.append(f". Before that it ran on {', then '.join(call.lost)}, lost meanwhile")
     return "".join(parts) + "."
 
 

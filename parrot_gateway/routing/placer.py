@@ -105,8 +105,8 @@ class ModelPlacer:
         self.adapter = adapter
         self.parses_reasoning = parses_reasoning
 
-    def place(self, request: GenerationRequest) -> EnginePlacement:
-        return EnginePlacement(self, request)
+    def place(self, request: GenerationRequest, lost: Sequence[str] = ()) -> EnginePlacement:
+        return EnginePlacement(self, request, tuple(lost))
 
     def draw_seed(self) -> int:
         return self._seeds.getrandbits(63)
@@ -129,6 +129,8 @@ class SubmittedTask:
     ) -> None:
         self.queued_s = 0.0
         self.reason = ""
+        #: Names of the engines that the call has lost.
+        self.lost: tuple[str, ...] = ()
         self._runner = runner
         self._updater = updater
         self._metadata = metadata
@@ -157,7 +159,7 @@ class SubmittedTask:
             self._explained_as = (metadata.tenant, metadata.call)
         explanations = self._runner.explanations
         if explanations is not None and self._explained_as is not None:
-            explanations.submitted(self._explained_as, task)
+            explanations.submitted(self._explained_as, task, self.lost)
         return task
 
     async def placed(self, task: Task) -> Place:
@@ -233,10 +235,14 @@ class EnginePlacement(SubmittedTask):
     Args:
         placer: of the model.
         request: what is to be run.
+        lost: names of the engines that it has lost.
     """
 
-    def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
+    def __init__(
+        self, placer: ModelPlacer, request: GenerationRequest, lost: tuple[str, ...]
+    ) -> None:
         super().__init__(placer.runner, placer.updater, placer.metadata)
+        self.lost = lost
         self.priority = 0
         self.retention: Retention = "normal"
         self.application = ""
@@ -250,6 +256,10 @@ class EnginePlacement(SubmittedTask):
         place = await self.placed(task)
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(OBJECTIVE_KINDS) * self._metadata.priority
+        if self.lost:
+            # What is computed again gives way to calls that an engine has had all the time: of each
+            # step it gets the share of what can wait.
+            self.priority += 1
         self.retention = place.retention
         self.application = task.application
         engine = self._placer.engines.get(place.engine_id)

@@ -93,6 +93,7 @@ def create_app(
         gateway.registry,
         gateway.join_keys(),
         settings.engines.heartbeat_s,
+        settings.engines.stall_s,
         own_key=gateway.own_join_key,
         is_own_name=gateway.supervisor.owns,
     )

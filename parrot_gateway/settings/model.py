@@ -272,6 +272,9 @@ class EngineLinkSettings(_Section):
     #: Key of engines on other hosts; a fresh one is made for own child processes at each start.
     join_key: SecretReference | None = None
     heartbeat_s: Seconds = 2.0
+    #: An engine that has work and runs no step for so long is lost, whatever its heartbeats say.
+    #: Kernels that are compiled in a first step take their time, and so do grammars.
+    stall_s: Seconds = 120.0
     #: Joined engines at most.
     max_engines: int = Field(default=1024, gt=0)
     #: For models that give no `idle_unload_s` of their own.

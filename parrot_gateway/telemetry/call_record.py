@@ -65,8 +65,6 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     served_model: str | None = None
     #: Name of the last engine or upstream server that took it.
     engine: str | None = None
-    #: Names of own engines that were lost while they ran it, in order.
-    lost_engines: tuple[str, ...] = ()
     #: Reason for that engine: the deciding rule's name, and an explanation in a few words.
     reason: str | None = None
     explanation: str | None = None
@@ -106,6 +104,12 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     content: CallContent | None = None
     #: Servers that could not answer before `engine` did, each with the reason: `vllm-1=timeout`.
     tried: tuple[str, ...] = ()
+    #: Names of own engines that were lost while they ran it, and their `LossKind`s; seconds until
+    #: the next one had gone on, and tokens that were computed again.
+    lost_engines: tuple[str, ...] = ()
+    loss_kinds: tuple[str, ...] = ()
+    pauses_s: tuple[float, ...] = ()
+    refilled_tokens: int = 0
     _records: CallRecords | None = None
 
     def outgoing_headers(self, headers: Headers) -> Headers:
@@ -194,11 +198,15 @@ class CallObserver(GenerationObserver):
         # Reset what an earlier try noted.
         record.error_code = record.error_message = record.first_token = None
 
-    def resumed(self, engine: str) -> None:
+    def lost(self, engine: str, kind: str) -> None:
+        self._record.lost_engines += (engine,)
+        self._record.loss_kinds += (kind,)
+
+    def resumed(self, engine: str, pause_s: float, refilled_tokens: int) -> None:
         record = self._record
-        if record.engine is not None:
-            record.lost_engines += (record.engine,)
         record.engine = engine
+        record.pauses_s += (pause_s,)
+        record.refilled_tokens += refilled_tokens
 
     def first_token(self) -> None:
         self._record.first_token = time.perf_counter()

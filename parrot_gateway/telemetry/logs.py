@@ -54,6 +54,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
     model: str | None = None
     served_model: str | None = None
     engine: str | None = None
+    lost_engines: list[str] | None = None
     reason: str | None = None
     tried: tuple[str, ...] = ()
     prompt_tokens: int | None = None
@@ -249,6 +250,7 @@ def _line_of(record: CallRecord, timestamp: str, level: str, event: str) -> Call
         model=_short(model),
         served_model=None if served_model == model else _short(served_model),
         engine=record.engine,
+        lost_engines=list(record.lost_engines) or None,
         reason=record.reason,
         tried=record.tried,
         prompt_tokens=record.prompt_tokens,

@@ -76,6 +76,7 @@ def call_attributes(record: CallRecord, session: str | None, facts: CallFacts) -
         "parrot.tenant": record.tenant,
         "parrot.batch.id": record.batch,
         "parrot.engine": record.engine,
+        "parrot.lost_engines": list(record.lost_engines) or None,
         "parrot.deferred": record.deferred or None,
         "parrot.client_left": record.client_left or None,
         "parrot.session.inferred": facts.is_inferred if session else None,

@@ -7,7 +7,6 @@ events mean is decided in `state`.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from types import TracebackType
 
 from parrot_engine.protocol import Filled
 
+from parrot_gateway.backends.own.losses import EngineLosses, is_loss, kind_of
 from parrot_gateway.backends.own.placement import Placement, Placer
 from parrot_gateway.backends.own.remote import EngineChannel
 from parrot_gateway.backends.own.state import GenerationState
@@ -35,21 +35,10 @@ from parrot_gateway.calls.tools.parsing import (
     ToolCallBegin,
     ToolCallText,
 )
-from parrot_gateway.exceptions import (
-    DeadlineError,
-    EngineLostError,
-    OverloadedError,
-    PoisonedCallError,
-)
+from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
 
 #: Tokens of output between two reports to the scheduler.
 PROGRESS_INTERVAL_TOKENS = 16
-#: Engines that a call may lose one after the other without a token or a prompt of its own done in
-#: between, and engines that it may lose in all. Engines that are lost within so many seconds of
-#: the first one count once: a host that goes down takes them all, whatever they run.
-MAX_FRUITLESS_LOSSES = 2
-MAX_LOSSES = 16
-INCIDENT_S = 1.0
 
 
 class Generation:
@@ -95,11 +84,11 @@ class Generation:
         self._channel: EngineChannel | None = None
         #: Generated tokens that the placement has heard of, and those of earlier engines.
         self._reported = self._generated_before = 0
-        #: Engines that were lost, and those since the last progress; `state.progress` at the
-        #: beginning on the present one.
-        self._losses = self._fruitless_losses = self._progress_before = 0
-        #: When the first of those was lost that were lost together.
-        self._incident_at = -math.inf
+        self._losses = EngineLosses()
+        #: `state.progress` and `state.refilled_tokens` at the beginning on the present engine.
+        self._progress_before = self._refilled_before = 0
+        #: When the loss was noticed, until another engine has gone on.
+        self._paused_at: float | None = None
         #: Why the last one was, until there is another.
         self._lost: OverloadedError | None = None
         #: Waits for an engine of the model, while there is none.
@@ -164,9 +153,7 @@ class Generation:
                 event = await channel.next(left_s)
                 progress = state.apply(event)
             except OverloadedError as error:
-                # Without any engine the scheduler refuses; one may come later than it waits.
-                is_loss = isinstance(error, EngineLostError) or error.code == "no_engine"
-                if self._lost is not None or not is_loss:
+                if self._lost is not None or not is_loss(error):
                     raise
                 self._lose(error)
                 continue
@@ -193,6 +180,8 @@ class Generation:
                 self._observers.first_token()
             update = progress.update
             if update is not None:
+                if self._paused_at is not None:
+                    self._resumed(self._paused_at)
                 if self._is_watched:
                     update = self._observed(update)
                 if state.done and isinstance(update, ChoiceDelta):
@@ -243,11 +232,8 @@ class Generation:
             await self._wait_for_engine(self._lost)
         placement = self._placement
         engine = await placement.engine()
-        if self._observers is not None:
-            if self._losses:
-                self._observers.resumed(placement.engine_name)
-            else:
-                self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+        if self._observers is not None and not self._losses.engines:
+            self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
         self.state.priority = placement.priority
         channel = engine.open(
             self.state.contexts_needed,
@@ -266,27 +252,31 @@ class Generation:
         Raises:
             PoisonedCallError: it has lost too many.
         """
-        state = self.state
-        if self._channel is not None:
-            self._losses += 1
-            now = time.perf_counter()
-            is_another = now - self._incident_at >= INCIDENT_S
-            if is_another:
-                self._incident_at = now
-            if state.progress > self._progress_before:
-                self._fruitless_losses = 0
-            elif is_another:
-                self._fruitless_losses += 1
-            self._channel.close()
+        state, channel, placement = self.state, self._channel, self._placement
+        if channel is not None:
             self._channel = None
+            channel.close()
             self._report_progress()
-        self._placement.close()
-        if self._fruitless_losses >= MAX_FRUITLESS_LOSSES or self._losses >= MAX_LOSSES:
-            raise PoisonedCallError(self._losses)
+            if self._paused_at is None:
+                self._paused_at = time.perf_counter()
+            if self._observers is not None:
+                self._observers.lost(placement.engine_name, kind_of(error))
+        placement.close()
+        if channel is not None:
+            has_progress = state.progress > self._progress_before
+            self._losses.add(placement.engine_name, kind_of(error), has_progress=has_progress)
         self._lost = error
-        self._progress_before = state.progress
+        self._progress_before, self._refilled_before = state.progress, state.refilled_tokens
         self._generated_before = self._reported = state.generated
-        self._placement = self._placer.place(state.resume())
+        self._placement = self._placer.place(state.resume(), self._losses.engines)
+
+    def _resumed(self, paused_at: float) -> None:
+        """Another engine has gone on."""
+        self._paused_at = None
+        if self._observers is not None:
+            pause_s = time.perf_counter() - paused_at
+            refilled = self.state.refilled_tokens - self._refilled_before
+            self._observers.resumed(self._placement.engine_name, pause_s, refilled)
 
     async def _wait_for_engine(self, lost: OverloadedError) -> None:
         """Return once the model has an engine again. A cancelled wait can be taken up again.

@@ -240,7 +240,7 @@ class ModelManager:
             logger.warning("model %s is unloaded with calls still running", name)
         cut_off.append(sum(engine.running for engine in engines))
         for engine in engines:
-            self._registry.remove(engine.id, _UNLOADED)
+            self._registry.remove(engine.id, _UNLOADED, "unloaded")
         await self._supervisor.stop_model(name)
         self._supervisor.remove(name)
         self._last_used.pop(name, None)
@@ -402,7 +402,7 @@ class ModelManager:
 
     async def _end_idle(self, name: str) -> None:
         for engine in self._drain(name):
-            self._registry.remove(engine.id, "it was idle")
+            self._registry.remove(engine.id, "it was idle", "left")
         await self._supervisor.stop_model(name)
 
     # -- description --------------------------------------------------------------------------

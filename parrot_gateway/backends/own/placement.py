@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from parrot_gateway.calls.metadata import ServedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parrot_engine.protocol import Retention
 
     from parrot_gateway.backends.own.remote import RemoteEngine
@@ -69,8 +71,13 @@ class Placement(Protocol):
 class Placer(ServedModel, Protocol):
     """The engines of one model, as a call sees them before it has one."""
 
-    def place(self, request: GenerationRequest) -> Placement:
-        """Ask for a place for a call; must be closed."""
+    def place(self, request: GenerationRequest, lost: Sequence[str] = ()) -> Placement:
+        """Ask for a place for a call; must be closed.
+
+        Args:
+            request: the call, or what is left of it.
+            lost: names of the engines that it has lost.
+        """
 
     def draw_seed(self) -> int:
         """A seed for a call that gives none."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.backends.own.remote import EngineObserver, RemoteEngine
+from parrot_gateway.exceptions import LossKind
+
+logger = logging.getLogger(__name__)
 
 #: `draining`: it says that it leaves. `drained`: the operator gives it no new calls, until it is
 #: `resumed`.
@@ -74,6 +78,8 @@ class EngineRegistry:
         #: Models without an engine whose last one was lost, with `time.monotonic()` of that and
         #: what is set once another joins. They are forgotten after `REJOIN_TIMEOUT_S`.
         self._missing: dict[str, tuple[float, asyncio.Event]] = {}
+        #: Engines that left, by model and kind of loss.
+        self.losses: dict[tuple[str, LossKind], int] = {}
         self._listeners: list[Listener] = []
         self._observers: list[EngineObserver] = []
 
@@ -128,7 +134,7 @@ class EngineRegistry:
             self._set_drained(engine, drained=True)
         return engine
 
-    def remove(self, engine_id: str, reason: str) -> None:
+    def remove(self, engine_id: str, reason: str, kind: LossKind = "link") -> None:
         """An engine left or was lost: its open channels fail. Unknown ids do nothing."""
         engine = self.joined.pop(engine_id, None)
         if engine is None:
@@ -136,7 +142,12 @@ class EngineRegistry:
         model = engine.info.model
         if not engine.draining and not any(each.takes_calls for each in self.of_model(model)):
             self._missing[model] = (time.monotonic(), asyncio.Event())
-        engine.lose(reason)
+        num_calls = engine.num_calls
+        engine.lose(reason, kind)
+        level = logging.WARNING if num_calls else logging.INFO
+        logger.log(level, "engine %s left: %s; calls on it: %d", engine.name, reason, num_calls)
+        key = (model, kind)
+        self.losses[key] = self.losses.get(key, 0) + 1
         self._notify("left", engine)
 
     @property

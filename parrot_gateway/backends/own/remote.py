@@ -44,7 +44,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import TextAssets, Tokenizer
 
-from parrot_gateway.exceptions import EngineLostError, OverloadedError
+from parrot_gateway.exceptions import EngineLostError, LossKind, OverloadedError
 
 #: Bytes that may wait for the socket before new work is refused.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -170,7 +170,10 @@ class RemoteEngine:
         self._outgoing_bytes = 0
         #: The link is gone.
         self.lost = False
+        self.loss_kind: LossKind = "link"
         self._lost_reason = ""
+        #: It has said that all it had is gone.
+        self.has_crashed = False
         #: Those who wait until there is less to do, and whether it must be nothing at all.
         self._idle_waiters: dict[asyncio.Future[None], bool] = {}
 
@@ -320,6 +323,11 @@ class RemoteEngine:
         for observer in self._observers:
             observer.blocks_changed(self, changes)
 
+    @property
+    def num_calls(self) -> int:
+        """Calls that have contexts on it."""
+        return len(set(self._channels.values()))
+
     def deliver(self, events: list[Event]) -> None:
         """Hand the events of one engine step to their channels. Events of freed contexts drop."""
         for event in events:
@@ -344,11 +352,11 @@ class RemoteEngine:
         self._outgoing_bytes -= len(data)
         return data
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, kind: LossKind = "link") -> None:
         """The link is gone: everything open on this engine fails. Safe to call twice."""
         if self.lost:
             return
-        self.lost, self._lost_reason = True, reason
+        self.lost, self._lost_reason, self.loss_kind = True, reason, kind
         self.running = self.queued_tokens = 0
         self._loads.clear()
         self._collected.clear()
@@ -363,7 +371,8 @@ class RemoteEngine:
 
     def lost_error(self) -> EngineLostError:
         return EngineLostError(
-            f"The engine that ran this call was lost ({self._lost_reason}); please send it again."
+            f"The engine that ran this call was lost ({self._lost_reason}); please send it again.",
+            self.loss_kind,
         )
 
     def _check_open(self) -> None:
@@ -451,6 +460,8 @@ class RemoteEngine:
 
     def _note_progress(self, event: Event) -> None:
         load = self._loads.get(event.context_id)
+        if isinstance(event, Failed):
+            self.has_crashed = self.has_crashed or event.code == "engine_lost"
         if load is None:
             return
         if isinstance(event, Failed):

@@ -466,7 +466,7 @@ def failure_of(code: FailureCode, message: str) -> GatewayError:
             code="numerical_error",
         )
     if code == "engine_lost":
-        return EngineLostError("The engine that ran this call broke down.")
+        return EngineLostError("The engine that ran this call broke down.", "crashed")
     if code == "unknown_adapter":
         return ModelNotFoundError("The adapter of this call was unloaded.", param="model")
     return GatewayError(

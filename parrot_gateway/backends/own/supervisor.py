@@ -77,6 +77,8 @@ class EngineProcess:
     #: Set while its link is there, and while a link that it had is gone.
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     unlinked: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Its link was given up because it computed nothing: it will not come back by itself.
+    is_stalled: bool = False
     #: When it was started and when it became ready, by the event loop's clock.
     started_at: float | None = None
     ready_at: float | None = None
@@ -319,6 +321,7 @@ class EngineSupervisor:
                 process.enter("loading")
             if change == "left":
                 process.has_worked |= _has_worked(engine)
+                process.is_stalled = engine.loss_kind == "stalled"
                 process.linked.clear()
                 process.unlinked.set()
 
@@ -412,11 +415,12 @@ class EngineSupervisor:
             return
         while True:
             await process.unlinked.wait()
-            if not await _within(REJOIN_TIMEOUT_S, process.linked):
+            limit_s = 0.0 if process.is_stalled else REJOIN_TIMEOUT_S
+            if not await _within(limit_s, process.linked):
                 logger.warning(
                     "engine %s lives, but did not come back within %g s; it is ended",
                     process.name,
-                    REJOIN_TIMEOUT_S,
+                    limit_s,
                 )
                 send_signal(child, signal.SIGKILL)
                 return

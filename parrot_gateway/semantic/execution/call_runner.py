@@ -54,7 +54,7 @@ class JobObserver(TextObserver):
         self._job.call.engine = engine
         self._job.call.placement = reason
 
-    def resumed(self, engine: str) -> None:
+    def resumed(self, engine: str, pause_s: float, refilled_tokens: int) -> None:
         self._job.call.engine = engine
 
     def ended(self, usage: Usage | None, finish_reason: str | None = None) -> None:

@@ -101,6 +101,7 @@ class CallMetrics:
             name: Distribution(d.STAGES)
             for name in ("inputs", "prepare", "queue", "first_token", "generate")
         }
+        self._pauses = Distribution(d.FAILOVER_PAUSES)
         self._remembered: dict[tuple[object, ...], _Series] = {}
         self._left = self._cell(d.CALLS_LEFT)
         self._deferred = self._cell(d.CALLS_DEFERRED)
@@ -130,6 +131,8 @@ class CallMetrics:
         for tried in record.tried:
             server, _, reason = tried.rpartition("=")
             self._cell(d.UPSTREAM_FALLBACKS, self._servers.of(server), reason)[0] += 1
+        if record.lost_engines:
+            self._count_losses(record)
         prompt, output = record.prompt_tokens, record.output_tokens
         if prompt is not None:
             for cell in series.prompt:
@@ -164,6 +167,14 @@ class CallMetrics:
                 gap = (record.ended - record.first_token) / (output - 1)
                 model.token_mean.observe(gap)
                 model.token_gaps.observe(gap, output - 1)
+
+    def _count_losses(self, record: CallRecord) -> None:
+        model = self._models.of(record.served_model or UNKNOWN)
+        for kind in record.loss_kinds:
+            self._cell(d.FAILOVERS, model, kind)[0] += 1
+        self._cell(d.FAILOVER_REFILLED, model)[0] += record.refilled_tokens
+        for pause_s in record.pauses_s:
+            self._pauses.observe(pause_s)
 
     def _time_stages(self, record: CallRecord, began: float) -> None:
         stages = self._stages
@@ -290,6 +301,8 @@ class CallMetrics:
         if definition is d.STAGES:
             for stage, each in self._stages.items():
                 yield (stage,), each
+        elif definition is d.FAILOVER_PAUSES:
+            yield (), self._pauses
         elif definition is d.GEN_AI_DURATION:
             yield from list(self._durations.items())
         elif definition in _BY_MODEL:

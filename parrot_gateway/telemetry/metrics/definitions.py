@@ -195,6 +195,21 @@ CALLS_LEFT = _counter("parrot_calls_abandoned", "", "Calls whose client left bef
 CALLS_DEFERRED = _counter(
     "parrot_deferred_calls", "", "Calls answered with a reference or in the background."
 )
+FAILOVERS = _counter(
+    "parrot_call_engine_losses",
+    "model_name reason",
+    "Times that a running call lost its engine: link, silent, stalled, crashed, protocol, left, "
+    "unloaded.",
+)
+FAILOVER_REFILLED = _counter(
+    "parrot_failover_refilled_tokens", "model_name", "Tokens computed again on another engine."
+)
+FAILOVER_PAUSES = _histogram(
+    "parrot_failover_pause_seconds",
+    "",
+    "From noticing that a call's engine was lost until another one had gone on.",
+    _STAGE_SECONDS,
+)
 STAGES = _histogram(
     "parrot_call_stage_seconds",
     "stage",
@@ -271,6 +286,11 @@ ENGINE_QUEUED_TOKENS = _gauge(
 )
 ENGINE_HEARTBEAT_AGE = _gauge(
     "parrot_engine_heartbeat_age_seconds", _ENGINE, "Seconds since the engine's last heartbeat."
+)
+ENGINE_LOSSES = _counter(
+    "parrot_engines_lost",
+    "model_name reason",
+    "Engines that left, in good order (left) or not; reasons as of parrot_call_engine_losses.",
 )
 PROCESS_STATES = _gauge(
     "parrot_engine_processes", "model_name state", "Engine processes of the gateway's own."

@@ -193,6 +193,10 @@ def _read_processes(parts: Parts, samples: Samples) -> Iterator[None]:
         model = models[each.model.served_name]
         samples.add(d.PROCESS_STATES, 1, model, each.state)
         samples.add(d.PROCESS_RESTARTS, each.restarts, model)
+    losses = parts.registry.losses
+    models = within(MAX_MODELS, dict.fromkeys(model for model, _ in losses))
+    for (model, kind), count in losses.items():
+        samples.add(d.ENGINE_LOSSES, count, models[model], kind)
     yield
 
 

@@ -218,10 +218,11 @@ def test_the_document_lists_what_is_exported(seen: Seen) -> None:
     names = {name for span in spans for name in span.attributes}
     names |= {name for span in spans for event, _, told in span.events for name in (event, *told)}
     assert names <= listed
-    # Batches, clients that left, and kinds of calls that are not made here.
+    # Batches, clients that left, engines that were lost, and kinds of calls that are not made here.
     assert listed - names <= {
         "parrot.batch.id",
         "parrot.client_left",
+        "parrot.lost_engines",
         "parrot.link.kind",
         "parrot.link.confidence",
         # Asked for elsewhere.

@@ -143,6 +143,7 @@ def test_a_line_holds_all_that_is_known_of_a_call() -> None:
         output_tokens=3, status=503, error_code="broke", error_message="It broke.",
         finish_reason="length", streamed=True, deferred=True, client_left=True,
         tried=("other=timeout",),
+        lost_engines=("first", "second"),
     )  # fmt: skip
     stream = io.StringIO()
     CallLog(Log(stream, "json"), False)(record)
@@ -151,8 +152,8 @@ def test_a_line_holds_all_that_is_known_of_a_call() -> None:
     assert line == {
         "level": "warning", "logger": CALLS, "event": "call failed", "path": "/v1/x",
         "status": 503, "duration_ms": 4000.0, "model": "a" * 200, "served_model": "s" * 200,
-        "engine": "engine", "reason": "prefix", "tried": ["other=timeout"],
-        "prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3,
+        "engine": "engine", "lost_engines": ["first", "second"], "reason": "prefix",
+        "tried": ["other=timeout"], "prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3,
         "waited_ms": 1000.0, "prepared_ms": 500.0, "queued_ms": 250.0,
         "first_token_ms": 2000.0, "finish_reason": "length", "streamed": True, "deferred": True,
         "client_left": True, "error_code": "broke", "error_message": "It broke.",

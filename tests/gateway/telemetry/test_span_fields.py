@@ -28,7 +28,7 @@ RECORD = CallRecord(
     "engine", "prefix", "prefix of 3", started_at=1000.0, ready=12.0, submitted=13.0, placed=14.0,
     first_token=15.5, ended=20.0, queued_s=1.0, prompt_tokens=7, cached_tokens=5, output_tokens=3,
     status=200, error_code="broke", finish_reason="length", streamed=True, deferred=True,
-    client_left=True,
+    client_left=True, lost_engines=("first", "second"),
 )  # fmt: skip
 #: It was refused: nothing is known of it.
 REFUSED = CallRecord("req_2", "call_2", 10.0, "/v1/other", started_at=1000.0, status=400)
@@ -58,6 +58,7 @@ def test_a_span_has_every_attribute_that_is_known() -> None:
         "parrot.tenant": "acme",
         "parrot.batch.id": "batch_1",
         "parrot.engine": "engine",
+        "parrot.lost_engines": ["first", "second"],
         "parrot.deferred": True,
         "parrot.client_left": True,
         "parrot.session.inferred": True,

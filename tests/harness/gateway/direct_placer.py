@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
@@ -58,7 +60,7 @@ class DirectPlacer:
         """See `Placer`."""
         return self._engine.parses_reasoning
 
-    def place(self, request: GenerationRequest) -> DirectPlacement:
+    def place(self, request: GenerationRequest, lost: Sequence[str] = ()) -> DirectPlacement:
         """See `Placer`."""
         return DirectPlacement(self._engine)
 

@@ -35,10 +35,11 @@ async def join_server(
     registry: EngineRegistry,
     heartbeat_s: float = 0.2,
     is_own_name: Callable[[str], bool] = lambda name: False,
+    stall_s: float = 60.0,
 ) -> AsyncIterator[str]:
     """Serve the join endpoint; the URL to dial. `OWN_KEY` is that of the gateway's own engines."""
     endpoint = EngineLinkEndpoint(
-        registry, [OWN_KEY, KEY], heartbeat_s, own_key=OWN_KEY, is_own_name=is_own_name
+        registry, [OWN_KEY, KEY], heartbeat_s, stall_s, own_key=OWN_KEY, is_own_name=is_own_name
     )
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

@@ -137,7 +137,9 @@ class ScriptedRemoteEngine:
         for primitive in primitives:
             self.submitted.append(primitive)
             if isinstance(primitive, Fill):
-                known = self.contexts.get(primitive.context_id, [])
+                parent = primitive.parent_context_id
+                source = primitive.context_id if parent is None else parent
+                known = self.contexts.get(source, [])
                 self.contexts[primitive.context_id] = [*known, *primitive.token_ids]
                 self._fills.append((primitive, primitive.token_ids))
             elif isinstance(primitive, Generate):

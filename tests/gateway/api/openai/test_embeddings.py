@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from harness.gateway.pooling_remote import PoolingRemote
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving
+from harness.gateway.serving import Service, serving, until
 from harness.pooling_checkpoints import (
     VOCAB,
     change_config,
@@ -27,6 +27,7 @@ from harness.pooling_checkpoints import (
     write_modules,
 )
 from parrot_engine import LLM
+from parrot_engine.protocol import Pool
 from parrot_engine.text.pairs import encode_written_pairs
 
 from parrot_gateway.api.openai import embeddings, pooling_input
@@ -400,3 +401,30 @@ async def test_texts_of_a_call_keep_two_steps_ahead(folders: dict[str, Path]) ->
     # As many at a time until there are no more, not one by one once there was no room.
     assert len(set(widths[:-1])) == 1
     assert widths[0] > 1
+
+
+async def test_what_a_lost_engine_has_not_computed_is_sent_to_another(
+    folders: dict[str, Path],
+) -> None:
+    engines = [PoolingRemote(folders["bert"], "bert", automatic=False) for _ in range(2)]
+    for engine in engines:
+        engine.info = replace(engine.info, max_batch_tokens=20)
+    texts = [f"the king sleeps {'a ' * number}" for number in range(12)]
+    async with serving(*engines) as service:
+        call = asyncio.create_task(embed(service, input=texts))
+        await until(lambda: any(engine.contexts for engine in engines))
+        first = 0 if engines[0].contexts else 1
+        lost, other = engines[first], engines[1 - first]
+        # A step, and what is sent after it.
+        lost.step()
+        sent = len(lost.contexts)
+        await lost.wait_for(lambda: len(lost.contexts) > sent)
+        service.gateway.registry.remove(service.remotes[first].id, "it was unplugged")
+        lost.contexts.clear()
+        other.automatic = True
+        answer = await call
+        again = {tuple(each.token_ids) for each in other.submitted if isinstance(each, Pool)}
+        assert 0 < len(again) < len(texts)
+        whole = await embed(service, input=texts)
+        assert np.allclose(vectors(answer), vectors(whole), atol=1e-5)
+        assert answer["usage"] == whole["usage"]

@@ -231,6 +231,39 @@ async def test_a_long_step_is_not_taken_for_silence(registry: EngineRegistry) ->
             assert isinstance(await channel.next(), Filled)
 
 
+async def test_an_engine_that_beats_and_computes_nothing_is_lost(registry: EngineRegistry) -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def before_step() -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+
+    async with (
+        join_server(registry, heartbeat_s=0.05, stall_s=0.3) as url,
+        scripted_engine(url, model="idle"),
+        scripted_engine(url, before_step=before_step),
+    ):
+        idle, engine = await joined(registry, "idle"), await joined(registry)
+        with engine.open(1) as channel:
+            channel.submit(Fill(channel.context_ids[0], [1]))
+            await asyncio.to_thread(entered.wait, WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(EngineLostError, match="ran no step") as lost:
+                    await channel.next()
+        assert lost.value.kind == "stalled"
+        assert registry.losses == {("scripted", "stalled"): 1}
+        # One without work does nothing, as it should.
+        assert not idle.lost
+        # Once it goes on it joins as a fresh engine, and what it had is gone.
+        go_on.set()
+        again = await joined(registry)
+        with again.open(1) as channel:
+            channel.submit(Fill(channel.context_ids[0], [1, 2]))
+            event = await channel.next(WAIT_S)
+            assert isinstance(event, Filled)
+            assert event.num_tokens == 2
+
+
 async def test_goodbye_lets_running_calls_finish(registry: EngineRegistry) -> None:
     async with join_server(registry) as url:
         async with connect(url, additional_headers=HEADERS, proxy=None) as websocket:

@@ -409,6 +409,19 @@ async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
         assert supervisor.processes[0].restarts == 1
 
 
+async def test_a_process_that_computes_nothing_is_killed_at_once() -> None:
+    async with supervised("serve") as (supervisor, registry):
+        await settled(supervisor)
+        first = await joined(registry)
+        (stalled,) = pids(supervisor)
+        # It cannot come back by itself.
+        os.kill(stalled, signal.SIGSTOP)
+        registry.remove(first.id, "it had work and ran no step", "stalled")
+        await joined(registry)
+        assert pids(supervisor) != [stalled]
+        assert supervisor.processes[0].restarts == 1
+
+
 async def test_a_process_whose_link_breaks_may_come_back() -> None:
     async with supervised("serve") as (supervisor, registry):
         await settled(supervisor)

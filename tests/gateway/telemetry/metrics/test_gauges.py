@@ -67,7 +67,9 @@ def parts(linking: Any, **changed: Any) -> Parts:
         "is_ready": lambda: True,
         "requests": Stub(is_draining=False, running=801, accepted=802, refused=803),
         "calls": CallRecords(),
-        "registry": Stub(joined={each.id: each for each in engines}),
+        "registry": Stub(
+            joined={each.id: each for each in engines}, losses={("m", "silent"): 412}
+        ),
         "supervisor": Stub(processes=processes),
         "upstreams": {"up": Stub(upstreams=lambda: [server], settings=Stub(servers=["up"]))},
         "scheduling": Stub(
@@ -152,6 +154,7 @@ OF_PARTS: dict[tuple[str, ...], float] = {
     ("parrot_engine_processes", "m", "running"): 1,
     ("parrot_engine_processes", "m", "starting"): 1,
     ("parrot_engine_process_restarts_total", "m"): 411,
+    ("parrot_engines_lost_total", "m", "silent"): 412,
     ("parrot_upstream_ready", "up"): 0,
     ("parrot_upstream_breaker_open", "up"): 0.5,
     ("parrot_upstream_breaker_openings_total", "up"): 501,

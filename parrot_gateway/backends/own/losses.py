@@ -1,0 +1,68 @@
+"""The engines that one call has lost, and whether it may lose another."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from parrot_gateway.exceptions import EngineLostError, LossKind, OverloadedError, PoisonedCallError
+
+logger = logging.getLogger(__name__)
+
+#: Engines that a call may lose one after the other without a token or a prompt of its own done in
+#: between, and engines that it may lose in all.
+MAX_FRUITLESS_LOSSES = 2
+MAX_LOSSES = 16
+#: Engines that are lost within so many seconds of the first one count once: a host that goes down
+#: takes them all, whatever they run. Engines that have said that they broke down count each.
+INCIDENT_S = 1.0
+
+
+def is_loss(error: OverloadedError) -> bool:
+    """Return whether the call may be placed anew: its engine is gone, or it never had one.
+
+    Without any engine the scheduler refuses a call; one may come later than it waits.
+    """
+    return isinstance(error, EngineLostError) or error.code == "no_engine"
+
+
+def kind_of(error: OverloadedError) -> LossKind:
+    """Return how an engine was lost."""
+    return error.kind if isinstance(error, EngineLostError) else "unplaced"
+
+
+class EngineLosses:
+    """The losses of one call."""
+
+    def __init__(self) -> None:
+        #: Names of the engines, in order.
+        self.engines: list[str] = []
+        #: Engines that were lost since the last progress.
+        self._fruitless = 0
+        #: When the first of those was lost that were lost together.
+        self._incident_at = -math.inf
+
+    def add(self, engine: str, kind: LossKind, *, has_progress: bool) -> None:
+        """Count an engine.
+
+        Args:
+            engine: its name.
+            kind: how it was lost.
+            has_progress: the call got further there.
+
+        Raises:
+            PoisonedCallError: the call may well be the reason.
+        """
+        self.engines.append(engine)
+        now = time.perf_counter()
+        is_another = kind == "crashed" or now - self._incident_at >= INCIDENT_S
+        if is_another:
+            self._incident_at = now
+        if has_progress:
+            self._fruitless = 0
+        elif is_another:
+            self._fruitless += 1
+        if self._fruitless >= MAX_FRUITLESS_LOSSES or len(self.engines) >= MAX_LOSSES:
+            logger.error("a call that has lost %s is stopped", ", ".join(self.engines))
+            raise PoisonedCallError(len(self.engines))
