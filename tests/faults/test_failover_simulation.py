@@ -17,8 +17,8 @@ from harness.gateway.hashing_engine import HashingEngine
 from harness.virtual_time import VirtualLoop
 from parrot_engine.protocol import Fill, Generate, Generated, SamplingParams
 
-from parrot_gateway.backends.own import generate, registry, state
-from parrot_gateway.backends.own.generate import INCIDENT_S
+from parrot_gateway.backends.own import generate, losses, registry, state
+from parrot_gateway.backends.own.losses import INCIDENT_S
 from parrot_gateway.backends.own.remote import EngineChannel
 from parrot_gateway.calls.generation_request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.routing import placer
@@ -33,7 +33,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
     """A loop on a virtual clock, which is the clock of failover, too."""
     made = VirtualLoop()
     clock = SimpleNamespace(monotonic=made.time, perf_counter=made.time, time=made.time)
-    for module in (generate, registry, placer):
+    for module in (generate, losses, registry, placer):
         monkeypatch.setattr(module, "time", clock)
     yield made
     made.close()
