@@ -171,7 +171,7 @@ async def test_a_call_that_breaks_engines_is_stopped() -> None:
 
 
 async def test_progress_forgives_losses() -> None:
-    """A token on each engine; in all it may lose so many."""
+    """A call may lose 16 engines in all, with a token on each."""
     runs = itertools.count(1)
 
     def script(prompt: list[int], sampling: SamplingParams) -> list[int | Failed]:

@@ -135,7 +135,7 @@ def run(
 
     Args:
         order: which of the contexts comes next, over and over.
-        losses: the engine is lost after so many events.
+        losses: numbers of events after which the engine is lost.
     """
     state = GenerationState(request, TOKENIZER, seed)
     outcome = Outcome({}, {}, {}, {}, {}, [], Usage(0, 0, 0))
