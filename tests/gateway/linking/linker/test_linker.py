@@ -698,3 +698,139 @@ def test_of_sessions_that_turn_out_to_be_one_the_older_name_counts() -> None:
         younger, _ = play.run(user("Summarise part two."), text=OTHER)
         play.start(user("Join these.\n\n" + "\n\n".join(join)))
         assert play.session(younger) == play.session(older) == name
+
+
+def told(linked: LinkedCall) -> list[tuple[str, str, float]]:
+    return [(link.source, link.kind, link.confidence) for link in linked.links]
+
+
+@pytest.mark.parametrize(("count", "confidence"), [(1, 1.0), (2, 0.95)])
+def test_how_sure_a_conversation_goes_on(count: int, confidence: float) -> None:
+    """Whole, with an answer that stands in other turns, and as one text."""
+    play = Play()
+    begin = "Once upon a time there was a mill. " * 9
+    for _ in range(count):
+        play.run(SYSTEM, user("Tell me a story."), text=STORY)
+    (link,) = told(play.start(SYSTEM, user("Tell me a story."), said(STORY), user("More."))[1])
+    assert link[1:] == ("continues", confidence)
+    # The oldest turn has gone, or was changed.
+    for turns in ([user("Tell me a story.")], [user("Changed."), user("Tell me a story.")]):
+        (link,) = told(play.start(*turns, said(STORY), user("On."))[1])
+        assert link[1:] == ("continues", 0.95 if count == 1 else 0.85)
+    for _ in range(count):
+        play.run(Message("prompt", begin), text=OTHER)
+    (link,) = told(play.start(Message("prompt", f"{begin}{OTHER} Then,"))[1])
+    assert link[1:] == ("continues", 1.0 if count == 1 else 0.9)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_how_sure_a_conversation_goes_on_whose_answer_was_changed(count: int) -> None:
+    play = Play()
+    question = user(f"Tell me a story. {OTHER * 3}")
+    for _ in range(count):
+        play.run(question, text="Yes, I will.")
+    edited = 0.9 if count == 1 else 0.8
+    for answer in ("No, never at all.", "Yes, I will. A tool said: so be it."):
+        (link,) = told(play.start(question, said(answer), user("More."))[1])
+        assert link[1:] == ("continues", edited)
+    # It was left out: short as it is it may have been a decision, if only one made it.
+    links = told(play.start(question, user("More of that."))[1])
+    assert links == ([("c1", "continues", 0.8)] if count == 1 else [])
+    # Turns behind a whole exchange were left out.
+    whole = (question, said("Yes, I will."))
+    linked = play.start(*whole, said("And this nobody said."), user("More."))[1]
+    assert {link[1:] for link in told(linked)} == {("continues", 0.9)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_how_sure_the_result_of_a_tool_tells_its_call(count: int) -> None:
+    play, tool = Play(), ToolCall("call_7", "look", "{}")
+    for number in range(count):
+        call, _ = play.start(SYSTEM, user(f"Look at {number}."))
+        play.end(call, "", [tool])
+    result = Message("tool", "A sail.", tool_call_id="call_7")
+    last = f"c{count}"
+    # Alone; behind the call in a history that nobody knows; in the history as it was.
+    sure = 1.0 if count == 1 else 0.85
+    assert told(play.start(result)[1])[0][1:] == ("continues", sure)
+    assert told(play.start(result)[1])[1][1:] == ("tool", 1.0)
+    (found, echoed) = told(play.start(user("What?"), said("", tool), result)[1])
+    assert (found[1:], echoed[1:]) == (("continues", sure), ("tool", 1.0))
+    (found, echoed) = told(
+        play.start(SYSTEM, user(f"Look at {count - 1}."), said("", tool), result)[1]
+    )
+    assert (found, echoed) == ((last, "continues", 1.0), (last, "tool", 1.0))
+
+
+def test_a_named_response_is_certain_and_a_summary_is_not() -> None:
+    play = Play()
+    first, _ = play.start(user("Begin."))
+    play.end(first, "Yes", [ToolCall("call_7", "look", "{}")])
+    assert told(play.start(user("Go on."), previous=f"r-{first}")[1]) == [(first, "continues", 1.0)]
+    result = Message("tool", "A sail.", tool_call_id="call_7")
+    assert told(play.start(result, previous=f"r-{first}")[1]) == [
+        (first, "continues", 1.0), (first, "tool", 1.0)
+    ]  # fmt: skip
+    assert told(play.start(user("Go on."), previous="r-none")[1]) == []
+    turns = (SYSTEM, user("Tell me a story."))
+    play.run(*turns, text=STORY)
+    call, _ = play.run(*turns, said(STORY), user("Sum it up."), text=f"{OTHER} {STORY}")
+    begin = user(f"This goes on from an earlier conversation:\n{OTHER} {STORY}")
+    assert (call, "continues", 0.7) in told(play.start(SYSTEM, begin, user("Go on."))[1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt", "confidence"),
+    [
+        # All of it is the text; a part of it; a part of which another session wrote as much.
+        (STORY, STORY, 0.95),
+        ("Seven barges lay there.", "Seven barges lay there.", None),
+        (STORY, f"Translate: {STORY} Thank you.", 0.9),
+        (f"{OTHER} {STORY}", f"Translate: {STORY} Thank you.", 0.9),
+        (f"{OTHER} {STORY}", f"Translate: {STORY[:30]} Thank you.", None),
+    ],
+)
+def test_how_sure_a_text_was_read(answer: str, prompt: str, confidence: float | None) -> None:
+    play = Play()
+    call, _ = play.run(user("Write."), text=answer)
+    assert told(play.start(user(prompt))[1]) == (
+        [] if confidence is None else [(call, "output", confidence)]
+    )
+    # In a conversation of the same session less is enough, and more is certain.
+    _, linked = play.start(user("Write."), said(answer), user(prompt), user("Go on."))
+    assert told(linked)[0] == (call, "continues", 1.0)
+
+
+def test_of_rivals_that_wrote_the_same_the_unread_one_is_less_sure() -> None:
+    play = Play()
+    for number in range(2):
+        play.run(user(f"Write {number}."), text=STORY)
+    assert told(play.start(user(STORY))[1]) == [("c2", "output", 0.8)]
+    # The other one has not been read yet, and then both have been.
+    assert told(play.start(user(STORY))[1]) == [("c1", "output", 0.95)]
+
+
+def test_what_a_session_wrote_itself_needs_less_evidence() -> None:
+    play = Play()
+    for text, confidence in ((STORY, 0.98), ("Yes, seven.", 0.9)):
+        first, _ = play.start(user("Begin."), session="mine")
+        play.end(first, text)
+        _, linked = play.start(user(text), user("Is that so?"), session="mine")
+        assert told(linked) == [(first, "output", confidence)]
+        _, linked = play.start(user(text), user("Is it?"), session="other")
+        assert bool(linked.links) == (text == STORY)
+
+
+def test_evidence_is_where_the_text_stands() -> None:
+    play = Play()
+    answer = f"Here it is. {STORY} That was it."
+    play.run(user("Tell me a story."), text=answer)
+    prompt = f"Translate this: {STORY}"
+    _, linked = play.start(SYSTEM, user("Hm."), user(prompt))
+    (link,) = linked.links
+    assert link.evidence is not None
+    message, start, end, source_start, source_end = link.evidence
+    assert message == 2
+    for passage in (prompt[start:end], answer[source_start:source_end]):
+        assert STORY[:-1] in passage
+        assert len(passage) < len(STORY) + 5

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
-from parrot_gateway.linking.process.journal import LinkJournal
+import pytest
+
+from parrot_gateway.linking.process.journal import MAX_LISTED, LinkJournal
 from parrot_gateway.linking.process.wire import AnswerSeen, RequestSeen
 from parrot_gateway.linking.process.worker_process import limits_of
 from parrot_gateway.linking.profiles.profile_store import ProfileStore
@@ -193,3 +196,127 @@ def test_the_longest_path_counts_where_several_lead_to_a_call() -> None:
     summary = play.journal.describe_session("t", play.call("all")["session"])
     assert summary is not None
     assert summary["title"].startswith("Graph of 4 calls, 3 deep")
+
+
+def test_a_call_is_shown_with_all_that_is_known_of_it() -> None:
+    play = Play()
+    text = " ".join(f"word{index}" for index in range(40))
+    play.start("c1", "Question?", session="mine")
+    function = {"name": "n" * 99, "arguments": "{}"}
+    calls = [
+        {"id": f"x{number}", "function": {**function, "name": f"{number}"}} for number in range(20)
+    ]
+    calls.append({"id": "long", "function": function})
+    play.end("c1", "r1", content=text, tool_calls=calls[-1:] + calls[:-1])
+    play.start("c2", f"Shorten: {text}")
+    shown = play.call("r1")
+    assert shown == {
+        "id": "c1", "object": "call", "request_id": "req-c1", "response_id": "r1", "name": "chat",
+        "session": "mine", "inferred": False, "model": "m", "state": "done", "submitted": 1.0,
+        "finished": 2.0, "error": None, "tools": ["n" * 64, *map(str, range(15))], "links": [],
+    }  # fmt: skip
+    assert play.call("req-c1") == shown
+    reader = play.call("c2")
+    ((link),) = reader["links"]
+    evidence = link.pop("evidence")
+    assert link == {"from": "c1", "kind": "output", "confidence": 0.9}
+    assert evidence["message"] == 0
+    assert evidence["end"] - evidence["start"] >= len(text)
+    assert (reader["state"], reader["finished"], reader["response_id"]) == ("running", None, None)
+    assert (reader["session"], reader["inferred"]) == ("mine", False)
+    assert play.journal.session_of("t", "c2") == "mine"
+    assert play.journal.session_of("t", "c3") is play.journal.session_of("u", "c2") is None
+
+
+def test_sessions_are_summed_up_and_listed_last_used_first() -> None:
+    play = Play()
+    for call, session in (("c1", ""), ("c2", "mine"), ("c3", "")):
+        play.start(call, f"Question of {call}?", session=session)
+    play.end("c1", content="Yes.")
+    summary = play.journal.describe_session("t", play.call("c1")["session"])
+    assert summary is not None
+    assert summary.pop("title").startswith("Chat call · ")
+    id_ = summary["id"]
+    assert summary == {
+        "id": id_, "object": "session", "name": id_, "inferred": True, "models": ["m"],
+        "created": 1.0, "last_used": 4.0, "calls": {"unfinished": 0, "finished": 1},
+    }  # fmt: skip
+    listed = play.journal.describe_sessions("t")
+    assert [each["id"] for each in listed["data"]] == [play.call("c3")["session"], id_]
+    assert listed["has_more"] is False
+    named = play.journal.describe_session("t", "mine")
+    assert named is not None
+    assert (named["title"], named["inferred"]) == ("mine", False)
+    assert play.journal.describe_graph("t", "none") is None
+    graph = play.journal.describe_graph("t", "mine")
+    assert graph == {"session": "mine", "inferred": False, "calls": [play.call("c2")]}
+    for number in range(MAX_LISTED):
+        play.start(f"more{number}", f"Question of {number}?")
+    listed = play.journal.describe_sessions("t")
+    assert (len(listed["data"]), listed["has_more"]) == (MAX_LISTED, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state", "finished", "response_id"),
+    [
+        (200, b'{"id": "r", "choices": [{"message": {"content": "a"}}]}', "done", 2.0, "r"),
+        (0, b'{"id": "r", "choices": [{"message": {"content": "a"}}]}', "cancelled", 2.0, "r"),
+        (399, b"{}", "done", 2.0, None),
+        (400, b'{"id": "r"}', "failed", 2.0, None),
+        # One that is still to be made, one whose stream failed, one that broke off.
+        (200, b'{"id": "r", "status": "queued", "output": []}', "running", None, "r"),
+        (200, b'data: {"id": "r", "choices": [{"text": "a"}]}\n\ndata: {"error": {}}\n\n', "failed",
+         2.0, "r"),
+        (200, b'event: response.failed\ndata: {"id": "r", "type": "x"}\n\n', "failed", 2.0, "r"),
+        (200, b'{"id": "r", "choices": [{"message": {"content": "an error"}}]}', "done", 2.0, "r"),
+        (200, b'{"id": "r", "text": "error', "done", 2.0, "r"),
+        (200, b" " * 5000 + b'{"id": "r", "text": "', "done", 2.0, None),
+        (200, gzip.compress(b'{"id": "r", "choices": [{"text": "a"}]}'), "done", 2.0, "r"),
+        (200, b"\x1f\x8bdamaged", "done", 2.0, None),
+    ],
+)  # fmt: skip
+def test_how_a_call_ended(
+    status: int, body: bytes, state: str, finished: float | None, response_id: str | None
+) -> None:
+    play = Play()
+    play.start("c1", "Question?")
+    play.finish("c1", status, body)
+    call = play.call("c1")
+    assert (call["state"], call["finished"], call["response_id"]) == (state, finished, response_id)
+    assert call["error"] == (status if status >= 400 else None)
+    play.finish("nobody", 200, body)
+
+
+def test_statistics_count_what_was_linked() -> None:
+    play = Play()
+    text = " ".join(f"word{index}" for index in range(40))
+    play.start("c1", "Question?")
+    play.end("c1", content=text)
+    play.start("c2", f"Shorten: {text}")
+    play.start("c3", "Another one?", tenant="u")
+    found = play.journal.statistics()
+    assert found.pop("bytes") > found.pop("largest_tenant_bytes") > 0
+    assert found == {
+        "linked": 3, "links": 1, "links_by_kind": {"output": 1}, "sessions": 2, "unreadable": 0,
+        "tenants": 2, "calls": 3, "templates": 0,
+    }  # fmt: skip
+
+
+def test_profiles_are_shown_with_what_is_known_of_their_calls() -> None:
+    play = Play()
+    rules = "Answer the question of a person in one word and give no reasons at all: "
+    for number in range(40):
+        play.start(f"c{number}", f"{rules}{number * 7919} and {number * 104729}?")
+        play.end(f"c{number}", content="y" * 40)
+    (profile,) = play.journal.describe_profiles("t")["data"]
+    assert profile["object"] == "profile"
+    assert len(profile.pop("template")) == 16
+    assert profile["prefix_bytes"] == len('"messages": [{"role": "user", "content": "') + len(rules)
+    assert profile["calls"] > 20
+    assert 10 <= profile["output_tokens"]["p50"] <= profile["output_tokens"]["p90"] <= 12
+    assert profile["gap_s"] == {"p50": 0.0, "p90": 0.0}
+    assert {name: profile[name] for name in ("returns", "feeds_fan_in", "fan_in", "siblings")} == {
+        "returns": 0.0, "feeds_fan_in": 0.0, "fan_in": 0.0, "siblings": 0.0
+    }  # fmt: skip
+    assert profile["successors"] == []
+    assert play.journal.statistics()["templates"] == 1

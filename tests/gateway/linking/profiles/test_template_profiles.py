@@ -12,7 +12,8 @@ import pytest
 from parrot_gateway.linking.linker.conversation import answer_of
 from parrot_gateway.linking.linker.links import Link, LinkedSession, LinkKind
 from parrot_gateway.linking.profiles.forecast import Forecast, Forecasts
-from parrot_gateway.linking.profiles.profiles import TenantProfiles, output_tokens
+from parrot_gateway.linking.profiles.profiles import Profile, TenantProfiles, output_tokens
+from parrot_gateway.linking.profiles.templates import Template, template_of
 
 CHAT = "/v1/chat/completions"
 #: Instructions of the roles, by name.
@@ -275,6 +276,11 @@ def test_a_large_change_comes_in_parts() -> None:
           "usage": {"completion_tokens": 8}}, 4.0),
         ({"usage": {"output_tokens": 3}, "content": [{"type": "text", "text": "x" * 9000}]}, 3.0),
         ({"choices": [{"message": {"content": '"completion_tokens": 9'}}]}, 22 / 4),
+        ({"choices": [{"message": {"content": "x" * 7, "tool_calls": [
+            {"id": "t", "function": {"name": "look", "arguments": "y" * 5}}]}}]}, 12 / 4),
+        ({"output": [], "usage": {"output_tokens": 5, "x": {"output_tokens": "no"}}}, 5.0),
+        ({"output": [], "usage": {"output_tokens": 5}, "later": {"output_tokens": 6}}, 6.0),
+        ({"content": [{"type": "text", "text": "x" * 9000}], "usage": {"n": 1}}, 9000 / 4),
     ],
 )  # fmt: skip
 def test_tokens_of_an_answer(answer: dict[str, Any], tokens: float) -> None:
@@ -282,3 +288,90 @@ def test_tokens_of_an_answer(answer: dict[str, Any], tokens: float) -> None:
     known = answer_of(CHAT, body)
     assert known is not None
     assert output_tokens(body, known) == tokens
+
+
+def template(text: str) -> Template:
+    return template_of(b'"messages":[{"role":"user","content":"' + text.encode())
+
+
+def test_a_forecast_is_made_of_the_counts_of_a_profile() -> None:
+    profile = Profile(
+        template("Hi"), calls=16.0, returned=8.0, in_fan_in=4.0, fan_in=12.0, siblings=8.0,
+        successors={"rare": (2.0, 2.0), "usual": (12.0, 24.0), "gone": (0.0, 0.0)}, is_outer=True,
+    )  # fmt: skip
+    for _ in range(10):
+        profile.lengths.add(100.0)
+        profile.gaps.add(2000.0)
+    told = profile.forecast()
+    assert 100 <= told.output_tokens[0] <= told.output_tokens[1] <= 120
+    assert 2.0 <= told.gap_s[0] <= told.gap_s[1] <= 2.4
+    assert profile.unused_s == max(4 * told.gap_s[1], 10.0)
+    plain = msgspec.structs.replace(told, output_tokens=(0.0, 0.0), gap_s=(0.0, 0.0))
+    assert plain == Forecast(
+        profile.template.key, 10.0, (0.0, 0.0), 4 / 16, 12 / 4, 8 / 4, 8 / 16, (0.0, 0.0),
+        (("usual", 12 / 16, 2.0), ("rare", 2 / 16, 1.0)), 16.0, True, profile.template.length,
+    )  # fmt: skip
+    # Nothing is known; more than all is all.
+    assert Profile(template("Hi")).forecast() == Forecast(
+        profile.template.key, 0.0, prefix_bytes=profile.template.length
+    )
+    most = Profile(template("Hi"), returned=2.0, in_fan_in=3.0, successors={"a": (5.0, 5.0)})
+    told = most.forecast()
+    assert (told.returns, told.feeds_fan_in, told.successors) == (1.0, 1.0, (("a", 1.0, 1.0),))
+
+
+def test_all_counts_of_a_profile_fade_together() -> None:
+    profile = Profile(
+        template("Hi"), calls=255.0, returned=100.0, in_fan_in=80.0, fan_in=60.0, siblings=40.0,
+        successors={"many": (9.0, 12.0), "few": (0.25, 0.25)},
+    )  # fmt: skip
+    profile.settle()
+    assert (profile.calls, profile.returned, profile.siblings) == (256.0, 100.0, 40.0)
+    profile.settle()
+    counts = (profile.calls, profile.returned, profile.in_fan_in, profile.fan_in, profile.siblings)
+    assert counts == (128.5, 50.0, 40.0, 30.0, 20.0)
+    assert profile.successors == {"many": (4.5, 6.0)}
+    for number in range(15):
+        profile.succeed(f"new {number}", True)
+    profile.succeed("new 3", False)
+    profile.succeed("one too many", True)
+    assert len(profile.successors) == 16
+    # The rarest makes room.
+    assert "new 0" not in profile.successors
+    assert profile.successors["new 3"] == (1.0, 2.0)
+    assert profile.successors["one too many"] == (1.0, 1.0)
+
+
+def test_a_tenant_restores_no_more_profiles_than_it_may_have() -> None:
+    profiles = TenantProfiles(2)
+    for text in ("a", "b", "c"):
+        profiles.restore(Profile(template(text)))
+    assert len(profiles) == 2
+    assert [each.template for each in profiles.profiles()] == [template("a"), template("b")]
+    told, removed = profiles.changes(1)
+    assert ([each.template for each in told], removed) == ([template("a")], [])
+    assert profiles.has_changed
+    assert profiles.changes(5)[0][0].template == template("b")
+    assert not profiles.has_changed
+    # They are found in prompts at once, the used one stays longer.
+    body = b'{"messages":[{"role":"user","content":"%s"}]}'
+    session = LinkedSession("s", 0.0, False)
+    profiles.request("c1", body % b"a first", [], session, 1.0)
+    assert profiles.template_of("c1") == template("a").key
+    assert profiles.template_of("c2") == ""
+    assert [each.template for each in profiles.profiles()] == [template("b"), template("a")]
+    before = profiles.size_bytes
+    profiles.answer("c1", 9.0, 2.0)
+    profiles.answer("c1", 99.0, 3.0)
+    (told_one,) = profiles.changes(5)[0]
+    assert told_one.forecast.weight == 1.0
+    profiles.drop("c1")
+    assert (profiles.template_of("c1"), profiles.size_bytes) == ("", before - 400)
+    # Nobody used it, but it failed: it is not counted.
+    profiles.request("c3", body % b"a second", [], session, 500.0)
+    assert next(reversed([*profiles.profiles()])).calls == 0
+    profiles.answer("c3", 9.0, 501.0)
+    profiles.request("c4", body % b"b third", [], session, 560.9)
+    assert profiles.changes(5)[0][0].forecast.settled == 0
+    profiles.request("c5", body % b"b third", [], session, 561.0)
+    assert profiles.changes(5)[0][0].forecast.settled == 1
