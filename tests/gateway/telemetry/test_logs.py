@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from parrot_gateway.telemetry.logs import (
     COMMON_FIELDS,
     CallLog,
     Log,
+    LogFormat,
     set_log_level,
 )
 
@@ -191,6 +193,29 @@ def test_values_stay_on_one_line_of_text(value: str, shown: str) -> None:
         f" INFO    {CALLS}: call path=/v1/x status=200 model={shown} prompt_tokens=0"
         " tenant=default call_id=call request_id=req\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("log_format", "shape"),
+    [("json", "%Y-%m-%dT%H:%M:%S.{:03}Z"), ("text", "%Y-%m-%d %H:%M:%S,{:03}")],
+)
+def test_a_line_has_its_own_time_to_the_millisecond(
+    log_format: LogFormat, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    moments = [1e9, 1e9 + 0.25, 1e9 + 0.0625, 1e9 + 61.5]
+    stream, zone_s = io.StringIO(), 0 if log_format == "json" else (5 * 60 + 45) * 60
+    log = Log(stream, log_format)
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        log.call(CallRecord("req", "call", 0.0), "info", "call")
+    monkeypatch.undo()
+    time.tzset()
+    times = [time.strftime(shape, time.gmtime(each + zone_s)) for each in moments]
+    lines = stream.getvalue().splitlines()
+    for line, text, each in zip(lines, times, moments, strict=True):
+        assert text.format(int(each % 1 * 1000)) in line
 
 
 async def test_lines_of_calls_are_held_a_moment_and_stay_in_order() -> None:
