@@ -139,8 +139,9 @@ def test_times_of_a_call_that_waited_for_its_inputs() -> None:
 
 def test_a_line_holds_all_that_is_known_of_a_call() -> None:
     record = CallRecord(
-        "req_1", "call_1", 10.0, "/v1/x", "acme", "sess", "batch", "resp", "a" * 300, "s" * 300,
-        "engine", reason="prefix", ready=11.0, submitted=11.5, placed=12.0,
+        "req_1", "call_1", 10.0, path="/v1/x", tenant="acme", session="sess", batch="batch",
+        model="a" * 300, served_model="s" * 300, engine="engine", reason="prefix",
+        explanation="with 3 others", ready=11.0, submitted=11.5, placed=12.0,
         first_token=13.0, ended=14.0, queued_s=0.25, prompt_tokens=7, cached_tokens=5,
         output_tokens=3, status=503, error_code="broke", error_message="It broke.",
         finish_reason="length", streamed=True, deferred=True, client_left=True,

@@ -24,8 +24,9 @@ from parrot_gateway.telemetry.span_fields import (
 )
 
 RECORD = CallRecord(
-    "req_1", "call_1", 10.0, "/v1/messages", "acme", "mine", "batch_1", "resp_1", "alias", "model",
-    "engine", "prefix", "prefix of 3", started_at=1000.0, ready=12.0, submitted=13.0, placed=14.0,
+    "req_1", "call_1", 10.0, path="/v1/messages", tenant="acme", session="mine", batch="batch_1",
+    model="alias", served_model="model", engine="engine", reason="prefix",
+    explanation="prefix of 3", started_at=1000.0, ready=12.0, submitted=13.0, placed=14.0,
     first_token=15.5, ended=20.0, queued_s=1.0, prompt_tokens=7, cached_tokens=5, output_tokens=3,
     status=200, error_code="broke", finish_reason="length", streamed=True, deferred=True,
     client_left=True, lost_engines=("first", "second"),
