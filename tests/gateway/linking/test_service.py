@@ -96,7 +96,7 @@ class Linking(LinkingService):
         return self.observe(self.exchange, body, **names)
 
     def said(self) -> list[ToWorker]:
-        """What is gathered leaves now."""
+        """Messages gathered so far, which leave now."""
         self._flush()
         return self.pipe.take()
 

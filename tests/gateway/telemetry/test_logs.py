@@ -220,11 +220,11 @@ def test_a_line_has_its_own_time_to_the_millisecond(
 
 
 async def test_lines_of_calls_are_held_a_moment_and_stay_in_order() -> None:
-    stream = io.StringIO()
-    log = Log(stream, "json")
+    raw = io.BytesIO()
+    log = Log(io.TextIOWrapper(raw), "json")
 
     def events_() -> list[str]:
-        return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+        return [json.loads(line)["event"] for line in raw.getvalue().splitlines()]
 
     record = CallRecord("req", "call", 0.0)
     # As many as are held at once.
@@ -233,8 +233,8 @@ async def test_lines_of_calls_are_held_a_moment_and_stay_in_order() -> None:
         log.call(record, "info", str(number))
         if number == 63:
             assert events_() == [str(each) for each in range(64)]
-            stream.truncate(0)
-            stream.seek(0)
+            raw.truncate(0)
+            raw.seek(0)
     log.write('{"event": "between"}\n')
     log.call(record, "info", "last")
     assert events_() == []
