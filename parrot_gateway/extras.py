@@ -1,11 +1,11 @@
-"""Packages that only some settings need, and the extras of the distribution that bring them."""
+"""Packages that only some settings need, and the extras that install them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-#: By the name of an extra, what is imported of it.
+#: Imported packages, by the name of their extra.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "engine": ("torch", "transformers", "safetensors", "llguidance"),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
@@ -13,12 +13,12 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def missing_of(extra: str) -> list[str]:
-    """List the packages of an extra that are not installed; at most their parents are imported."""
+    """List the packages of an extra that are not installed; imports at most their parents."""
     return [name for name in EXTRAS[extra] if not is_installed(name)]
 
 
 def is_installed(package: str) -> bool:
-    """Tell if a package, by its dotted name, can be imported."""
+    """Return true if a package can be imported by its dotted name."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:
@@ -26,5 +26,5 @@ def is_installed(package: str) -> bool:
 
 
 def advice_on(extra: str) -> str:
-    """The command that installs it."""
+    """Return the command that installs an extra."""
     return f"pip install 'parrot-gateway[{extra}]'"

@@ -1,11 +1,11 @@
 """The contents of one engine step: the contract between the batcher and the runner.
 
-Plain values, made on the CPU by the batcher, read by the runner and by attention back ends. No
-"is prefill" flag: a decode is a row of one token, a chunk of prefill a row of many, and both may
-stand in one batch.
+Plain values, made on the CPU by the batcher, and read by the runner and by attention back ends.
+Rows have no "is prefill" flag: a decode is a row of one token, a chunk of prefill a row of many,
+and a batch may have both.
 
-A step is *launched* and its outcome waited for later; the next one may be launched in between. It
-can then use a token that only the device has, see `BatchRow.pending`.
+A step is *launched*, and its outcome is fetched later; the next step may be launched in between.
+That step can use a token that only the device knows, see `BatchRow.pending`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy.typing as npt
 
 from parrot_engine.protocol import SamplingParams, TokenLogprobs
 
-#: Of which tokens of a row the logits are needed.
+#: Tokens of a row whose logits are needed.
 LogitsNeed: TypeAlias = Literal["none", "last", "all"]
 
-#: Stands in `BatchRow.token_ids` for a token that is not known on the host yet.
+#: Placeholder in `BatchRow.token_ids` for a token that the host does not know yet.
 UNKNOWN_TOKEN = 0
 
 
 class BlockCopy(NamedTuple):
-    """Copy the KV of a whole block, in every layer, before the step writes anything."""
+    """A copy of a whole block's KV in every layer, made before the step writes anything."""
 
     source: int
     target: int
@@ -40,26 +40,26 @@ class BatchRow(NamedTuple):
 
     #: The tokens to compute; at least one. With `pending` the first is `UNKNOWN_TOKEN`.
     token_ids: list[int]
-    #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks, or
-    #: written by the step launched before.
+    #: Position of the first token. The blocks contain the KV of positions 0 … start-1 already, or
+    #: the previously launched step writes it.
     start: int
-    #: Physical block ids covering positions 0 … start + len(token_ids) - 1. The batcher gives a
-    #: view of its own table, which may change once `launch` has returned.
+    #: Physical block ids covering positions 0 … start + len(token_ids) - 1. A view of the batcher's
+    #: own table, which may change once `launch` has returned.
     block_table: list[int] | npt.NDArray[np.int32]
     logits: LogitsNeed = "none"
-    #: The row's first token is the one sampled for the row of this index in the step launched just
-    #: before; only draft tokens may follow it.
+    #: Index of the row in the previously launched step whose sampled token is this row's first
+    #: token; only draft tokens may follow it.
     pending: int | None = None
-    #: So many of the tokens, all but the first, are draft tokens: a token is sampled behind each
-    #: token of the row. Needs `logits == "all"`.
+    #: Number of draft tokens: all tokens but the first, or 0. A token is sampled after each token
+    #: of the row. Needs `logits == "all"`.
     num_drafts: int = 0
 
 
 class BatchRows(Sequence[BatchRow]):
-    """The rows of a step, a list for each of their fields.
+    """The rows of a step, stored as one list per field.
 
-    A step has hundreds of rows, and whoever reads them wants one field of all: no object is made
-    for a row unless one is looked at.
+    A step has hundreds of rows, and readers need one field of all of them. So row objects are made
+    only when accessed.
     """
 
     __slots__ = ("block_tables", "logits", "num_drafts", "pending", "starts", "token_ids")
@@ -76,7 +76,7 @@ class BatchRows(Sequence[BatchRow]):
 
     @staticmethod
     def of(rows: Sequence[BatchRow]) -> BatchRows:
-        """The same rows; these themselves where they are of this kind."""
+        """Return the same rows as `BatchRows`, unchanged if they are."""
         return rows if isinstance(rows, BatchRows) else BatchRows(rows)
 
     def append(self, row: BatchRow) -> None:
@@ -113,28 +113,30 @@ class BatchRows(Sequence[BatchRow]):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRow:
-    """Log-probabilities of given tokens that a row's leading logits predict."""
+    """A request for log-probabilities of given tokens, from a row's leading logits."""
 
-    #: Token i follows the row's token i; at most as many as the row has.
+    #: Token i follows the row's token i; at most as many as the row has tokens.
     target_token_ids: list[int]
-    #: Likeliest tokens to report with each.
+    #: Number of likeliest tokens to report with each.
     num_top: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Everything that the runner computes in one step."""
+    """All work of the runner in one step."""
 
     rows: Sequence[BatchRow]
     copies: list[BlockCopy] = field(default_factory=list)
-    #: By row: how its token is drawn from its last logits; None draws none. Empty: no row draws.
+    #: By row: how its token is sampled from its last logits; None samples none. Empty: no row
+    #: samples.
     sampling: list[SamplingRow | None] = field(default_factory=list)
-    #: By row: what its leading logits score; needs `logits == "all"`. Empty: no row does.
+    #: By row: the tokens that its leading logits score; needs `logits == "all"`. Empty: no row
+    #: scores.
     scoring: list[ScoringRow | None] = field(default_factory=list)
-    #: A row with a pending token has a draw that depends on which token that is: `Launch.sample`
-    #: is called once the outcome of the step before was applied.
+    #: True if the sampling of a row depends on its pending token: `Launch.sample` is then called
+    #: after the outcome of the previous step was applied.
     awaits_tokens: bool = False
-    #: By row: id of the adapter that it is computed with, empty for none. Empty: no row has one.
+    #: By row: id of its adapter, empty for none. Empty: no row has one.
     adapters: Sequence[str] = ()
 
     @property
@@ -146,27 +148,28 @@ class StepBatch:
 class SamplingRow:
     """The sampler's input for one sequence, besides its logits.
 
-    One for a whole generation: read when a step is launched, it then grows with what comes out.
+    One object for a whole generation. It is read when a step is launched, and grows with the
+    generated tokens.
     """
 
     params: SamplingParams
-    #: Tokens of the context when the Generate began (for the repetition penalty).
+    #: Tokens of the context before the `Generate` (for the repetition penalty).
     prompt_token_ids: list[int]
-    #: Tokens generated since (for the other penalties).
+    #: Tokens generated since then (for the other penalties).
     generated_token_ids: list[int]
-    #: Resolved seed of the random stream: `params.seed`, or drawn once for this Generate.
+    #: Seed of the random stream: `params.seed`, or one drawn for this `Generate`.
     seed: int
-    #: Ids that `min_tokens` bans while too few tokens are there: end-of-text and stop ids.
+    #: Ids banned while there are fewer than `min_tokens`: end-of-text and stop ids.
     end_token_ids: frozenset[int]
-    #: Tokens behind `generated_token_ids` that were launched but are not known yet.
+    #: Number of launched but unknown tokens after `generated_token_ids`.
     num_pending: int = 0
-    #: Of the grammar that the generation has to follow.
+    #: Matcher of the grammar that the generation must follow.
     matcher: Matcher | None = None
-    #: Only the largest logit is needed.
+    #: True if only the largest logit is needed.
     is_plain: bool = field(init=False)
-    #: What is drawn depends on the ids generated before, not on their number alone.
+    #: True if the sampled token depends on earlier ids, not only on their number.
     needs_history: bool = field(init=False)
-    #: Logits are changed before the draw, by more than a grammar's mask.
+    #: True if logits are changed before sampling, apart from a grammar's mask.
     edits_logits: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,12 +190,12 @@ class SamplingRow:
 
     @property
     def index(self) -> int:
-        """The number of tokens generated before the one to draw."""
+        """Return the number of tokens generated before the next one."""
         return len(self.generated_token_ids) + self.num_pending
 
 
 class SampledToken(NamedTuple):
-    """The outcome for one row. `token_id` is None when its logits held a NaN or only -inf."""
+    """The sampled token of one row. `token_id` is None if its logits had a NaN or only -inf."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None
@@ -203,21 +206,22 @@ class RowOutcome(NamedTuple):
 
     #: For a row that samples.
     token: SampledToken | None = None
-    #: For a row that scores, one entry a target.
+    #: For a row that scores: one entry per target.
     scores: Sequence[TokenLogprobs] = ()
-    #: Whether the scored logits were finite.
+    #: True if the scored logits were finite.
     is_sound: bool = True
-    #: For a row with draft tokens: what was sampled behind each of them, right or wrong.
+    #: For a row with draft tokens: the token sampled after each of them, whether the draft was
+    #: right or wrong.
     following: Sequence[SampledToken] = ()
 
 
 class TokenOutcomes(Sequence[RowOutcome]):
-    """The outcome of a step that does nothing but sample, a token at most for each row."""
+    """The outcome of a step that only samples, with at most one token per row."""
 
     __slots__ = ("token_ids",)
 
     def __init__(self, token_ids: list[int | None]) -> None:
-        #: By row: None where none is sampled, -1 where the logits were not finite.
+        #: By row: None if none was sampled, -1 if the logits were not finite.
         self.token_ids = token_ids
 
     def __len__(self) -> int:
@@ -239,43 +243,43 @@ class TokenOutcomes(Sequence[RowOutcome]):
 class Matcher(Protocol):
     """Follows one generation through its grammar."""
 
-    #: Why no token can be allowed any more, once that is so.
+    #: The reason once no token can be allowed.
     problem: str | None
 
     @property
     def is_closing(self) -> bool:
-        """Return True if it leads the text to its end, since there is no room for more."""
+        """Return true if it now leads the text to its end, because few tokens are left."""
         ...
 
     def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
-        """Write which tokens may follow: bit i of the mask is token i.
+        """Write the mask of allowed next tokens: bit i stands for token i.
 
         Args:
-            generated_token_ids: of the generation so far; those of the last call and maybe more.
-            mask: zeros, a bit for each token of the vocabulary; stays as it is with a `problem`.
+            generated_token_ids: all tokens so far; those of the previous call, and perhaps more.
+            mask: zeros, one bit per token of the vocabulary; unchanged if there is a `problem`.
         """
         ...
 
 
 class Launch(Protocol):
-    """A step that the device computes, or has computed."""
+    """A launched step, running or finished."""
 
     def sample(self) -> None:
-        """Start the draws of a batch that `awaits_tokens`; those of others start with the step.
+        """Sample the tokens of a batch that `awaits_tokens`; other batches sample by themselves.
 
         Called before any other method of this launch or of the runner.
         """
         ...
 
     def ready(self) -> bool:
-        """Return True if `outcome` would not have to wait."""
+        """Return true if `outcome` would not wait."""
         ...
 
     def outcome(self) -> Sequence[RowOutcome]:
-        """Wait for the step; one entry for each of its rows. May be called once.
+        """Wait for the step, and return one entry per row. May be called once.
 
         Raises:
-            Exception: whatever went wrong on the device.
+            Exception: an error of the device.
         """
         ...
 
@@ -285,7 +289,7 @@ class Adapter(Protocol):
 
     @property
     def id(self) -> str:
-        """The name that rows use; equal adapters have equal ids."""
+        """Return the id that rows use; equal adapters have equal ids."""
         ...
 
     @property
@@ -293,13 +297,13 @@ class Adapter(Protocol):
 
 
 class AdapterMemory(Protocol):
-    """The adapters of a runner: `adapters.slots.AdapterSlots`, or a double in tests."""
+    """The adapters of a runner: `adapters.slots.AdapterSlots`, or a test double."""
 
-    #: Different adapters that a step may have.
+    #: Maximum number of different adapters in a step.
     count: int
 
     def read(self, folder: Path) -> Any:
-        """The `Adapter` in a folder, for `add`. From any thread.
+        """Read the `Adapter` in a folder for `add`; from any thread.
 
         Raises:
             AdapterError: it cannot be used with this model.
@@ -307,23 +311,23 @@ class AdapterMemory(Protocol):
         ...
 
     def add(self, adapter: Any) -> None:
-        """From now on rows may name this adapter."""
+        """Add an adapter that rows may name from now on."""
         ...
 
     def remove(self, adapter_id: str) -> None:
-        """No row to be launched names this adapter any more."""
+        """Remove an adapter that rows to be launched no longer name."""
         ...
 
 
 class Runner(ABC):
-    """Executes steps: `runner.model_runner.ModelRunner`, or a double in tests.
+    """Executes steps: `runner.model_runner.ModelRunner`, or a test double.
 
-    By default nothing else takes part: there is nothing to end, and nothing to lose.
+    The defaults are for a runner in one process, which has no other processes to end or to lose.
     """
 
     vocab_size: int
     eos_token_ids: list[int]
-    #: Longest context in tokens.
+    #: Maximum tokens of a context.
     max_position: int
     architecture: str
     dtype: str
@@ -331,35 +335,35 @@ class Runner(ABC):
     num_blocks: int
     block_size: int
     default_sampling: dict[str, float]
-    #: None: rows have no adapters.
+    #: None if rows cannot have adapters.
     adapters: AdapterMemory | None = None
-    #: Memory of the weights and of one block; 0 where it is not known.
+    #: Memory of the weights and of one block; 0 if unknown.
     weight_bytes: int = 0
     kv_bytes_per_block: int = 0
 
     @property
     def read_once_tokens(self) -> int:
-        """See `AttentionBackend.read_once_tokens`; 0 of one that shares no reads."""
+        """Return `AttentionBackend.read_once_tokens`; 0 if its attention shares no reads."""
         return 0
 
     @abstractmethod
     def launch(self, batch: StepBatch) -> Launch:
-        """Start a step; it runs after all that were launched before, and sees what they wrote.
+        """Start a step. It runs after all earlier steps, and sees their writes.
 
         Raises:
-            ShardError: a process that takes part was lost; nothing can be launched any more.
+            ShardError: a process of the engine was lost; nothing can be launched any more.
         """
 
     def close(self) -> None:
-        """End what else takes part; called once nothing is launched any more."""
+        """End the other processes; called after the last launch."""
         return
 
     def check(self) -> None:
-        """Raise `ShardError` when a process that takes part was lost."""
+        """Raise `ShardError` if a process of the engine was lost."""
         return
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call this, from any thread, when one is."""
+        """Register a callback for a lost process; it is called from any thread."""
         return
 
     def prepare(self) -> bool:

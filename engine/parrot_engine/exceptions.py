@@ -6,10 +6,10 @@
     │   ├── PoolingModelError      valid, but its vectors or scores cannot be computed here
     │   ├── CheckpointError        files missing, broken, or not matching the configuration
     │   └── AdapterError           an adapter cannot be read, or does not fit the model
-    ├── SettingsError              a setting that cannot be, or does not fit the machine
+    ├── SettingsError              a setting is invalid, or does not fit the machine
     ├── GenerationError            `LLM` only: a context failed; carries the `Failed` event
-    ├── PrimitiveError             one context cannot go on; becomes a `Failed` event
-    ├── ShardError                 a process of an engine of several was lost: so is the engine
+    ├── PrimitiveError             one context cannot continue; becomes a `Failed` event
+    ├── ShardError                 a process of a multi-process engine was lost, and so the engine
     └── EngineStateError           a bug of the engine itself, with the story of the object
         ├── BlockStateError        an illegal transition of a KV block
         └── ContextStateError      an illegal transition of a context
@@ -33,7 +33,7 @@ class ModelError(ParrotEngineError):
 
 
 class UnsupportedModelError(ModelError):
-    """The builtin engine does not know how to run this model; the huggingface engine may."""
+    """The builtin engine does not support this model; the huggingface engine may."""
 
     def __init__(self, feature: str, *, architecture: str | None = None) -> None:
         of_model = f" (architecture {architecture})" if architecture else ""
@@ -41,13 +41,13 @@ class UnsupportedModelError(ModelError):
             f"the builtin engine does not support {feature}{of_model}; "
             "use the huggingface engine for this model"
         )
-        #: What is not supported, e.g. `rope type 'su'`.
+        #: The unsupported feature, e.g. `rope type 'su'`.
         self.feature = feature
         self.architecture = architecture
 
 
 class PoolingModelError(ModelError):
-    """A model of vectors or scores that the builtin engine cannot compute, and no other does."""
+    """A model of vectors or scores is not supported by any engine."""
 
     def __init__(self, feature: str, architecture: str | None = None) -> None:
         of_model = f" (architecture {architecture})" if architecture else ""
@@ -64,11 +64,11 @@ class CheckpointError(ModelError):
 
 
 class AdapterError(ModelError):
-    """A LoRA adapter cannot be read, is of a kind that is not supported, or of another model."""
+    """A LoRA adapter cannot be read, is not supported, or belongs to another model."""
 
 
 class SettingsError(ParrotEngineError):
-    """A setting of the engine that cannot be, or that does not fit model and machine."""
+    """A setting is invalid, or does not fit model and machine."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(f"{setting}: {message}")
@@ -88,7 +88,7 @@ class GenerationError(ParrotEngineError):
 
 
 class PrimitiveError(ParrotEngineError):
-    """One context cannot go on; the engine turns this into a `Failed` event."""
+    """One context cannot continue; the engine turns this into a `Failed` event."""
 
     def __init__(self, code: FailureCode, message: str) -> None:
         super().__init__(message)
@@ -97,11 +97,11 @@ class PrimitiveError(ParrotEngineError):
 
 
 class ShardError(ParrotEngineError):
-    """A rank of a tensor-parallel engine was lost, or failed alone: the engine is at its end."""
+    """A rank of a tensor-parallel engine was lost or failed alone, which ends the engine."""
 
 
 class EngineStateError(ParrotEngineError):
-    """A bug of the engine: an operation that the state of an object does not allow."""
+    """A bug of the engine: the state of an object does not allow an operation."""
 
     def __init__(self, what: str, problem: str, story: Sequence[str] = ()) -> None:
         lines = "".join(f"\n  {line}" for line in story)

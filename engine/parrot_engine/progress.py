@@ -1,7 +1,7 @@
-"""Progress of long waits, as whole lines on standard error.
+"""Reports progress of long waits as whole lines on standard error.
 
-An engine process has no terminal: its parent reads lines and passes them on. So nothing here
-redraws a bar, and a short wait prints nothing.
+An engine process has no terminal: its parent reads its lines and passes them on. So no bar is
+redrawn, and a short wait prints nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Silence before the first line, and between two.
+#: Seconds before the first line, and between lines.
 FIRST_LINE_S = 1.0
 INTERVAL_S = 2.0
 
@@ -21,12 +21,12 @@ def print_line(line: str) -> None:
 
 
 class ProgressLines:
-    """Writes `(done, total)` as lines, at most one every `INTERVAL_S`.
+    """Writes `(done, total)` as lines, at most one per `INTERVAL_S`.
 
     Args:
-        what: begins each line.
-        write: takes a line.
-        clock: seconds, growing.
+        what: the beginning of each line.
+        write: writes a line.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ProgressLines:
 
 
 def download_bar() -> type[Any]:
-    """A tqdm class that writes lines, for libraries that draw their progress with tqdm."""
+    """Return a tqdm class that writes lines, for libraries that show progress with tqdm."""
     from tqdm import tqdm
 
     class LineBar(tqdm):
-        """Writes each state that tqdm would draw as one line."""
+        """Writes each state that tqdm would draw as a line."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs |= {"mininterval": INTERVAL_S, "delay": FIRST_LINE_S, "leave": False}
@@ -61,7 +61,7 @@ def download_bar() -> type[Any]:
             super().__init__(*args, **kwargs)
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            """Write the present state; called by tqdm when it is time to redraw."""
+            """Write the current state; called by tqdm instead of a redraw."""
             if not pos and (msg is None or msg.strip()):
                 print_line((msg if msg is not None else str(self)).strip())
 

@@ -2,7 +2,7 @@
 
 A deferred call answers at once with a reference, which the gateway replaces by the text in any
 prompt. References live only inside compositions (`composition`). A program gets a text or a
-`DeferredText`, which is no `str`: code that insists on one raises a TypeError.
+`DeferredText`, which `isinstance` takes for a `str`; code that needs a real one raises a TypeError.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class DeferredText:
     `isinstance` and `match` take it for a `str`. Code in C that insists on one (`re`, `json`,
     `"".join`, pydantic) raises a TypeError or similar, as does a loop over its characters; pass
     `str(text)` instead, and to pandas, which takes anything else for an object or for missing.
-    As an input of a composition or `submit`, or as one of a call's `inputs`, it is not waited for.
+    As an input of a composition or `submit`, or as one of a call's `inputs`, nothing waits for it.
 
     `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all string methods,
     `int`, `float` and pickling wait for the text and then act on it. `repr` and copying never wait.
@@ -197,7 +197,7 @@ class DeferredText:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """`str`, for `isinstance` and `match`, which take another way for anything else."""
+        """Return `str`, because `isinstance` and `match` treat other types differently."""
         return str
 
     def __repr__(self) -> str:

@@ -145,7 +145,7 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
             content.answered(data)
 
     def note_failed(self, server: str, reason: str) -> None:
-        """A server could not answer, before anything was passed on."""
+        """Note a server that could not answer, before the client got any content."""
         if len(self.tried) < MAX_TRIED:
             self.tried += (f"{server}={reason}",)
 
