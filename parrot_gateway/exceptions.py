@@ -421,7 +421,7 @@ class EngineLostError(OverloadedError, code="engine_lost"):
 
 
 class PoisonedCallError(GatewayError, code="poisoned_call", should_retry=False):
-    """A call has lost two engines in a row without progress, or too many in all.
+    """A call has lost several engines without progress, or too many in all.
 
     Args:
         losses: engines that were lost while they ran it.

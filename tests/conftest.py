@@ -35,6 +35,7 @@ LONG = (
     "e2e/test_serve.py",
     "faults/test_chaos_engines.py",
     "faults/test_chaos_shutdown.py",
+    "faults/test_chaos_liar.py",
     "engine/kernels/test_attention.py",
     "engine/distributed/test_tensor_parallel.py",
     "drop_in/test_linked_programs.py",

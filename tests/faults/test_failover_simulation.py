@@ -80,13 +80,13 @@ def test_engines_that_die_together_do_not_poison_a_call(
 ) -> None:
     async def scenario() -> None:
         world = World(0)
-        engines = [world.join() for _ in range(3)]
+        engines = [world.join() for _ in range(5)]
         for engine in engines:
             engine.stalled = True
         sampling = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
         call = Call(GenerationRequest([TokenizedPrompt([1, 2, 3])], sampling))
         task = world.start(call)
-        for _ in range(2):
+        for _ in range(4):
             await asyncio.sleep(pause_s)
             world.kill(next(each for each in world.engines if each.engine.contexts))
         (last,) = world.engines

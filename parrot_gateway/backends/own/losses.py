@@ -10,9 +10,14 @@ from parrot_gateway.exceptions import EngineLostError, LossKind, OverloadedError
 
 logger = logging.getLogger(__name__)
 
-#: Engines that a call may lose one after the other without a token or a prompt of its own done in
-#: between, and engines that it may lose in all.
-MAX_FRUITLESS_LOSSES = 2
+#: How much a loss speaks against the call that made no progress there. An engine that breaks down
+#: or hangs under a call says so, or is seen to; links break, and processes are killed, for other
+#: reasons as a rule.
+_BLAME: dict[LossKind, int] = {"crashed": 2, "stalled": 2, "link": 1, "silent": 1, "protocol": 1}
+#: At so much blame without a token or a prompt of its own done in between a call is stopped: after
+#: two engines that broke down, or four that disappeared.
+MAX_BLAME = 4
+#: Engines that a call may lose in all.
 MAX_LOSSES = 16
 #: Engines that are lost within so many seconds of the first one count once: a host that goes down
 #: takes them all, whatever they run. Engines that have said that they broke down count each.
@@ -38,8 +43,8 @@ class EngineLosses:
     def __init__(self) -> None:
         #: Names of the engines, in order.
         self.engines: list[str] = []
-        #: Engines that were lost since the last progress.
-        self._fruitless = 0
+        #: Blame since the last progress.
+        self._blame = 0
         #: When the first of those was lost that were lost together.
         self._incident_at = -math.inf
 
@@ -60,9 +65,9 @@ class EngineLosses:
         if is_another:
             self._incident_at = now
         if has_progress:
-            self._fruitless = 0
+            self._blame = 0
         elif is_another:
-            self._fruitless += 1
-        if self._fruitless >= MAX_FRUITLESS_LOSSES or len(self.engines) >= MAX_LOSSES:
+            self._blame += _BLAME.get(kind, 0)
+        if self._blame >= MAX_BLAME or len(self.engines) >= MAX_LOSSES:
             logger.error("a call that has lost %s is stopped", ", ".join(self.engines))
             raise PoisonedCallError(len(self.engines))

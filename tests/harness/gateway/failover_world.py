@@ -375,7 +375,7 @@ class World:
         if call.deadline_s is not None:
             allowed.add("deadline")
         # A fault that takes all engines counts once.
-        if self.kills >= 2:
+        if self.kills >= 4:
             allowed.add("poisoned_call")
         assert call.end in allowed, call.end
         assert max(call.filled) <= 1, "a prompt is filled twice"
