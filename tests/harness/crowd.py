@@ -11,8 +11,8 @@ import aiohttp
 from parrot_bench.chaos.answers import Answer, call
 from parrot_bench.chaos.mix import Request
 
-from harness.gateway.serving import until
 from harness.processes import GatewayProcess
+from harness.waiting import until
 
 #: Longest wait for answers on a busy machine.
 DEADLINE_S = 90.0

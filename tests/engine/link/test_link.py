@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from harness.engine_checks import greedy
 from harness.scripted_engine import ScriptedEngine
+from harness.waiting import until
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link import client
 from parrot_engine.link.client import EngineLink, LinkRefusedError, Outbox
@@ -123,12 +124,6 @@ async def joined(
         await asyncio.to_thread(driver.close, WAIT_S)
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  what is waited for lives in another thread
-            await asyncio.sleep(0.005)
-
-
 async def test_registers_runs_and_reports(gateway: Gateway) -> None:
     async with joined(gateway, ScriptedEngine()) as (_, driver, _running):
         peer = await gateway.peer()
@@ -167,7 +162,7 @@ async def test_a_lost_connection_frees_everything_and_joins_again(gateway: Gatew
         peer.websocket.transport.abort()
         again = await gateway.peer()
         await again.register()
-        await eventually(lambda: driver.num_contexts == 0)
+        await until(lambda: driver.num_contexts == 0)
         # The same numbers are free: this is a new context 1.
         await again.send(Submit([Fill(1, [5, 6, 7])]))
         assert (await again.receive(Events)).events == [Filled(1, 3, 0)]
@@ -210,7 +205,7 @@ async def test_an_engine_held_back_by_its_connection_joins_again(
         await peer.register()
         await peer.send(Submit([Fill(1, [1]), Generate(1, greedy(100))]))
         # The events of the first step are unsent, those of the second have no room.
-        await eventually(lambda: engine.stats().steps >= 2)
+        await until(lambda: engine.stats().steps >= 2)
         peer.websocket.transport.abort()
         again = await gateway.peer()
         await again.register()
@@ -231,7 +226,7 @@ async def test_pauses_grow_up_to_a_limit_and_begin_anew(
     monkeypatch.setattr(client.random, "uniform", lambda low, high: high)
     gateway.refuse = HTTPStatus.SERVICE_UNAVAILABLE
     async with joined(gateway, ScriptedEngine()):
-        await eventually(lambda: len(pauses) >= 9)
+        await until(lambda: len(pauses) >= 9)
         gateway.refuse = None
         peer = await gateway.peer()
         await peer.register()
@@ -246,7 +241,7 @@ async def test_pauses_grow_up_to_a_limit_and_begin_anew(
 async def test_a_gateway_that_is_away_is_waited_for(gateway: Gateway) -> None:
     gateway.refuse = HTTPStatus.SERVICE_UNAVAILABLE
     async with joined(gateway, ScriptedEngine()):
-        await eventually(lambda: gateway.attempts >= 2)
+        await until(lambda: gateway.attempts >= 2)
         gateway.refuse = None
         await (await gateway.peer()).register()
 
@@ -266,7 +261,7 @@ async def test_a_gateway_that_shuts_down_in_order_is_waited_for_quietly(
         await peer.receive(Heartbeat)
         attempts, gateway.refuse = gateway.attempts, HTTPStatus.SERVICE_UNAVAILABLE
         await peer.websocket.close(code)
-        await eventually(lambda: gateway.attempts >= attempts + 2)
+        await until(lambda: gateway.attempts >= attempts + 2)
         assert said(logging.WARNING) == []
         assert sum("shut down" in line for line in said(logging.INFO)) == 1
         assert said(logging.DEBUG)
@@ -276,7 +271,7 @@ async def test_a_gateway_that_shuts_down_in_order_is_waited_for_quietly(
         await peer.register()
         await peer.receive(Heartbeat)
         peer.websocket.transport.abort()
-        await eventually(lambda: bool(said(logging.WARNING)))
+        await until(lambda: bool(said(logging.WARNING)))
 
 
 @pytest.mark.parametrize("refusal", [HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, "key", "version"])
@@ -338,7 +333,7 @@ async def test_stopping_twice_does_not_wait(gateway: Gateway) -> None:
 async def test_stop_while_the_gateway_is_away(gateway: Gateway) -> None:
     gateway.refuse = HTTPStatus.BAD_GATEWAY
     async with joined(gateway, ScriptedEngine()) as (link, _, running):
-        await eventually(lambda: gateway.attempts >= 1)
+        await until(lambda: gateway.attempts >= 1)
         link.stop()
         async with asyncio.timeout(WAIT_S):
             await running
@@ -361,16 +356,16 @@ async def test_events_that_nobody_takes_hold_the_engine_back() -> None:
 
     thread = threading.Thread(target=produce)
     thread.start()
-    await eventually(lambda: put == 3)
+    await until(lambda: put == 3)
     sending = asyncio.create_task(outbox.send_all(Socket()))  # type: ignore[arg-type]
-    await eventually(lambda: len(sent) == 10)
+    await until(lambda: len(sent) == 10)
     messages = [decode_from_engine(data) for data in sent]
     assert messages == [Events([Filled(number, 1, 0)]) for number in range(10)]
     sending.cancel()
     thread.join(WAIT_S)
     thread = threading.Thread(target=produce)
     thread.start()
-    await eventually(lambda: put == 13)
+    await until(lambda: put == 13)
     # The connection is gone: nobody waits any more, and nothing is kept.
     outbox.close()
     await asyncio.to_thread(thread.join, WAIT_S)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
+from harness.waiting import until
 
 LARGE = "x" * (1 << 20)
 COMPLETIONS = "/v1/completions"

@@ -13,7 +13,8 @@ import pytest
 from harness.gateway.scripted_remote import SYSTEM, ScriptedRemoteEngine, fills, small_engine
 from harness.gateway.scripted_runner import ScriptedRunner, service_of, spec
 from harness.gateway.semantic_tools import Http, echo
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
+from harness.waiting import until
 from parrot_scheduler.event_log import read_step, replay
 from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, Task

@@ -8,8 +8,9 @@ import json
 import aiohttp
 import pytest
 from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.own_policies import STAYS
+from harness.waiting import until
 from parrot_scheduler.actions import Alternative, Reasons
 from parrot_scheduler.task import LATENCY, GroupRef, Task
 

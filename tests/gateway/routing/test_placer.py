@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 from harness.gateway.scripted_remote import SYSTEM, fills, small_engine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.own_policies import TURNS
+from harness.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.kv_cache.block_hash import prompt_hashes

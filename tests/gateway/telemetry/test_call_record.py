@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, read_head, serving, until
+from harness.gateway.serving import Service, read_head, serving
 from harness.scripted_upstream import (
     ScriptedUpstream,
     chat_document,
@@ -14,6 +14,7 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
+from harness.waiting import until
 from parrot_engine.protocol import Failed
 
 from parrot_gateway.calls.usage import Usage

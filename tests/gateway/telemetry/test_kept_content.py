@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import CHAT, COMPLETIONS, Http, echo
-from harness.gateway.serving import serving, until
+from harness.gateway.serving import serving
+from harness.waiting import until
 
 from parrot_gateway.settings.model import BatchSettings, TelemetrySettings
 from parrot_gateway.telemetry import kept_content

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.gateway.serving import until
+from harness.waiting import until
 
 from parrot_gateway.telemetry.call_record import CallRecord
 from parrot_gateway.telemetry.key_hiding import hide_keys

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'parrot-gateway[tracing]'")
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import serving, until
+from harness.gateway.serving import serving
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -12,8 +12,9 @@ import httpx
 import openai
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
+from harness.waiting import until
 
 from parrot_gateway.linking.process.wire import LinksChanged
 from parrot_gateway.settings.model import SessionSettings, UISettings, UpstreamSettings

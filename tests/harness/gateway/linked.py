@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import uvicorn
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink
 from parrot_engine.text import TextAssets
@@ -15,7 +13,9 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
+from harness.gateway.serving import listening
 from harness.scripted_engine import ScriptedEngine
+from harness.waiting import until
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.backends.own.registry import EngineRegistry
 from parrot_gateway.backends.own.remote import RemoteEngine
@@ -23,11 +23,6 @@ from parrot_gateway.backends.own.remote import RemoteEngine
 WAIT_S = 10.0
 KEY = "the-join-key"
 OWN_KEY = "another-key"
-
-
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        return None
 
 
 @asynccontextmanager
@@ -41,20 +36,9 @@ async def join_server(
     endpoint = EngineLinkEndpoint(
         registry, [OWN_KEY, KEY], heartbeat_s, stall_s, own_key=OWN_KEY, is_own_name=is_own_name
     )
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
     app = Starlette(routes=[WebSocketRoute(JOIN_PATH, endpoint.__call__)])
-    config = uvicorn.Config(
-        app, log_config=None, lifespan="off", ws="websockets-sansio", timeout_graceful_shutdown=2
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server._serve([listener]))
-    await eventually(lambda: server.started)
-    try:
+    async with listening(app, http="auto", ws="websockets-sansio") as port:
         yield f"ws://127.0.0.1:{port}{JOIN_PATH}"
-    finally:
-        server.should_exit = True
-        await serving
 
 
 @asynccontextmanager
@@ -84,12 +68,5 @@ async def scripted_engine(
 
 async def joined(registry: EngineRegistry, model: str = "scripted") -> RemoteEngine:
     """Wait for an engine of a model."""
-    await eventually(lambda: model in registry.serving)
+    await until(lambda: model in registry.serving)
     return registry.serving[model][-1]
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  what is waited for lives elsewhere
-            await asyncio.sleep(0.005)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-import uvicorn
 from yarl import URL
 
+from harness.gateway.serving import listening
 from harness.scripted_upstream import ScriptedUpstream
+from harness.waiting import until
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
 from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.calls.metadata import ORDINARY_CALL
 from parrot_gateway.calls.requests.call import CallHead, CallRequest
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.web_pages import WebPageGuard
@@ -33,21 +32,17 @@ DEADLINE_S = 60.0
 Started = TypeVar("Started", Upstream, UpstreamFleet)
 
 
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Relay:
     """Handles of a test: the fake, the upstream client, the gateway's URL and an HTTP client."""
 
-    def __init__(self, fake: ScriptedUpstream, upstream: Upstream, port: int) -> None:
+    #: Of the gateway, once it is served.
+    port: int
+    url: str
+    http: aiohttp.ClientSession
+
+    def __init__(self, fake: ScriptedUpstream, upstream: Upstream) -> None:
         self.fake = fake
         self.upstream = upstream
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self.http: aiohttp.ClientSession
         #: Errors of calls that another backend was to answer.
         self.fallbacks: list[GatewayError] = []
         self.aliases: dict[str, str] = {}
@@ -122,13 +117,6 @@ class _Head(msgspec.Struct):
     stream: bool = False
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once `condition` holds; fails after a while."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.001)
-
-
 @asynccontextmanager
 async def started(upstream: Started) -> AsyncIterator[Started]:
     await upstream.start()
@@ -154,9 +142,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
 
 @asynccontextmanager
 async def _served(fake: ScriptedUpstream, upstream: Upstream) -> AsyncIterator[Relay]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    relay = Relay(fake, upstream, listener.getsockname()[1])
+    relay = Relay(fake, upstream)
 
     async def call(exchange: Exchange) -> None:
         body = await exchange.body(1 << 26)
@@ -196,24 +182,9 @@ async def _served(fake: ScriptedUpstream, upstream: Upstream) -> AsyncIterator[R
         gate=CallGate(1000),
         calls=CallRecords(),
     )
-    config = uvicorn.Config(
-        dispatcher,  # type: ignore[arg-type]
-        log_config=None,
-        lifespan="off",
-        http=HttpProtocol,
-        access_log=False,
-        server_header=False,
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve([listener]))
-    await eventually(lambda: server.started)
-    try:
-        async with aiohttp.ClientSession(auto_decompress=False) as session:
-            relay.http = session
+    async with listening(dispatcher) as port:
+        relay.port, relay.url = port, f"http://127.0.0.1:{port}/v1"
+        async with aiohttp.ClientSession(auto_decompress=False) as relay.http:
             yield relay
         # Whatever happened, nothing may be left in flight.
-        await eventually(lambda: upstream.slots.held == 0 and upstream.slots.waiting == 0)
-    finally:
-        server.should_exit = True
-        server.force_exit = True
-        await asyncio.wait_for(serving, DEADLINE_S)
+        await until(lambda: upstream.slots.held == 0 and upstream.slots.waiting == 0)

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
+from harness.waiting import until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

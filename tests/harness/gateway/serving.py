@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from parrot_engine.link.wire import (
 from parrot_engine.protocol import Event
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
+from harness.waiting import until
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app
@@ -145,11 +146,29 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, by
     return status, headers, b"".join(parts)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Until something is true that nothing announces."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+@asynccontextmanager
+async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
+    """The port at which an application is served, until the end of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    given = {"http": HttpProtocol, "lifespan": "off", "server_header": False, **options}
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        # As in `serve`: uvicorn's 5 s pass while a busy machine imports what a first call needs.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        **given,
+    )
+    # Its main loop, which waits for signals, is not needed: starting and stopping takes no time.
+    config.load()
+    http = uvicorn.Server(config)
+    http.lifespan = config.lifespan_class(config)
+    await http.startup(sockets=[listener])
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        await http.shutdown(sockets=[listener])
 
 
 @asynccontextmanager
@@ -216,32 +235,14 @@ async def serving(
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(gateway),  # type: ignore[arg-type]
-        log_config=None,
-        access_log=False,
-        http=HttpProtocol,
-        lifespan="off" if batches is None else "on",
-        server_header=False,
-        # As in `serve`: uvicorn's 5 s pass while a busy machine imports what a first call needs.
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
-    )
-    # Its main loop, which waits for signals, is not needed: starting and stopping takes no time.
-    config.load()
-    http = uvicorn.Server(config)
-    http.lifespan = config.lifespan_class(config)
     async with AsyncExitStack() as links:
         remotes = [await links.enter_async_context(linked(engine, gateway)) for engine in engines]
-        await http.startup(sockets=[listener])
-        try:
-            yield Service(listener.getsockname()[1], gateway, remotes)
-        finally:
-            await http.shutdown(sockets=[listener])
-            for engine, remote in zip(engines, remotes, strict=True):
-                await engine.settle()
-                assert remote._channels == {}, "channels were left open"
-                assert (remote.running, remote.queued_tokens) == (0, 0)
-            await until(lambda: not gateway.scheduling.describe()["tasks"])
+        async with listening(
+            create_app(gateway), lifespan="off" if batches is None else "on"
+        ) as port:
+            yield Service(port, gateway, remotes)
+        for engine, remote in zip(engines, remotes, strict=True):
+            await engine.settle()
+            assert remote._channels == {}, "channels were left open"
+            assert (remote.running, remote.queued_tokens) == (0, 0)
+        await until(lambda: not gateway.scheduling.describe()["tasks"])

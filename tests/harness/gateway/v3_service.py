@@ -7,7 +7,8 @@ from typing import Any
 from parrot_engine.protocol import Failed, Generate, SamplingParams
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, until
+from harness.gateway.serving import Service
+from harness.waiting import until
 
 
 class Model:

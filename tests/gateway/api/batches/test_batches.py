@@ -14,8 +14,9 @@ import openai
 import pytest
 import pytest_asyncio
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, linked, serving, until
+from harness.gateway.serving import Service, linked, serving
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, error
+from harness.waiting import until
 from parrot_engine.protocol import Generate
 
 from parrot_gateway.batches import runner

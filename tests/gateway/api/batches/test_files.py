@@ -15,8 +15,9 @@ import openai
 import pytest
 import pytest_asyncio
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.scripted_upstream import ScriptedUpstream, document
+from harness.waiting import until
 
 from parrot_gateway.settings.model import BatchSettings, UpstreamSettings
 

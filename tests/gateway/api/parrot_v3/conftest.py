@@ -8,8 +8,9 @@ import httpx
 import pytest
 import pytest_asyncio
 from harness.gateway.parrot_v3_client import V3Client
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.gateway.v3_service import Model, left_over
+from harness.waiting import until
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from harness.gateway.parrot_v3_client import V3Client, V3Error, Var
-from harness.gateway.serving import Service, until
+from harness.gateway.serving import Service
 from harness.gateway.v3_service import Model, blocked, left_over
+from harness.waiting import until
 
 # --- sessions -------------------------------------------------------------------------------------
 

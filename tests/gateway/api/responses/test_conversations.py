@@ -11,8 +11,9 @@ import openai
 import pytest
 from harness.gateway.responding import prompt_of, strict
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, until
+from harness.gateway.serving import Service
 from harness.scripted_upstream import ScriptedUpstream, document
+from harness.waiting import until
 from parrot_engine.protocol import Failed
 
 from parrot_gateway.backends.upstreams.client import Upstream

@@ -22,7 +22,7 @@ from harness.gateway.semantic_tools import (
     http_of,
     text_of,
 )
-from harness.gateway.serving import until
+from harness.waiting import until
 
 
 @pytest.mark.parametrize("stream", [False, True])

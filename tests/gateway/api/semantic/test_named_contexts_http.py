@@ -11,7 +11,8 @@ import openai
 from harness.gateway.responding import get
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import CHAT, COMPLETIONS, http_of, prompt_of
-from harness.gateway.serving import Service, until
+from harness.gateway.serving import Service
+from harness.waiting import until
 from parrot_engine.protocol import Failed, Fill
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
-from harness.gateway.serving import until
+from harness.waiting import until
 
 
 async def test_a_prompt_too_long_fails_the_variable_and_its_readers(http: Http) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import COMPLETIONS, Http, body_of, http_of
-from harness.gateway.serving import until
+from harness.waiting import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

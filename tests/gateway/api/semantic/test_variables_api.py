@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import COMPLETIONS, Http, http_of
-from harness.gateway.serving import until
+from harness.waiting import until
 
 from parrot_gateway.api.semantic.fields import FIELDS
 from parrot_gateway.semantic.templates.reference import reference_of

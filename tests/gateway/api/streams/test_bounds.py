@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from harness.gateway.serving import until
+from harness.waiting import until
 
 from parrot_gateway.api.streams.stream import Streams
 from parrot_gateway.calls.requests.call import CallRequest

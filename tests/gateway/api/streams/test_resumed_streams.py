@@ -12,8 +12,9 @@ import openai
 import pytest
 from harness.gateway.resuming import Cut, ask, begin, open_call, open_reader, refused
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, read_chunk, read_head, serving, until
+from harness.gateway.serving import Service, read_chunk, read_head, serving
 from harness.numbered_events import events_of, last_id, whole_events, without_numbers
+from harness.waiting import until
 from openai.types.chat import ChatCompletionChunk
 from parrot_engine.protocol import Failed
 

@@ -12,7 +12,8 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from harness.gateway.relaying import Relay, eventually, relaying
+from harness.gateway.relaying import Relay, relaying
+from harness.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,7 +268,7 @@ async def test_calls_leave_nothing_to_the_garbage_collector() -> None:
                 await relay.post(CHAT, body, "chunks=4")
             # In use, or held by each other: nothing has been collected.
             objects = partial(gc.get_objects, generation=0)
-            await eventually(lambda: not any(isinstance(each, Exchange) for each in objects()))
+            await until(lambda: not any(isinstance(each, Exchange) for each in objects()))
         finally:
             gc.enable()
 
@@ -379,7 +380,7 @@ async def test_usage_is_counted() -> None:
 async def _left(relay: Relay, key: str, writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
     await relay.fake.wait_for(key, ended="aborted")
-    await eventually(lambda: relay.upstream.slots.held == 0)
+    await until(lambda: relay.upstream.slots.held == 0)
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
@@ -433,9 +434,9 @@ async def test_leaving_while_waiting_in_line() -> None:
         first = await relay.open(CHAT, BODY, "first_ms=60000, key=a")
         await relay.fake.wait_for("a", ended="running")
         second = await relay.open(CHAT, BODY, "key=b")
-        await eventually(lambda: relay.upstream.slots.waiting == 1)
+        await until(lambda: relay.upstream.slots.waiting == 1)
         second.transport.abort()
-        await eventually(lambda: relay.upstream.slots.waiting == 0)
+        await until(lambda: relay.upstream.slots.waiting == 0)
         await _left(relay, "a", first)
         assert not relay.fake.calls("b")
 
@@ -444,9 +445,9 @@ async def test_leaving_while_waiting_for_a_retry() -> None:
     async with relaying(backoff_s=30.0, max_backoff_s=60.0) as relay:
         writer = await relay.open(CHAT, BODY, "status=503, key=a")
         await relay.fake.wait_for("a", ended="complete")
-        await eventually(lambda: relay.upstream.retries == 1)
+        await until(lambda: relay.upstream.retries == 1)
         writer.transport.abort()
-        await eventually(lambda: relay.upstream.slots.held == 0)
+        await until(lambda: relay.upstream.slots.held == 0)
         assert len(relay.fake.calls("a")) == 1
 
 

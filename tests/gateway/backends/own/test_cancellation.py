@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, read_answer, read_chunk, read_head, serving, until
+from harness.gateway.serving import Service, read_answer, read_chunk, read_head, serving
+from harness.waiting import until
 from parrot_engine.protocol import FreeContext, Generated
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]

@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 from harness.engine_checks import greedy
 from harness.gateway import scripted_worker
-from harness.gateway.linked import (
-    KEY,
-    OWN_KEY,
-    WAIT_S,
-    eventually,
-    join_server,
-    joined,
-    scripted_engine,
-)
+from harness.gateway.linked import KEY, OWN_KEY, WAIT_S, join_server, joined, scripted_engine
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.scripted_engine import ScriptedEngine
+from harness.waiting import until
 from parrot_engine.link.client import LinkRefusedError
 from parrot_engine.link.wire import Goodbye, Register, Registered, decode_from_gateway, encode
 from parrot_engine.loading.factory import LoadedEngine
@@ -98,8 +91,8 @@ async def test_calls_run_on_a_joined_engine(registry: EngineRegistry) -> None:
         assert results[0] == results[5]
         assert results[0] != results[1]
         # Everything was freed, which the heartbeats tell.
-        await eventually(lambda: engine.stats.generated_tokens == 320)
-        await eventually(lambda: engine.stats.contexts == 0)
+        await until(lambda: engine.stats.generated_tokens == 320)
+        await until(lambda: engine.stats.contexts == 0)
         assert (engine.running, engine.queued_tokens) == (0, 0)
 
 
@@ -107,7 +100,7 @@ async def test_an_engine_that_leaves_is_gone(registry: EngineRegistry) -> None:
     async with join_server(registry) as url:
         async with scripted_engine(url):
             engine = await joined(registry)
-        await eventually(lambda: not registry.joined)
+        await until(lambda: not registry.joined)
         assert engine.lost
 
 
@@ -118,7 +111,7 @@ async def test_a_cancelled_call_stops_on_the_engine(registry: EngineRegistry) ->
             (context_id,) = channel.context_ids
             channel.submit(Fill(context_id, [1]), Generate(context_id, greedy(90_000)))
             assert isinstance(await channel.next(), Filled)
-        await eventually(lambda: engine.stats.steps > 0 and engine.stats.contexts == 0)
+        await until(lambda: engine.stats.steps > 0 and engine.stats.contexts == 0)
         assert engine.stats.generated_tokens < 90_000
 
 
@@ -225,7 +218,7 @@ async def test_a_long_step_is_not_taken_for_silence(registry: EngineRegistry) ->
             while len(beats) < 6:
                 # Each heartbeat brings new statistics.
                 current = engine.stats
-                await eventually(lambda current=current: engine.stats is not current)
+                await until(lambda current=current: engine.stats is not current)
                 beats.append(current)
             go_on.set()
             assert isinstance(await channel.next(), Filled)
@@ -271,11 +264,11 @@ async def test_goodbye_lets_running_calls_finish(registry: EngineRegistry) -> No
             engine = await joined(registry)
             with engine.open(1) as channel:
                 await websocket.send(encode(Goodbye("maintenance")))
-                await eventually(lambda: engine.draining)
+                await until(lambda: engine.draining)
                 assert "scripted" not in registry.serving
                 channel.submit(Fill(channel.context_ids[0], [1]))
                 assert not engine.lost
-        await eventually(lambda: not registry.joined)
+        await until(lambda: not registry.joined)
 
 
 async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistry) -> None:
@@ -323,4 +316,4 @@ async def test_a_broken_engine_ends_its_program(
             assert event.code == "engine_lost"
         async with asyncio.timeout(WAIT_S):
             assert await program == EXIT_CRASH
-        await eventually(lambda: not registry.joined)
+        await until(lambda: not registry.joined)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from harness.gateway.direct_placer import DirectPlacer
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import serving, until
+from harness.gateway.serving import serving
+from harness.waiting import until
 from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 
 from parrot_gateway.backends.own.generate import Generation

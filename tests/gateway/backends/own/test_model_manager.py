@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from harness.gateway.linked import KEY, eventually
+from harness.gateway.linked import KEY
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
+from harness.waiting import until
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
 
@@ -81,7 +82,7 @@ class Models:
 
     async def join(self, model: str) -> RemoteEngine:
         """Let the engine of a model join, once its process was started."""
-        await eventually(
+        await until(
             lambda: [
                 process
                 for process in self.supervisor.processes_of(model)
@@ -225,7 +226,7 @@ async def test_a_download_is_joined_and_cancelled(models: Models) -> None:
     assert downloads.start("slow/one") is download
     # It waits for the one before it.
     assert downloads.start("here/it-is").state == "waiting"
-    await eventually(lambda: download.state == "downloading")
+    await until(lambda: download.state == "downloading")
     assert await downloads.cancel("slow/one")
     assert not await downloads.cancel("slow/one")
     with pytest.raises(ConflictError, match="cancelled"):
@@ -237,7 +238,7 @@ async def test_an_unload_lets_running_calls_finish(models: Models) -> None:
     engine = models.registry.serving["first"][0]
     engine.running = 1
     unload = asyncio.create_task(models.manager.unload("first"))
-    await eventually(lambda: engine.draining)
+    await until(lambda: engine.draining)
     assert models.state("first") == "unloading"
     assert models.supervisor.models() == []
     (refused,) = models.refused
@@ -362,10 +363,10 @@ async def test_an_idle_model_ends_and_is_started_for_a_call() -> None:
             models.waiting["first"], engine.running = busy["waiting"], busy["running"]
             models.last_used["first"] = 0.0
             # Who looks at it finds it in use.
-            await eventually(lambda: models.last_used["first"] > 0)
+            await until(lambda: models.last_used["first"] > 0)
             assert models.state("first") == "ready"
         engine.running = 0
-        await eventually(lambda: models.state("first") == "idle" and engine.lost)
+        await until(lambda: models.state("first") == "idle" and engine.lost)
         assert models.supervisor.models() == ["first"]
         waits = [asyncio.create_task(models.manager.wait_loaded("first")) for _ in range(2)]
         again = await models.join("first")
@@ -376,7 +377,7 @@ async def test_an_idle_model_ends_and_is_started_for_a_call() -> None:
 async def test_a_call_that_was_late_wakes_the_model() -> None:
     async with Models(ModelSettings(model="first"), idle_unload_s=0.05) as models:
         await models.join("first")
-        await eventually(lambda: models.state("first") == "idle")
+        await until(lambda: models.state("first") == "idle")
         models.waiting["first"] = 1
         await models.join("first")
         assert models.state("first") == "ready"
@@ -386,6 +387,6 @@ async def test_a_call_that_was_late_wakes_the_model() -> None:
 async def test_an_idle_model_can_be_unloaded() -> None:
     async with Models(ModelSettings(model="first", idle_unload_s=0.03)) as models:
         await models.join("first")
-        await eventually(lambda: models.state("first") == "idle")
+        await until(lambda: models.state("first") == "idle")
         assert await models.manager.unload("first") == 0
         assert models.state("first") == "unloaded"

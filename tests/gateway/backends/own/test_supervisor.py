@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from harness.gateway import scripted_worker
-from harness.gateway.linked import KEY, WAIT_S, eventually, join_server, joined
+from harness.gateway.linked import KEY, WAIT_S, join_server, joined
 from harness.gateway.scripted_worker import EMPTY_TOKENIZER, scripted_info
 from harness.processes import is_alive
+from harness.waiting import until
 from parrot_engine.link.wire import Register
 from parrot_engine.protocol import EngineStats
 from parrot_engine.text import TextAssets
@@ -107,9 +108,9 @@ async def test_a_killed_process_is_started_again() -> None:
         await settled(supervisor)
         first = await joined(registry)
         os.kill(pids(supervisor)[0], signal.SIGKILL)
-        await eventually(lambda: first.lost)
+        await until(lambda: first.lost)
         await joined(registry)
-        await eventually(lambda: supervisor.state("scripted") == "ready")
+        await until(lambda: supervisor.state("scripted") == "ready")
         assert supervisor.processes[0].restarts == 1
         assert (await joined(registry)).id != first.id
 
@@ -186,13 +187,13 @@ class Stub:
 
     async def die(self, process: EngineProcess, engine_id: str | None = None) -> None:
         """Let it die; returns when it was started again or given up."""
-        await eventually(lambda: process.pid is not None)
+        await until(lambda: process.pid is not None)
         pid = process.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         if engine_id is not None:
             self.registry.remove(engine_id, "it died")
-        await eventually(lambda: process.state == "failed" or process.pid not in (None, pid))
+        await until(lambda: process.state == "failed" or process.pid not in (None, pid))
 
 
 @pytest.mark.parametrize("worked_for_a_while", [True, False])
@@ -274,7 +275,7 @@ async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
         reason = supervisor.failure("scripted")
         assert reason is not None
         assert "load_timeout_s" in reason
-        await eventually(lambda: supervisor.processes[0].pid is None)
+        await until(lambda: supervisor.processes[0].pid is None)
         assert supervisor.state("scripted") == "failed"
         assert supervisor.processes[0].restarts == 0
 
@@ -283,7 +284,7 @@ async def test_a_process_that_hears_no_signal_is_killed() -> None:
     async with supervised("deaf") as (supervisor, _):
         process = supervisor.processes[0]
         # It has spoken, so it has got as far as ignoring SIGTERM, or nearly.
-        await eventually(lambda: len(process.last_lines) == 2)
+        await until(lambda: len(process.last_lines) == 2)
         (pid,) = pids(supervisor)
     assert not is_alive(pid)
 
@@ -402,9 +403,9 @@ async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
         first = await joined(registry)
         (hung,) = pids(supervisor)
         os.kill(hung, signal.SIGSTOP)
-        await eventually(lambda: first.lost)
+        await until(lambda: first.lost)
         await joined(registry)
-        await eventually(lambda: supervisor.state("scripted") == "ready")
+        await until(lambda: supervisor.state("scripted") == "ready")
         assert pids(supervisor) != [hung]
         assert supervisor.processes[0].restarts == 1
 
@@ -429,7 +430,7 @@ async def test_a_process_whose_link_breaks_may_come_back() -> None:
             engine = await joined(registry)
             (pid,) = pids(supervisor)
             os.kill(pid, signal.SIGSTOP)
-            await eventually(lambda lost=engine: lost.lost)
+            await until(lambda lost=engine: lost.lost)
             os.kill(pid, signal.SIGCONT)
             await joined(registry)
             assert pids(supervisor) == [pid]
@@ -448,6 +449,6 @@ async def test_an_old_link_that_ends_late_says_nothing_of_the_new_one(
         assert supervisor.state("scripted") == "ready"
         # The clock: somebody who waits for longer than a process may be away.
         with pytest.raises(TimeoutError):
-            await eventually(lambda: "another" in registry.serving, 0.3)
+            await until(lambda: "another" in registry.serving, 0.3)
         assert registry.serving["scripted"] == [engine]
         assert supervisor.processes[0].restarts == 0

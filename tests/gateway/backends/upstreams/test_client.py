@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness.gateway.relaying import eventually, relaying, started
+from harness.gateway.relaying import relaying, started
 from harness.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -17,6 +17,7 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
+from harness.waiting import until
 
 from parrot_gateway.backends.upstreams.client import Upstream, UpstreamRequest
 from parrot_gateway.backends.upstreams.response import WHOLE_BODY_LIMIT
@@ -154,7 +155,7 @@ async def test_an_answer_that_is_not_waited_for_is_aborted() -> None:
         async with relaying(url=scripted.base_url) as relay:
             assert (await relay.post(CHAT, {**BODY, "model": model})).status == 200
             assert len(scripted.calls(model)) == 2
-            await eventually(scripted.calls(model)[0].aborted.is_set)
+            await until(scripted.calls(model)[0].aborted.is_set)
 
 
 async def test_a_stream_that_breaks_before_its_first_event_is_retried() -> None:
@@ -225,7 +226,7 @@ async def test_the_first_bytes_of_a_stream_close_a_half_open_breaker() -> None:
     settings = {"breaker_failures": 1, "breaker_open_s": 0.01, "breaker_successes": 1}
     async with relaying(max_retries=0, **settings) as relay:
         assert (await relay.post(CHAT, BODY, "status=503")).status == 503
-        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        await until(lambda: relay.upstream.describe()["breaker"] == "half_open")
         reader, writer = await relay.open_both(CHAT, STREAM, "fault=stall, after=1, key=a")
         async with asyncio.timeout(60):
             await reader.readuntil(b"data: ")
@@ -238,14 +239,14 @@ async def test_a_caller_that_leaves_a_half_open_breaker_makes_room_for_the_next(
     settings = {"breaker_failures": 1, "breaker_open_s": 0.01, "breaker_successes": 1}
     async with relaying(max_retries=0, **settings) as relay:
         assert (await relay.post(CHAT, BODY, "status=503")).status == 503
-        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        await until(lambda: relay.upstream.describe()["breaker"] == "half_open")
         writer = await relay.open(CHAT, BODY, "fault=stall, key=a")
         await relay.fake.wait_for("a", ended="running")
         refused = await relay.post(CHAT, BODY, "key=b")
         assert refused.json["error"]["code"] == "upstream_unavailable"
         writer.close()
         await relay.fake.wait_for("a", ended="aborted")
-        await eventually(lambda: relay.upstream.slots.held == 0)
+        await until(lambda: relay.upstream.slots.held == 0)
         assert relay.upstream.describe()["breaker"] == "half_open"
         assert (await relay.post(CHAT, BODY, "key=c")).status == 200
         assert relay.upstream.describe()["breaker"] == "closed"
@@ -288,9 +289,9 @@ async def test_concurrency_is_bounded_and_the_line_too() -> None:
         gate = relay.fake.gate()
         held = {**BODY, "model": relay.fake.script(document(chat_document(), before=gate))}
         running = [asyncio.create_task(relay.post(CHAT, held)) for _ in range(2)]
-        await eventually(lambda: relay.upstream.slots.held == 2)
+        await until(lambda: relay.upstream.slots.held == 2)
         waiting = asyncio.create_task(relay.post(CHAT, BODY, "key=w"))
-        await eventually(lambda: relay.upstream.slots.waiting == 1)
+        await until(lambda: relay.upstream.slots.waiting == 1)
         refused = await relay.post(CHAT, BODY, "key=x")
         assert refused.status == 503
         assert refused.json["error"]["code"] == "engine_overloaded"
@@ -304,9 +305,9 @@ async def test_concurrency_is_bounded_and_the_line_too() -> None:
 async def test_who_waits_in_line_is_refused_once_the_upstream_is_drained() -> None:
     async with relaying(max_concurrency=1) as relay:
         held = asyncio.create_task(relay.post(CHAT, BODY, "fault=stall, key=held"))
-        await eventually(lambda: len(relay.fake.calls("held")) == 1)
+        await until(lambda: len(relay.fake.calls("held")) == 1)
         waiting = asyncio.create_task(relay.post(CHAT, BODY, "key=late"))
-        await eventually(lambda: relay.upstream.slots.waiting == 1)
+        await until(lambda: relay.upstream.slots.waiting == 1)
         assert relay.upstream.set_drained(relay.upstream.name, drained=True)
         held.cancel()
         answer = await waiting
@@ -318,7 +319,7 @@ async def test_waiting_in_line_ends_with_the_clients_patience() -> None:
         gate = relay.fake.gate()
         held = {**BODY, "model": relay.fake.script(document(chat_document(), before=gate))}
         running = asyncio.create_task(relay.post(CHAT, held))
-        await eventually(lambda: relay.upstream.slots.held == 1)
+        await until(lambda: relay.upstream.slots.held == 1)
         answer = await relay.post(CHAT, BODY, "key=w", x_stainless_read_timeout="0.05")
         assert answer.status == 503
         gate.open()
@@ -416,7 +417,7 @@ async def test_an_upstream_that_is_down_at_start_is_asked_again() -> None:
     with ScriptedUpstream("late") as fake:
         fake.go_down()
         async with started(Upstream(UpstreamSettings(name="fake", url=fake.base_url))) as upstream:
-            await eventually(lambda: upstream.failures == 0 and not upstream.ready)
+            await until(lambda: upstream.failures == 0 and not upstream.ready)
             assert upstream.models() == ()
             fake.go_up()
             await asyncio.wait_for(upstream.wait_ready(), 60)
@@ -438,7 +439,7 @@ async def test_why_models_are_not_known(
         server.answer_all(error(status))
         url = server.base_url.removesuffix("/v1") + path
         async with started(Upstream(UpstreamSettings(name="my-vllm", url=url))) as upstream:
-            await eventually(lambda: f"answered {status}" in caplog.text)
+            await until(lambda: f"answered {status}" in caplog.text)
             assert advice in caplog.text
             assert not upstream.ready
             # Callers are told as well, and not that a model is being loaded.

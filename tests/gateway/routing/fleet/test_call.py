@@ -13,8 +13,9 @@ import pytest
 from harness.gateway.fleets import MODEL, fleet, user
 from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import Service, serving, until
+from harness.gateway.serving import Service, serving
 from harness.scripted_upstream import Answer, Received, ScriptedUpstream, chat_document, document
+from harness.waiting import until
 
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.settings.model import UpstreamSettings

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from harness.gateway.fleets import MODEL, Fleet, fleet, user
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import until
 from harness.scripted_upstream import (
     Answer,
     chat_document,
@@ -18,6 +17,7 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
+from harness.waiting import until
 
 ROLE, WORD, *_ = chat_events(["One"])
 OK = document(chat_document("fine"))

@@ -11,8 +11,9 @@ import pytest
 from harness.gateway.fleets import MODEL, fleet, user
 from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import serving, until
+from harness.gateway.serving import serving
 from harness.scripted_upstream import ScriptedUpstream
+from harness.waiting import until
 
 from parrot_gateway.settings.model import UpstreamSettings
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness.gateway.fleets import fleet, user
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
-from harness.gateway.serving import until
+from harness.waiting import until
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
 
 from parrot_gateway.routing.fleet import fleet as fleet_module

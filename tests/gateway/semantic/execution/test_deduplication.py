@@ -7,7 +7,7 @@ import json
 
 import pytest
 from harness.gateway.scripted_runner import ScriptedRunner, service_of, session_of, submit
-from harness.gateway.serving import until
+from harness.waiting import until
 
 from parrot_gateway.exceptions import DependencyFailedError, InvalidRequestError
 from parrot_gateway.semantic.execution import deduplication

@@ -16,7 +16,7 @@ from harness.gateway.scripted_runner import (
     spec,
     submit,
 )
-from harness.gateway.serving import until
+from harness.waiting import until
 
 from parrot_gateway.exceptions import (
     CycleError,

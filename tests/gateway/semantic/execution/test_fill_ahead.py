@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.semantic_tools import CHAT, COMPLETIONS, PATHS, Http, echo, http_of
-from harness.gateway.serving import serving, until
+from harness.gateway.serving import serving
+from harness.waiting import until
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate
 
 from parrot_gateway.semantic.execution.fill_ahead import LOWEST_PRIORITY, PORTION_TOKENS

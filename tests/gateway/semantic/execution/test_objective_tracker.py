@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from harness.gateway.scripted_runner import ScriptedRunner, session_of, submit
-from harness.gateway.serving import until
+from harness.waiting import until
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 
 from parrot_gateway.semantic.session import Session
