@@ -326,6 +326,8 @@ def _as_text(fields: dict[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     """Format a value on one line; text with blanks or control characters is quoted."""
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
     text = value if isinstance(value, str) else str(value)
     if _PLAIN.fullmatch(text) and text.isprintable():
         return text

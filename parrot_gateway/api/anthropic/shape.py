@@ -7,6 +7,7 @@ the deltas that observers get become events, sent before the next bytes are read
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -110,7 +111,10 @@ class AnthropicShape:
         everyone = Observers([message, *call.observers])
         exchange.cancel_on_disconnect()
         try:
-            async with asyncio.timeout(call.timeout_s):
+            left_s = None
+            if call.timeout_s is not None:
+                left_s = call.timeout_s - (time.perf_counter() - exchange.started)
+            async with asyncio.timeout(left_s):
                 failure = await run_on_upstream(
                     upstream,
                     request.kind,

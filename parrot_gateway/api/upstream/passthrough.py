@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ class ForwardedCall(NamedTuple):
     upstream: UpstreamClient
     #: As the upstream gets it (`upstream_body`).
     body: bytes
-    #: The whole call ends after this time with a `DeadlineError`.
+    #: The whole call ends so long after its request came, with a `DeadlineError`.
     timeout_s: float | None = None
     #: The failures to return, so that another backend can answer.
     returned: Returned = "nothing"
@@ -243,7 +244,8 @@ class _Relay:
         # NOTE: a seventh of the time of `asyncio.timeout`, which every call would pay.
         timer = None
         if timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, task)
+            left_s = timeout_s - (time.perf_counter() - exchange.started)
+            timer = asyncio.get_running_loop().call_later(left_s, self._expire, task)
         try:
             return await self._answer()
         except asyncio.CancelledError as error:

@@ -31,13 +31,14 @@ from parrot_gateway.exceptions import (
 #: - `timeout`: it was silent for too long;
 #: - `unavailable`: it was not asked: breaker open, drained, no room;
 #: - `server_error`, `rate_limited`: a 5xx or 408; a 429;
+#: - `redirected`: it sends callers somewhere else, where they are not followed;
 #: - `answer_error`: a success that reports an error, or makes no sense, before its first content;
 #: - `key_refused`, `not_found`: 401 or 403 of the gateway's own key, 404 of the model or the route;
 #: - `context_length`: the prompt is too long for it;
 #: - `refused`: any other refusal, of a backend that was a fallback itself.
 FailureReason: TypeAlias = Literal[
-    "connection", "timeout", "unavailable", "server_error", "rate_limited", "answer_error",
-    "key_refused", "not_found", "context_length", "refused",
+    "connection", "timeout", "unavailable", "server_error", "rate_limited", "redirected",
+    "answer_error", "key_refused", "not_found", "context_length", "refused",
 ]  # fmt: skip
 #: Failures that are returned, so that another backend can answer: none; those that another may not
 #: have; all, of a backend that is itself a fallback.
@@ -123,6 +124,8 @@ def reason_of_status(status: int) -> FailureReason | None:
     """The reason that a status alone is for asking somebody else; None: it is none."""
     if status >= 500 or status == 408:
         return "server_error"
+    if 300 <= status < 400:
+        return "redirected"
     return "rate_limited" if status == 429 else None
 
 
@@ -156,7 +159,7 @@ def _reason_of(
     response: UpstreamResponse, request: UpstreamRequest, upstream: UpstreamClient, returned: str
 ) -> FailureReason | None:
     status = response.status
-    if status < 400:
+    if status < 300:
         return None
     if (reason := reason_of_status(status)) is not None:
         return reason
