@@ -32,7 +32,7 @@ READ_TIMEOUT_S = 2.0
 
 
 class Fault(NamedTuple):
-    """What the server does, and what the client sees.
+    """A fault of the server, and the outcome that its client sees.
 
     `ok bad` is the whole answer of the server with the fault, `ok good` that of the other; then a
     status with its code, or `in band` with that of an error behind the first content.
@@ -119,7 +119,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def seen(status: int, headers: dict[bytes, bytes], body: bytes, engines: dict[bytes, str]) -> str:
-    """What the client sees, in the words of `Fault`."""
+    """Tell an answer in the words of `Fault`."""
     if status == 200:
         whole = b"".join(EVENTS)
         if body in (whole, whole.removesuffix(EVENTS[-1])):
