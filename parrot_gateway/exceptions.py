@@ -42,6 +42,7 @@
     ├── DiskFullError                  507 disk_full
     └── UpstreamError                  502 upstream_error
         ├── AnswerError                502 answer_unusable
+        │   ├── MalformedAnswerError   502 answer_unusable
         │   └── RefusedError           the upstream's own status and code
         ├── UpstreamKeyError           502 upstream_key_refused
         └── UpstreamTimeoutError       504 upstream_timeout
@@ -481,6 +482,10 @@ class AnswerError(UpstreamError, code="answer_unusable"):
     ) -> None:
         super().__init__(message, code=code)
         self.upstream_status = upstream_status
+
+
+class MalformedAnswerError(AnswerError):
+    """A model's answer, or an event of it, cannot be read."""
 
 
 class RefusedError(AnswerError):

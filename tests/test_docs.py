@@ -25,6 +25,7 @@ from parrot_gateway.settings.model import (
     SchedulerSettings,
     ServerSettings,
     SessionSettings,
+    StreamFailureSettings,
     StreamSettings,
     TelemetrySettings,
     UpstreamSettings,
@@ -71,10 +72,10 @@ IN_WORDS = {
 UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
-def documented_defaults(title: str) -> dict[str, str]:
-    """By setting, what the table of a section says of its default."""
+def documented_defaults(text: str) -> dict[str, str]:
+    """By setting, what a table says of its default."""
     found: dict[str, str] = {}
-    for line in section(title).splitlines():
+    for line in text.splitlines():
         if not line.startswith("| `"):
             continue
         names, defaults = line.split("|")[1:3]
@@ -100,6 +101,9 @@ def written(value: object) -> set[str]:
             if value % size == 0 and 0 < value // size < 1024:
                 forms.add(f"{int(value // size)} {unit}")
         return forms
+    if isinstance(value, BaseModel):
+        name, first = next(iter(value))
+        return {f"`{name}: {first}`"}
     if isinstance(value, tuple):
         return {", ".join(f"`{item}`" for item in value)}
     return {str(value)}
@@ -107,7 +111,7 @@ def written(value: object) -> set[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_settings_tables_are_complete_and_true(title: str) -> None:
-    model, documented = SECTIONS[title], documented_defaults(title)
+    model, documented = SECTIONS[title], documented_defaults(section(title))
     assert set(documented) == set(model.model_fields)
     for name, field in model.model_fields.items():
         words = IN_WORDS.get(title, {}).get(name)
@@ -124,6 +128,15 @@ def test_settings_tables_are_complete_and_true(title: str) -> None:
             assert documented[name] in forms, name
         else:
             assert documented[name] in written(field.get_default()), name
+
+
+def test_the_table_of_broken_streams_is_complete_and_true() -> None:
+    text = (ROOT / "docs" / "failover.md").read_text(encoding="utf-8")
+    documented = documented_defaults(text.partition("below `stream_failure`")[2].split("\n\n")[1])
+    fields = StreamFailureSettings.model_fields
+    assert set(documented) == set(fields)
+    for name, field in fields.items():
+        assert documented[name] in written(field.get_default()), name
 
 
 @pytest.mark.parametrize(

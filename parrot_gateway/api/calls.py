@@ -37,7 +37,8 @@ from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.inferred_metadata import InferredMetadata, explained
 from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.routing.fallback import answer_with_fallbacks
-from parrot_gateway.routing.model_directory import ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory, Target
+from parrot_gateway.routing.stream_failover import StreamFailover
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.settings.model import ServerSettings
 
@@ -171,13 +172,27 @@ class CallRoutes:
         self, name: str, exchange: Exchange, body: bytes, metadata: CallMetadata = ORDINARY_CALL
     ) -> UpstreamClient:
         """An upstream for one call, of which no more may be known than what its body tells."""
+        return self.models.upstream(name, lambda: self._known(exchange, body, metadata))
 
-        def known() -> CallMetadata:
-            if metadata is ORDINARY_CALL and self.linking.is_running:
-                return explained(exchange, self.inferred.at_once(exchange, body))
-            return explained(exchange, metadata)
+    def _known(self, exchange: Exchange, body: bytes, metadata: CallMetadata) -> CallMetadata:
+        if metadata is ORDINARY_CALL and self.linking.is_running:
+            return explained(exchange, self.inferred.at_once(exchange, body))
+        return explained(exchange, metadata)
 
-        return self.models.upstream(name, known)
+    def failover(
+        self, target: Target, exchange: Exchange, request: CallRequest, metadata: CallMetadata
+    ) -> StreamFailover | None:
+        """Find what goes on with a stream of an upstream that breaks off; None: nothing does."""
+        settings = self.models.upstreams[target.upstream or ""].settings
+        if settings.stream_failure.mode == "terminate" or not request.head.stream:
+            return None
+        return StreamFailover(
+            self.models,
+            target,
+            request,
+            lambda: self._known(exchange, request.body, metadata),
+            exchange.started + self.server.call_timeout_s,
+        )
 
     async def generate(
         self, exchange: Exchange, request: CallRequest, model: str, context: CallContext
@@ -244,7 +259,13 @@ class CallAttempts:
             lambda: upstream_body(request, client, model, context.metadata), request.size
         )
         call = ForwardedCall(
-            exchange, client, body, routes.server.call_timeout_s, returned, context.observers
+            exchange,
+            client,
+            body,
+            routes.server.call_timeout_s,
+            returned,
+            context.observers,
+            routes.failover(Target(model, upstream), exchange, request, context.metadata),
         )
         return await context.shape.forward(request, call)
 

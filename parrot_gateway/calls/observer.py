@@ -47,7 +47,7 @@ class GenerationObserver:
 
         Args:
             engine: its name.
-            kind: see `LossKind`.
+            kind: see `LossKind`; of an upstream's server see `StreamFault`.
         """
 
     def resumed(self, engine: str, pause_s: float, refilled_tokens: int) -> None:

@@ -174,6 +174,22 @@ class ModelSettings(_Section):
         return path.resolve().name if path.is_dir() else self.model
 
 
+class StreamFailureSettings(_Section):
+    """How an upstream's stream ends that breaks off after its beginning."""
+
+    #: `continue`: another server goes on with the text, where that can be; see `continuation`.
+    mode: Literal["terminate", "continue"] = "terminate"
+    #: Faults after which it does.
+    on: tuple[Literal["transport_error", "read_timeout", "malformed", "in_band_error"], ...] = (
+        "transport_error",
+        "read_timeout",
+        "malformed",
+        "in_band_error",
+    )
+    #: Requests to go on with one answer, to other servers of the upstream and to its `fallback`.
+    max_fallbacks: int = Field(default=2, ge=0, le=10)
+
+
 class UpstreamSettings(_Section):
     """A server that calls are passed on to, or several of the same models: OpenAI-compatible, or
     Anthropic's."""
@@ -215,6 +231,12 @@ class UpstreamSettings(_Section):
     breaker_successes: int = Field(default=2, gt=0)
     #: Model to use instead when this upstream cannot answer (any name this gateway serves).
     fallback: str | None = None
+    stream_failure: StreamFailureSettings = StreamFailureSettings()
+    #: How this upstream is told to go on with a chat's answer that broke off: vLLM's and SGLang's
+    #: `continue_final_message`, a last message of the assistant (`prefill`), the same marked as a
+    #: `prefix` (Mistral, DeepSeek); `none`: it cannot. `auto` knows the usual hosts, and takes the
+    #: first for all others.
+    continuation: Literal["auto", "continue_final_message", "prefill", "prefix", "none"] = "auto"
     #: Pass a call's objective on, as a `priority` in the body of completions and chats, unless the
     #: caller gives one: as vLLM (`--scheduling-policy priority`) or as SGLang
     #: (`--enable-priority-scheduling`) reads it.

@@ -104,8 +104,8 @@ class CallRecord(msgspec.Struct, eq=False, gc=False):
     content: CallContent | None = None
     #: Servers that could not answer before `engine` did, each with the reason: `vllm-1=timeout`.
     tried: tuple[str, ...] = ()
-    #: Names of own engines that were lost while they ran it, and their `LossKind`s; seconds until
-    #: the next one had gone on, and tokens that were computed again.
+    #: Names of engines and upstream servers that were lost while they ran it, with the kind or the
+    #: fault; seconds until the next one had gone on, and tokens that own engines computed again.
     lost_engines: tuple[str, ...] = ()
     loss_kinds: tuple[str, ...] = ()
     pauses_s: tuple[float, ...] = ()

@@ -125,6 +125,7 @@ class AnthropicShape:
                     returned=call.returned,
                     note_failed=exchange.record.note_failed,
                     between_reads=message.send,
+                    failover=call.failover,
                 )
         except TimeoutError:
             late = DeadlineError(f"The call took longer than {call.timeout_s:g} s.")

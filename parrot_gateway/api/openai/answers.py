@@ -210,7 +210,7 @@ class ChatAnswer(ChunkedAnswer):
     def _tool_events(self, update: ChoiceDelta, pieces: Sequence[ToolPiece]) -> bytes:
         """The same where tools may be called: content and pieces of calls, one event each."""
         head = self._heads[update.choice]
-        deltas = [encode(_delta_of(piece)) for piece in pieces]
+        deltas = [encode(delta_of(piece)) for piece in pieces]
         extra = b'"logprobs":null,"finish_reason":null'
         shown = any(not token.is_end for token in update.tokens)
         if self._wants_ids and update.token_ids:
@@ -382,7 +382,7 @@ def _choice(
     return choice
 
 
-def _delta_of(piece: ToolPiece) -> dict[str, Any]:
+def delta_of(piece: ToolPiece) -> dict[str, Any]:
     if isinstance(piece, ContentPiece):
         return {"content": piece.text}
     if isinstance(piece, ToolCallBegin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from parrot_gateway.api.call_shape import AnswerEncoder
 from parrot_gateway.api.event_stream import DONE, data_event, failure_events
 from parrot_gateway.api.openai.answers import ChatAnswer, CompletionAnswer
+from parrot_gateway.api.openai.rest_of_stream import RestOfStream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
 from parrot_gateway.backends.upstreams.failure import FailedAttempt
 from parrot_gateway.calls.requests.call import CallKind, CallRequest
@@ -38,6 +40,8 @@ class OpenAIShape:
         return _deferred_stream(request, call_id, text, include_usage=usage)
 
     def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[FailedAttempt | None]:
+        if call.failover is not None:
+            call = call._replace(rest=partial(RestOfStream, request))
         return forward(call)
 
 

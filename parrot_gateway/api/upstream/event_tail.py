@@ -26,7 +26,8 @@ Dialect: TypeAlias = Literal["chat", "responses", "messages", "other"]
 MAX_HELD_BYTES = 1024 * 1024
 
 _BOUNDARIES = (b"\n\n", b"\n\r\n", b"\r\r")
-_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
+#: The event that ends a chat's stream.
+DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
 _DONE_LAST = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\](?:\n\n|\n\r\n|\r\n\r\n|\r\r)\Z")
 #: More than `data: [DONE]` with line breaks around it takes.
 _DONE_BYTES = 32
@@ -91,6 +92,11 @@ class EventTail:
             self._remember(chunk)
         return chunk
 
+    @property
+    def rest(self) -> bytes:
+        """The beginning of an event whose end has not come."""
+        return self._held
+
     def end(self, error: GatewayError) -> bytes:
         """The upstream ended its stream in good order; returns the last bytes for the client.
 
@@ -115,6 +121,11 @@ class EventTail:
         if self._ended:
             return b""
         return (b"\n\n" if self._mid_event else b"") + self._error_event(error)
+
+    @property
+    def is_mid_event(self) -> bool:
+        """Return whether the client has got a part of an event whose end it has not."""
+        return self._mid_event
 
     def usage(self) -> Usage | None:
         """The usage that the stream reported last, if it did."""
@@ -141,13 +152,12 @@ class EventTail:
     @property
     def is_complete(self) -> bool:
         """Return whether the answer came to its end."""
+        return self._ended or self.has_end(self._seen)
+
+    def has_end(self, text: bytes | bytearray) -> bool:
+        """Return whether an answer comes to its end within a part of its stream."""
         mark = _END_MARKS.get(self._dialect)
-        return (
-            self._ended
-            or mark is None
-            or bool(mark.search(self._seen))
-            or bool(_DONE.search(self._seen))
-        )
+        return mark is None or bool(mark.search(text)) or bool(DONE.search(text))
 
     def _error_event(self, error: GatewayError) -> bytes:
         if self._dialect == "responses":

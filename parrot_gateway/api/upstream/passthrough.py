@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from parrot_gateway.api.upstream.event_guard import EventGuard, RestWriters
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
 from parrot_gateway.backends.upstreams.answer import (
     MAX_HELD_BYTES,
@@ -27,6 +28,7 @@ from parrot_gateway.backends.upstreams.answer import (
     rewrite,
 )
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.continuation import Answering, Failover
 from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, ask
 from parrot_gateway.backends.upstreams.reported_error import refusal_of, reported_error
 from parrot_gateway.backends.upstreams.response import UpstreamResponse
@@ -82,6 +84,10 @@ class ForwardedCall(NamedTuple):
     returned: Returned = "nothing"
     #: Notified of the answer to a chat or a completion; of other routes, such as read no text.
     observers: Sequence[GenerationObserver] = ()
+    #: Lets other servers go on with a stream of a chat or a completion that breaks off, and writes
+    #: what they say; both or neither.
+    failover: Failover | None = None
+    rest: RestWriters | None = None
 
 
 def forward(call: ForwardedCall) -> Awaitable[FailedAttempt | None]:
@@ -355,18 +361,21 @@ class _Relay:
         exchange.on_failure(self._fail)
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
-        self._follow(response.first)
-        ready = events.feed(response.first)
         last, usage = b"", None
         try:
+            if self._call.failover is None or response.status >= 400:
+                self._follow(response.first)
+                ready = events.feed(response.first)
+            else:
+                guarded = await self._pass_guarded(response, headers, events, self._call.failover)
+                if guarded is None:
+                    return events.usage()
+                ready = guarded
             while not response.at_eof:
                 if events.done and await response.ends_within(_END_TIMEOUT_S):
                     break
                 if ready:
-                    if exchange.responded:
-                        await exchange.write(ready)
-                    else:
-                        await exchange.start_stream(response.status, headers, ready)
+                    await self._write(ready, headers)
                 chunk = await response.read()
                 self._follow(chunk)
                 ready = events.feed(chunk)
@@ -392,6 +401,81 @@ class _Relay:
         # the connection ready for their next request.
         await exchange.end_stream(ready + last)
         return usage
+
+    def _write(self, data: bytes, headers: Headers) -> Awaitable[None]:
+        if self._exchange.responded:
+            return self._exchange.write(data)
+        return self._exchange.start_stream(self._status, headers, data)
+
+    async def _pass_guarded(
+        self, response: UpstreamResponse, headers: Headers, events: EventTail, failover: Failover
+    ) -> bytes | None:
+        """Pass a stream on while it is in order, and let another server go on if it breaks off.
+
+        Returns:
+            bytes to go on with if none does, or at the end; None when another server has ended it.
+
+        Raises:
+            UpstreamError: the stream broke off.
+        """
+        exchange = self._exchange
+        guard = EventGuard(events, failover.partial, self._observers)
+        self._reader = guard.reader
+        ready, error = guard.feed(response.first), None
+        while guard.fault is None and not response.at_eof:
+            if ready:
+                await self._write(ready, headers)
+                ready = b""
+            try:
+                ready = guard.feed(await response.read())
+            except UpstreamError as broken:
+                error = broken
+                break
+        if guard.is_done and error is not None:
+            self._end_following(events.usage())
+            await exchange.end_stream()
+            return None
+        if guard.fault is None and error is None and guard.ends_well():
+            return ready
+        if ready:
+            await self._write(ready, headers)
+        ended = error or guard.fault or incomplete(response.server)
+        if not events.is_mid_event and await self._go_on(response, headers, guard, ended, failover):
+            return None
+        if error is not None:
+            raise error
+        if guard.fault is not None:
+            self._observers.failed(guard.fault)
+            self._reader = None
+        return guard.held
+
+    async def _go_on(
+        self,
+        response: UpstreamResponse,
+        headers: Headers,
+        guard: EventGuard,
+        error: UpstreamError,
+        failover: Failover,
+    ) -> bool:
+        exchange, make_rest = self._exchange, self._call.rest
+        assert make_rest is not None
+        rest = make_rest(guard.sample, exchange.record.call_id, [response.server])
+
+        async def send() -> None:
+            if written := rest.take():
+                await self._write(written, headers)
+
+        answering = Answering(
+            Observers([rest, self._observers]),
+            exchange.record.outgoing_headers(exchange.scope["headers"]),
+            exchange.record.note_failed,
+            send,
+        )
+        if not await failover.go_on(error, response.server, guard.reader.usage, answering):
+            await send()
+            return False
+        await exchange.end_stream(rest.take())
+        return True
 
     async def _end_in_band(self, response: UpstreamResponse) -> None:
         """End a stream that was begun with comments, by an answer that is none."""

@@ -14,6 +14,7 @@ import msgspec
 from parrot_scheduler.task import OBJECTIVE_KINDS
 
 from parrot_gateway.backends.upstreams.client import UpstreamClient, UpstreamRequest
+from parrot_gateway.backends.upstreams.continuation import Answering, Failover
 from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, ask
 from parrot_gateway.backends.upstreams.reported_error import error_of, refusal_of
 from parrot_gateway.calls.generation_request import ChoiceDelta
@@ -27,7 +28,12 @@ from parrot_gateway.calls.tools.parsing import (
     ToolPiece,
 )
 from parrot_gateway.calls.usage import Usage, usage_of_body
-from parrot_gateway.exceptions import AnswerError, InvalidRequestError, UpstreamError
+from parrot_gateway.exceptions import (
+    AnswerError,
+    InvalidRequestError,
+    MalformedAnswerError,
+    UpstreamError,
+)
 
 #: How an upstream learns of priorities: vLLM (with `--scheduling-policy priority`) runs smaller
 #: priorities earlier, and refuses any but 0 when it does not schedule by priority; SGLang (with
@@ -36,6 +42,8 @@ HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
 
 #: A whole answer, or one event of a stream, longer than this is not read.
 MAX_HELD_BYTES = 64 * 1024 * 1024
+#: Finish reasons of answers that a server has not brought to their end, as it shuts down, say.
+_GIVEN_UP = ("abort", "error")
 #: The field of a body that is meant for the gateway.
 _OURS = re.compile(rb'"parrot"')
 
@@ -155,6 +163,10 @@ class UpstreamAnswerReader:
             self._choice(choice)
 
     def _choice(self, choice: _Choice) -> None:
+        if choice.finish_reason in _GIVEN_UP:
+            raise AnswerError(
+                f"the model's server gave the answer up (finish reason '{choice.finish_reason}')"
+            )
         if choice.finish_reason is not None and choice.index == 0:
             self.is_finished, self._finish_reason = True, choice.finish_reason
         part = choice.message or choice.delta
@@ -184,7 +196,7 @@ class UpstreamAnswerReader:
         try:
             return _answer_decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise AnswerError("the answer is not in OpenAI's shape") from None
+            raise MalformedAnswerError("the answer is not in OpenAI's shape") from None
 
 
 def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
@@ -278,6 +290,7 @@ async def run_on_upstream(
     returned: Returned,
     note_failed: Callable[[str, str], None],
     between_reads: Callable[[], Awaitable[None]] | None = None,
+    failover: Failover | None = None,
 ) -> FailedAttempt | None:
     """Let an upstream answer a call for observers alone.
 
@@ -291,6 +304,7 @@ async def run_on_upstream(
         note_failed: as of `UpstreamRequest`.
         between_reads: awaited before more of the answer is read, so that a client to whom the
             observer writes can hold it back.
+        failover: lets other servers go on with a stream that breaks off.
 
     Returns:
         a failure when nothing was reported because another backend shall answer.
@@ -308,7 +322,9 @@ async def run_on_upstream(
         observers.started(response.server, response.queued_s, response.reason)
         if response.status < 400:
             observers.first_token()
-        reader = UpstreamAnswerReader(observers)
+        reader = UpstreamAnswerReader(
+            observers if failover is None else Observers([failover.partial, observers])
+        )
         reader.start(response.status, response.content_type.encode())
         data = response.first
         while True:
@@ -324,6 +340,12 @@ async def run_on_upstream(
             raise incomplete(response.server)
         reader.end()
         response.succeeded(reader.usage)
+    except UpstreamError as error:
+        if failover is None or not reader.is_stream:
+            raise
+        answering = Answering(observers, headers, note_failed, between_reads)
+        if not await failover.go_on(error, response.server, reader.usage, answering):
+            raise
     finally:
         response.close()
     return None

@@ -24,6 +24,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from parrot_gateway.backends.upstreams.breaker import BreakerState, CircuitBreaker, Permit
+from parrot_gateway.backends.upstreams.continuation_styles import ContinuationStyles
 from parrot_gateway.backends.upstreams.first_content import is_looked_into
 from parrot_gateway.backends.upstreams.headers import RequestHeaders, can_be_passed_on
 from parrot_gateway.backends.upstreams.reported_error import reported_error
@@ -148,6 +149,8 @@ class Upstream:
         self.forwards_authorization = forward
         #: There is no other server that it could be left for.
         self.notes_failures = False
+        #: How it is told to go on with answers that broke off elsewhere.
+        self.continuation = ContinuationStyles(settings)
         self._secret = secret
         #: The operator's name for it.
         self.name, self._base_url = server or next(iter(settings.servers.items()))

@@ -56,15 +56,19 @@ class FleetCall:
     Args:
         fleet: the servers.
         metadata: of the call.
+        server: the only one that shall answer; None: the scheduler chooses.
     """
 
-    def __init__(self, fleet: UpstreamFleet, metadata: CallMetadata) -> None:
+    def __init__(
+        self, fleet: UpstreamFleet, metadata: CallMetadata, server: str | None = None
+    ) -> None:
         self.settings = fleet.settings
         self.name = fleet.name
         self.forwards_authorization = fleet.forwards_authorization
         self.notes_failures = True
         self._fleet = fleet
         self._metadata = metadata
+        self._server = server
 
     async def request(
         self, request: UpstreamRequest, *, first_byte_timeout_s: float | None = None
@@ -82,7 +86,7 @@ class FleetCall:
         path, body = request.path, request.body
         route = path.decode("latin-1") if isinstance(path, bytes) else path
         fleet, objects = self._fleet, self._fleet.objects
-        keeper = objects.server_for(route, body)
+        keeper = self._server or objects.server_for(route, body)
         if request.method != "POST" or _PLACED.fullmatch(route) is None:
             servers = fleet.in_order(keeper)
             response = await self._ask(servers, request, first_byte_timeout_s, keeper=keeper)

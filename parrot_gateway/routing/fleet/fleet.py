@@ -21,6 +21,7 @@ from parrot_scheduler.task import EngineDescription
 
 from parrot_gateway.backends.upstreams.breaker import BreakerState
 from parrot_gateway.backends.upstreams.client import Upstream
+from parrot_gateway.backends.upstreams.continuation_styles import ContinuationStyles
 from parrot_gateway.exceptions import DrainedError, OverloadedError, UpstreamError
 from parrot_gateway.routing.fleet.prompt import BLOCK_TOKENS
 from parrot_gateway.routing.fleet.server import TIMES_S, FleetServer
@@ -62,6 +63,8 @@ class UpstreamFleet:
         self.runner = runner
         self.updater = updater
         self.objects = StoredObjects()
+        #: How its servers are told to go on with answers that broke off elsewhere.
+        self.continuation = ContinuationStyles(settings)
         #: Calls that wait for a place.
         self.waiting = 0
         self._fitted_at = 0.0

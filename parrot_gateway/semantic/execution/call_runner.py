@@ -14,7 +14,6 @@ import msgspec
 
 from parrot_gateway.backends.own.generate import Generation, collect
 from parrot_gateway.backends.upstreams.answer import run_on_upstream, upstream_body
-from parrot_gateway.backends.upstreams.client import UpstreamClient
 from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
 from parrot_gateway.calls.metadata import CallMetadata
 from parrot_gateway.calls.observer import TextObserver
@@ -22,7 +21,8 @@ from parrot_gateway.calls.requests.call import CallRequest, in_thread_if_large, 
 from parrot_gateway.calls.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.routing.fallback import answer_with_fallbacks
-from parrot_gateway.routing.model_directory import ModelDirectory
+from parrot_gateway.routing.model_directory import ModelDirectory, Target
+from parrot_gateway.routing.stream_failover import StreamFailover
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.telemetry.call_record import CallObserver
 
@@ -111,10 +111,17 @@ class _JobAttempts:
         """See `Attempts`."""
         job, request, metadata = self.job, self.request, self.metadata
         job.record.served_model = model
-        client = self.runner.models.upstream(upstream, lambda: metadata)
+        models = self.runner.models
+        client = models.upstream(upstream, lambda: metadata)
+        streamed = await in_thread_if_large(partial(_as_stream, request), request.size)
         body = await in_thread_if_large(
-            partial(_streamed_body, request, client, model, metadata), request.size
+            partial(upstream_body, streamed, client, model, metadata), request.size
         )
+        failover = None
+        if client.settings.stream_failure.mode == "continue":
+            deadline = time.perf_counter() + self.runner.call_timeout_s
+            target = Target(model, upstream)
+            failover = StreamFailover(models, target, streamed, lambda: metadata, deadline)
         headers = [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS]
         return await run_on_upstream(
             client,
@@ -125,6 +132,7 @@ class _JobAttempts:
             CallObserver(job.record),
             returned=returned,
             note_failed=job.record.note_failed,
+            failover=failover,
         )
 
     async def on_engine(self, model: str) -> None:
@@ -150,12 +158,6 @@ class _JobAttempts:
                 observer.check()
                 await generation.next()
             observer.check()
-
-
-def _streamed_body(
-    request: CallRequest, upstream: UpstreamClient, model: str, metadata: CallMetadata
-) -> bytes:
-    return upstream_body(_as_stream(request), upstream, model, metadata)
 
 
 def _as_stream(request: CallRequest) -> CallRequest:

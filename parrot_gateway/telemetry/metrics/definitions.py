@@ -199,7 +199,7 @@ FAILOVERS = _counter(
     "parrot_call_engine_losses",
     "model_name reason",
     "Times that a running call lost its engine: link, silent, stalled, crashed, protocol, left, "
-    "unloaded.",
+    "unloaded; or an upstream's server, by the word of its fault.",
 )
 FAILOVER_REFILLED = _counter(
     "parrot_failover_refilled_tokens", "model_name", "Tokens computed again on another engine."
