@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess, is_alive, upstream_settings, wait_until
-from harness.scripted_upstream import ScriptedUpstream, chat_document, document
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document, error
 from openai.types.chat import ChatCompletionMessageParam
 
 Chat = list[ChatCompletionMessageParam]
@@ -157,12 +157,12 @@ def test_equal_calls_are_told_apart_by_their_connections(
         assert [link["from"] for link in links] == [firsts[which].headers["x-parrot-call"]]
 
 
-def test_garbage_is_passed_on_and_linked_to_nothing(linking: GatewayProcess) -> None:
-    response = httpx.post(
-        f"{linking.base_url}/chat/completions",
-        content=b'{"model": "linked-none", "messages": [1, {"role": 2}]}',
-        headers={"Content-Type": "application/json"},
-    )
+def test_garbage_is_passed_on_and_linked_to_nothing(
+    linking: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    body = {"model": upstream.script(error(400)), "messages": [1, {"role": 2}]}
+    response = httpx.post(f"{linking.base_url}/chat/completions", json=body)
+    assert response.status_code == 400
     call = get(linking, f"/calls/{response.headers['x-request-id']}").json()
     assert call["links"] == []
     assert call["state"] == "failed"
