@@ -834,3 +834,38 @@ def test_evidence_is_where_the_text_stands() -> None:
     for passage in (prompt[start:end], answer[source_start:source_end]):
         assert STORY[:-1] in passage
         assert len(passage) < len(STORY) + 5
+
+
+def test_a_text_that_was_put_before_known_turns_is_looked_at() -> None:
+    """As agents do with what they remember of other conversations."""
+    play = Play()
+    writer, _ = play.run(Message("system", "You plan."), text=f"{STORY} {OTHER}")
+    question = user("How many barges are there?")
+    first, _ = play.run(SYSTEM, question, text="Seven barges are at the quay, as I said before.")
+    answer = said("Seven barges are at the quay, as I said before.")
+    memory = user(f"Remember this: {STORY} {OTHER}")
+    _, linked = play.start(SYSTEM, memory, question, answer, user("And now?"))
+    assert edges(linked) == {(first, "continues"), (writer, "output")}
+
+
+@pytest.mark.parametrize(("count", "confidence"), [(1, 0.9), (2, 0.8)])
+def test_how_sure_a_window_in_one_message_goes_on(count: int, confidence: float) -> None:
+    """The window of one agent, or of two that came to the same; one that resembles it less."""
+    play = Play()
+    task = "Question: which of the barges at the quay carried slate, and who had signed for them?"
+    lines = [
+        f"Observation: barge {number * 91} lay beside barge {number * 77}, loaded with slate and "
+        f"barley for the {number * 13}th time, as the harbour master has written down himself."
+        for number in range(12)
+    ]
+    windows = [(lines[:8], 3), (lines[2:10], count)]
+    last = ""
+    for shown, times in windows:
+        for _ in range(times):
+            last, _ = play.start(SYSTEM, user("\n".join([task, *shown])))
+            play.end(last, f"Action: look at {shown[-1][-60:]}")
+    told_now = f"Action: look at {lines[9][-60:]}"
+    prompt = user("\n".join([task, *lines[4:10], told_now, lines[10]]))
+    links = [each for each in told(play.start(SYSTEM, prompt)[1]) if each[1] == "continues"]
+    assert links == [(last if count == 1 else links[0][0], "continues", confidence)]
+    assert links[0][0] in {f"c{number}" for number in range(4, 4 + count)}
