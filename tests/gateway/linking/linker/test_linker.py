@@ -837,7 +837,7 @@ def test_evidence_is_where_the_text_stands() -> None:
 
 
 def test_a_text_that_was_put_before_known_turns_is_looked_at() -> None:
-    """As agents do with what they remember of other conversations."""
+    """Agents put what they remember of other conversations there."""
     play = Play()
     writer, _ = play.run(Message("system", "You plan."), text=f"{STORY} {OTHER}")
     question = user("How many barges are there?")
