@@ -99,6 +99,31 @@ def test_engines_that_die_together_do_not_poison_a_call(
     loop.run_until_complete(scenario())
 
 
+def test_a_call_that_got_no_further_goes_before_others(loop: VirtualLoop) -> None:
+    async def scenario() -> None:
+        world = World(0)
+        for _ in range(3):
+            world.join().stalled = True
+        call = Call(GenerationRequest([TokenizedPrompt([1, 2, 3])], SamplingParams()))
+        task = world.start(call)
+        priorities = []
+        for _ in range(3):
+            await asyncio.sleep(INCIDENT_S * 2)
+            engine = next(each for each in world.engines if each.engine.contexts)
+            (context,) = engine.engine.contexts.values()
+            assert context.fill is not None
+            priorities.append(context.fill.priority)
+            if len(world.engines) > 1:
+                world.kill(engine)
+        assert priorities == sorted(set(priorities), reverse=True)
+        engine.stalled = False
+        engine.has_work.set()
+        await task
+        assert call.end == "done"
+
+    loop.run_until_complete(scenario())
+
+
 def fails(loop: VirtualLoop, expected: str) -> bool:
     """True if the first world that breaks a promise says so in words of this pattern."""
     for seed in range(PORTION):

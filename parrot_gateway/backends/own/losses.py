@@ -44,7 +44,7 @@ class EngineLosses:
         #: Names of the engines, in order.
         self.engines: list[str] = []
         #: Blame since the last progress.
-        self._blame = 0
+        self.blame = 0
         #: When the first of those was lost that were lost together.
         self._incident_at = -math.inf
 
@@ -65,9 +65,9 @@ class EngineLosses:
         if is_another:
             self._incident_at = now
         if has_progress:
-            self._blame = 0
+            self.blame = 0
         elif is_another:
-            self._blame += _BLAME.get(kind, 0)
-        if self._blame >= MAX_BLAME or len(self.engines) >= MAX_LOSSES:
+            self.blame += _BLAME.get(kind, 0)
+        if self.blame >= MAX_BLAME or len(self.engines) >= MAX_LOSSES:
             logger.error("a call that has lost %s is stopped", ", ".join(self.engines))
             raise PoisonedCallError(len(self.engines))
