@@ -33,6 +33,7 @@ LONG = (
     "examples/test_examples_run.py",
     "docs/test_python_blocks.py",
     "e2e/test_serve.py",
+    "faults/test_own_openai.py",
     "faults/test_chaos_engines.py",
     "faults/test_chaos_shutdown.py",
     "faults/test_chaos_liar.py",
