@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from parrot_scheduler.engines.table import EngineTable, set_of
+from parrot_scheduler.engines.table import EngineTable, rows_of, set_of
 from parrot_scheduler.events import EngineReport
 from parrot_scheduler.prefix_index.index import PrefixIndex, chain_of
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel, Task
@@ -17,6 +17,12 @@ from parrot_scheduler.task_state import EngineLoad, TaskState
 _GROWTH = 1.5
 #: Templates and applications that an engine with an invisible cache is assumed to cache.
 _HIDDEN_BLOCKS = 1024
+#: An engine is slow if a step takes this many times as long as on the fastest one: a step of so
+#: many sequences and tokens of context, because single terms of a learned model differ by chance.
+_SLOW = 4.0
+_STEP_SEQUENCES, _STEP_CONTEXT = 8.0, 4000.0
+#: Seconds between two tasks that a slow engine gets, so that its step times stay known.
+_SLOW_TASK_S = 30.0
 
 
 class EnginePool:
@@ -62,6 +68,10 @@ class EnginePool:
         #: prompt tokens that take as long. Averaged over all engines in `accepting`, because the
         #: learned values of single engines differ more than the engines do.
         self.decode_work = 0.0
+        #: Set of the slow engines among those in `accepting`; see `avoided`.
+        self.slow = 0
+        # By row of a slow engine: when it got its last task.
+        self._slow_used_at: dict[int, float] = {}
         #: Sets of rows by load: the number of sequences, plus a half if prompt tokens are queued.
         self.rows_by_load: dict[float, int] = {}
         #: Placed tasks with a promised time per token.
@@ -129,6 +139,7 @@ class EnginePool:
         del self.placed[row], self._step_limits[row]
         self.num_idle -= 1
         self.reports.pop(row, None)
+        self._slow_used_at.pop(row, None)
         self._draining.pop(row, None)
         self._recount()
 
@@ -172,6 +183,21 @@ class EnginePool:
         fill_s = float(table.prefill_token_s[table.accepts].sum())
         sequence_s = float(table.sequence_s[table.accepts].sum())
         self.decode_work = 2.0 * sequence_s / fill_s if fill_s > 0.0 else 0.0
+        self.slow = 0
+        if self.num_accepting > 1:
+            step_s = table.weights_s + table.overhead_s
+            step_s = step_s + _STEP_SEQUENCES * table.sequence_s
+            step_s = step_s + _STEP_CONTEXT * table.context_token_s
+            fastest_s = float(step_s[table.accepts].min(initial=math.inf))
+            self.slow = set_of(table.accepts & (step_s > _SLOW * fastest_s))
+
+    def avoided(self, now: float) -> int:
+        """Return the set of slow engines that get no task now, unless no other has room."""
+        avoided = self.slow
+        for row in rows_of(avoided):
+            if now - self._slow_used_at.get(row, -math.inf) >= _SLOW_TASK_S:
+                avoided ^= 1 << row
+        return avoided
 
     def report(self, row: int, report: EngineReport) -> bool:
         """Apply an engine's report; return false if its numbers are invalid and were ignored."""
@@ -235,6 +261,8 @@ class EnginePool:
         private = float(prompt + state.expected_output - len(keys) * block)
         latency = sequences if objective.is_latency else 0
         limit_s = _step_limit(objective) if objective.kind == "tpot" else math.inf
+        if self.slow >> row & 1:
+            self._slow_used_at[row] = now
         state.status = "placed"
         state.engine_id = table.ids[row]
         state.engine_row = row

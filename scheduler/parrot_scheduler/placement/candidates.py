@@ -58,6 +58,7 @@ def candidates(
     pool: EnginePool,
     also: int = 0,
     breaks: Callable[[int, float], int] | None = None,
+    avoided: int = 0,
 ) -> Candidates | None:
     """Examine engines that could hold the task and have room for its sequences.
 
@@ -71,6 +72,7 @@ def candidates(
         also: a set of rows to examine in any case.
         breaks: tells which promises a row breaks with a number of tokens to compute; the larger the
             number, the worse. None: there are no promises.
+        avoided: a set of rows to pass over if any other has room.
 
     Returns:
         None if there is no such engine.
@@ -78,6 +80,7 @@ def candidates(
     there = pool.accepting & ~(pool.batch_full & pool.busy)
     if not there:
         return None
+    there = there & ~avoided or there
     task, scalars, prefixes, block = (
         state.task,
         pool.table.scalars,

@@ -36,7 +36,9 @@ rule below is listed with its gain in `simulate policies` and on recorded progra
    token: 1.5 on a CPU, where a factor of three made agents 0.95 and multi-agent programs 0.84
    times as fast. A fan-out shares less than a third; with a lower limit it would follow its
    first call, and map-reduce jobs of one document ran 0.96 times as fast.
-6. `Task.prefers`: the engine that already has part of the task may cost a quarter more.
+6. Engines whose steps take more than four times as long as those of the fastest get a task only
+   if no other engine has room, and one every 30 s, by which their step times stay known.
+7. `Task.prefers`: the engine that already has part of the task may cost a quarter more.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class Parrot(PlacementPolicy):
             breaks = partial(_broken, state, pool, limit)
         last, preferred = pool.row_of(application.last_engine), pool.row_of(state.task.prefers)
         also = (1 << last if last >= 0 else 0) | (1 << preferred if preferred >= 0 else 0)
-        found = candidates(state, application, pool, also, breaks)
+        found = candidates(state, application, pool, also, breaks, pool.avoided(now))
         if found is None:
             return None
         best = min(found.looked_at)

@@ -444,3 +444,35 @@ async def test_calls_that_wait_for_a_model_are_refused_when_it_goes() -> None:
         engine.automatic = True
         engine.step()
         assert (await first)[0] == 200
+
+
+async def test_an_engine_much_slower_than_its_peers_is_avoided() -> None:
+    engines = [small_engine(64), small_engine(64)]
+    slow, other = engines
+    async with serving(*engines) as service:
+
+        def beat(*step_s: float) -> None:
+            """A minute of heartbeats, whose steps took this long on either engine."""
+            for remote, each_s in zip(service.remotes, step_s, strict=True):
+                for _ in range(30):
+                    before = remote.stats
+                    steps = before.steps + 50
+                    busy_s = before.busy_s + 50 * each_s
+                    remote.note_stats(
+                        EngineStats(steps=steps, generated_tokens=steps, busy_s=busy_s)
+                    )
+
+        beat(0.004, 0.005)
+        for number in range(8):
+            await ask(service, f"{number} of equals {SYSTEM}")
+        assert fills(slow) > 1
+        before = fills(slow)
+        beat(0.05, 0.005)
+        await asyncio.gather(*(ask(service, f"{number} {SYSTEM}") for number in range(30)))
+        # One, by which its step times stay known.
+        assert fills(slow) - before <= 1
+        # Where there is no other, it works.
+        service.gateway.registry.set_drained(service.remotes[1].id, drained=True)
+        assert (await ask(service, "alone"))[0] == 200
+        assert fills(slow) - before <= 2
+        assert fills(other) >= 29

@@ -59,9 +59,10 @@ def every_candidate(
     pool: EnginePool,
     _also: int,
     breaks: Callable[[int, float], int] | None,
+    avoided: int,
 ) -> Candidates | None:
     """The engines that a task may be placed on, with all of them looked at."""
-    return candidates(state, application, pool, pool.accepting, breaks)
+    return candidates(state, application, pool, pool.accepting, breaks, avoided)
 
 
 def outcomes(num: int, steps: list[Any]) -> list[Any]:
