@@ -44,6 +44,7 @@ LONG = (
     "e2e/test_schemathesis.py",
     "engine/kernels/test_long_rows.py",
     "e2e/test_command_line.py",
+    "faults/test_upstream_continuation.py",
     "e2e/test_disconnects.py",
     "e2e/test_resumed_streams.py",
     "engine/models/test_models_parity.py",

@@ -19,7 +19,8 @@ from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext
 from parrot_gateway.api.semantic.fields import may_be_semantic
 from parrot_gateway.api.semantic.recorded_exchange import RECORDED_ROUTES, RecordedExchange
-from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
+from parrot_gateway.api.upstream.envelope import envelope_of
+from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward_any
 from parrot_gateway.backends.own.placement import Placer
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned

@@ -76,8 +76,10 @@ class StreamFailover:
         self._failed.add(server)
         self._server, broke_at = server, time.perf_counter()
         targets, tries = self._targets(), settings.max_fallbacks
-        while not self._has_ended(answering.observers):
+        while True:
             obstacle = await in_thread_if_large(partial.obstacle, self._request.size)
+            if self._has_ended(answering.observers):
+                return True
             target = next(targets, None) if tries and obstacle is None else None
             if target is None:
                 reason = obstacle or "no server is left to go on with it"
@@ -98,7 +100,6 @@ class StreamFailover:
                 continue
             logger.info("a stream of %s broke off (%s) and went on at %s", server, fault, name)
             return True
-        return True
 
     def _has_ended(self, observers: GenerationObserver) -> bool:
         """Report the end of an answer of which no text is missing."""

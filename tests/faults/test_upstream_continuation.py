@@ -422,3 +422,28 @@ async def test_servers_of_an_upstream_are_asked_once_each_before_its_fallback() 
         check_one_answer(await stream(made.service, CHAT))
         asked = [len(each.requests) for each in (made.broken, *others)]
         assert (asked, len(fallback.requests)) == ([1, 1, 1], 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_another_server_has_added_is_not_followed_by_the_first(fault: Fault) -> None:
+    async with scene(ContinuingServer(faults_left=[None])) as made:
+        (other,) = made.others
+        ends = made.cuts(CHAT)
+        other.cut = ends[2]
+        made.arm(ends[2], fault)
+        made.broken.follows = True
+        answer = await stream(made.service, CHAT)
+        assert answer.text == "".join(PIECES[:4])
+        assert answer.error is not None
+        assert len(other.requests) == 1
+
+
+async def test_a_fleet_counts_nothing_of_a_server_that_broke_off() -> None:
+    async with scene_of(WAYS["second server"]) as made:
+        for cut in made.cuts(CHAT):
+            made.arm(cut, "cut")
+            check_one_answer(await stream(made.service, CHAT))
+        described = made.service.gateway.upstreams["first"].describe()
+        assert [each["placed"] for each in described["servers"]] == [0, 0]
+        calls = sum(each["usage"]["calls"] for each in described["servers"])
+        assert calls == len(made.cuts(CHAT))

@@ -54,6 +54,8 @@ class ContinuingServer:
     identity: int | None = None
     #: It ends each answer with a call of a tool.
     calls_tool: bool = False
+    #: Behind a fault that does not end the connection comes the rest of its answer.
+    follows: bool = False
     #: The other end has closed the connection of a stream that stalled.
     hung_up: bool = False
 
@@ -131,8 +133,9 @@ class ContinuingServer:
             data, ends = b"".join(events), True
             if self.faults_left and self.cut < len(data):
                 self.faults_left.pop()
+                rest = data[self.cut :] if self.follows and self.fault in _FAULTS else b""
                 data, ends = data[: self.cut], self.fault not in ("cut", "stall")
-                data += _FAULTS.get(self.fault, b"")
+                data += _FAULTS.get(self.fault, b"") + rest
             if data:
                 writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             if ends:

@@ -17,7 +17,7 @@ from parrot_gateway.api.responses.create import handle_input_tokens, handle_resp
 from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.semantic.recorded_exchange import RecordedExchange, RecordedExchanges
-from parrot_gateway.api.upstream.passthrough import model_of
+from parrot_gateway.api.upstream.envelope import model_of
 from parrot_gateway.calls.metadata import ORDINARY_CALL
 from parrot_gateway.calls.requests.call import CallRequest, IdentityFields, decode
 from parrot_gateway.calls.responses.background import BackgroundTasks

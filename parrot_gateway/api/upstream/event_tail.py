@@ -110,7 +110,7 @@ class EventTail:
         if self.is_complete:
             return rest
         closing = b"\n\n" if self._mid_event else b""
-        return rest + closing + self._error_event(error)
+        return rest + closing + self.error_events(error)
 
     def fail(self, error: GatewayError) -> bytes:
         """The upstream broke off; returns what ends the client's stream.
@@ -120,7 +120,7 @@ class EventTail:
         self._held = b""
         if self._ended:
             return b""
-        return (b"\n\n" if self._mid_event else b"") + self._error_event(error)
+        return (b"\n\n" if self._mid_event else b"") + self.error_events(error)
 
     @property
     def is_mid_event(self) -> bool:
@@ -159,7 +159,8 @@ class EventTail:
         mark = _END_MARKS.get(self._dialect)
         return mark is None or bool(mark.search(text)) or bool(DONE.search(text))
 
-    def _error_event(self, error: GatewayError) -> bytes:
+    def error_events(self, error: GatewayError) -> bytes:
+        """The events that end a stream with an error."""
         if self._dialect == "responses":
             numbers = _SEQUENCE_NUMBER.findall(self._seen)
             body = {"type": "error", "code": error.code, "message": error.message,

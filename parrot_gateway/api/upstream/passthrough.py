@@ -12,7 +12,6 @@ No keep-alive comments are put into a silent upstream's stream: its bytes pass a
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, a
 from parrot_gateway.backends.upstreams.reported_error import refusal_of, reported_error
 from parrot_gateway.backends.upstreams.response import UpstreamResponse
 from parrot_gateway.calls.observer import GenerationObserver, Observers
-from parrot_gateway.calls.requests.call import IdentityFields
 from parrot_gateway.calls.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
     AnswerError,
@@ -50,24 +48,6 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
 #: itself right behind it: so that both go on in one piece.
 _END_TIMEOUT_S = 0.01
-
-#: Headers of one part, and the value of a field.
-MAX_PART_HEAD_BYTES = 4096
-MAX_VALUE_BYTES = 256
-#: Parts that are looked at; a field behind them counts as left out.
-MAX_PARTS = 1024
-
-_BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,200})"|([^;"\s]{1,200}))', re.IGNORECASE)
-_NAME = re.compile(rb';[ \t]*name=(?:"([^"\r\n]*)"|([^;"\s]*))', re.IGNORECASE)
-
-
-class Envelope(IdentityFields):
-    """The fields that are read of a request for one of the other routes."""
-
-    model: str | None = None
-
-
-_envelope_decoder = msgspec.json.Decoder(Envelope)
 
 
 class ForwardedCall(NamedTuple):
@@ -145,82 +125,12 @@ async def forward_any(
     return await _Relay(call, on_first).run()
 
 
-def model_of(exchange: Exchange, body: bytes) -> str | None:
-    """The model that a request for one of the other routes names; as `envelope_of`."""
-    return envelope_of(exchange, body).model
-
-
-def envelope_of(exchange: Exchange, body: bytes) -> Envelope:
-    """Read the fields of a JSON body, or the form field `model` of a multipart body.
-
-    Raises:
-        InvalidRequestError: the body is declared as JSON and is not, or `model` is no string.
-    """
-    content_type = exchange.headers.get(b"content-type") or b""
-    lowered = content_type.lower()
-    if lowered.startswith(b"application/json") and body:
-        try:
-            return _envelope_decoder.decode(body)
-        except msgspec.ValidationError:
-            if not body.lstrip().startswith(b"{"):
-                return Envelope()
-            raise InvalidRequestError("'model' must be a string.", param="model") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
-    if lowered.startswith(b"multipart/form-data"):
-        return Envelope(model=form_field(content_type, body, b"model"))
-    return Envelope()
-
-
-def form_field(content_type: bytes, body: bytes, name: bytes) -> str | None:
-    """The value of a multipart form's first field of that name; None without one, empty when it is
-    too long.
-
-    Linear in the body: parts are cut at their boundary, and of each only the beginning is looked
-    at. Nothing is decoded or checked; that is left to the upstream.
-
-    Args:
-        content_type: the header, with the boundary.
-        body: the whole form.
-        name: of the field.
-    """
-    found = _BOUNDARY.search(content_type)
-    if found is None:
-        return None
-    mark = b"--" + (found[1] or found[2])
-    start = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
-    if start == 1:
-        return None
-    for _ in range(MAX_PARTS):
-        head = body.find(b"\r\n", start + len(mark), start + len(mark) + MAX_PART_HEAD_BYTES)
-        if head < 0:
-            return None
-        end = body.find(b"\r\n" + mark, head)
-        if end < 0:
-            return None
-        blank = body.find(b"\r\n\r\n", head, min(head + MAX_PART_HEAD_BYTES, end))
-        if blank >= 0 and _name_of(body[head:blank]) == name:
-            value = body[blank + 4 : end]
-            return value.decode("utf-8", "replace").strip() if len(value) <= MAX_VALUE_BYTES else ""
-        start = end + 2
-    return None
-
-
-def _name_of(head: bytes) -> bytes | None:
-    for line in head.split(b"\r\n"):
-        title, _, text = line.partition(b":")
-        if title.strip().lower() == b"content-disposition":
-            found = _NAME.search(text)
-            return None if found is None else found[1] if found[1] is not None else found[2]
-    return None
-
-
 class _Relay:
     """One call that passes through."""
 
     __slots__ = (
         "_accounted", "_call", "_events", "_exchange", "_is_late", "_observers", "_on_first",
-        "_reader", "_refusal", "_status", "_upstream"
+        "_reader", "_refusal", "_status", "_upstream", "_was_left"
     )  # fmt: skip
 
     def __init__(
@@ -239,6 +149,8 @@ class _Relay:
         self._refusal: AnswerError | None = None
         #: The call's time is up.
         self._is_late = False
+        #: The upstream's stream broke off, and its answer was left to other servers.
+        self._was_left = False
         #: Reads the answer for observers, until it cannot be read.
         self._reader: UpstreamAnswerReader | None = None
 
@@ -324,7 +236,7 @@ class _Relay:
         if is_stream:
             self._events = events = EventTail(dialect_of(exchange.path))
             usage = await self._pass_events(response, headers, events)
-            if succeeded and self._accounted:
+            if succeeded and self._accounted and not self._was_left:
                 response.succeeded(usage)
             return
         self._follow(response.first)
@@ -361,7 +273,7 @@ class _Relay:
         exchange.on_failure(self._fail)
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
-        last, usage = b"", None
+        ready, last, usage = b"", b"", None
         try:
             if self._call.failover is None or response.status >= 400:
                 self._follow(response.first)
@@ -375,7 +287,10 @@ class _Relay:
                 if events.done and await response.ends_within(_END_TIMEOUT_S):
                     break
                 if ready:
-                    await self._write(ready, headers)
+                    if exchange.responded:
+                        await exchange.write(ready)
+                    else:
+                        await exchange.start_stream(response.status, headers, ready)
                 chunk = await response.read()
                 self._follow(chunk)
                 ready = events.feed(chunk)
@@ -413,13 +328,14 @@ class _Relay:
         """Pass a stream on while it is in order, and let another server go on if it breaks off.
 
         Returns:
-            bytes to go on with if none does, or at the end; None when another server has ended it.
+            bytes to go on with as they came: the last, or those behind a fault for which nobody has
+            gone on; None once the stream of the client has ended.
 
         Raises:
             UpstreamError: the stream broke off.
         """
-        exchange = self._exchange
-        guard = EventGuard(events, failover.partial, self._observers)
+        exchange, partial = self._exchange, failover.partial
+        guard = EventGuard(events, partial, self._observers)
         self._reader = guard.reader
         ready, error = guard.feed(response.first), None
         while guard.fault is None and not response.at_eof:
@@ -439,11 +355,22 @@ class _Relay:
             return ready
         if ready:
             await self._write(ready, headers)
-        ended = error or guard.fault or incomplete(response.server)
-        if not events.is_mid_event and await self._go_on(response, headers, guard, ended, failover):
+        cause = error or guard.fault or incomplete(response.server)
+        self._was_left = True
+        if error is not None:
+            response.close()
+        num_deltas = partial.num_deltas
+        if not events.is_mid_event and await self._go_on(response, headers, guard, cause, failover):
             return None
         if error is not None:
             raise error
+        if partial.num_deltas > num_deltas:
+            # The client has got more than the first server has said.
+            exchange.record.fail(cause)
+            self._observers.failed(cause, partial.usage)
+            await exchange.end_stream(events.error_events(cause))
+            return None
+        self._was_left = False
         if guard.fault is not None:
             self._observers.failed(guard.fault)
             self._reader = None

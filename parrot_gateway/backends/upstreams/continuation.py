@@ -10,6 +10,7 @@ nothing yet is asked for once more, whatever it is to be.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -144,11 +145,14 @@ class PartialAnswer(GenerationObserver):
         request: the call, which streams.
     """
 
-    __slots__ = ("_events", "_finish_reason", "_first_prompt_tokens", "_generated", "_has_others",
-                 "_has_tool_calls", "_request", "_texts", "_thoughts", "num_deltas")  # fmt: skip
+    __slots__ = ("_events", "_fields", "_finish_reason", "_first_prompt_tokens", "_generated",
+                 "_has_others", "_has_tool_calls", "_request", "_texts", "_thoughts",
+                 "num_deltas")  # fmt: skip
 
     def __init__(self, request: CallRequest) -> None:
         self._request = request
+        #: Read once they are needed.
+        self._fields: _Fields | None = None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._has_tool_calls = False
@@ -231,7 +235,10 @@ class PartialAnswer(GenerationObserver):
         )
 
     def obstacle(self) -> str | None:
-        """Why no server can go on with it, in a few words; None: one can."""
+        """Why no server can go on with it, in a few words; None: one can.
+
+        Call it in a thread for a large request.
+        """
         if self._has_others:
             return "several candidates"
         if self._has_tool_calls:
@@ -278,7 +285,8 @@ class PartialAnswer(GenerationObserver):
 
     @property
     def is_at_limit(self) -> bool:
-        """Return whether the answer already has as many tokens as the request allows."""
+        """Return whether the answer already has as many tokens as the request allows. Ask for an
+        `obstacle` first, which reads the request."""
         fields = self._read_fields() if self.has_begun else None
         limits = () if fields is None else (fields.max_tokens, fields.max_completion_tokens)
         return any(isinstance(limit, int) and limit <= self._generated for limit in limits)
@@ -350,10 +358,10 @@ class PartialAnswer(GenerationObserver):
         return _message_decoder.decode(messages[-1])
 
     def _read_fields(self) -> _Fields | None:
-        try:
-            return _fields_decoder.decode(self._request.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+        if self._fields is None:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._fields = _fields_decoder.decode(self._request.body)
+        return self._fields
 
 
 class ContinuedAnswer(GenerationObserver):

@@ -14,7 +14,8 @@ from yarl import URL
 from harness.gateway.serving import listening
 from harness.scripted_upstream import ScriptedUpstream
 from harness.waiting import until
-from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
+from parrot_gateway.api.upstream.envelope import model_of
+from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any
 from parrot_gateway.backends.upstreams.answer import upstream_body
 from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.calls.metadata import ORDINARY_CALL

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.api.upstream.passthrough import MAX_PART_HEAD_BYTES, MAX_VALUE_BYTES, form_field
+from parrot_gateway.api.upstream.envelope import MAX_PART_HEAD_BYTES, MAX_VALUE_BYTES, form_field
 
 TYPE = b"multipart/form-data; boundary=edge"
 #: A file whose content looks like the field.
