@@ -175,6 +175,7 @@ def upstream_body(model: str, **more: Any) -> dict[str, Any]:
 
 
 CHAT = "/v1/chat/completions"
+DONE = b"data: [DONE]\n\n"
 
 
 def test_an_upstreams_bytes_get_numbers(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
@@ -187,6 +188,41 @@ def test_an_upstreams_bytes_get_numbers(relay: GatewayProcess, upstream: Scripte
     (call,) = upstream.calls(model)
     assert "parrot" not in call.json
     assert not any(name.startswith("x-parrot") for name in call.headers)
+
+
+@pytest.mark.parametrize(
+    ("path", "events"),
+    [
+        ("/v1/completions", [b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n']),
+        (
+            "/v1/responses",
+            [
+                b'event: response.created\ndata: {"type": "response.created"}\n\n',
+                b'event: response.completed\ndata: {"type": "response.completed"}\n\n',
+            ],
+        ),
+        (
+            "/v1/messages",
+            [
+                b'event: message_start\ndata: {"type": "message_start"}\n\n',
+                b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
+            ],
+        ),
+    ],
+)
+def test_other_apis_of_upstreams(
+    relay: GatewayProcess, upstream: ScriptedUpstream, path: str, events: list[bytes]
+) -> None:
+    model = upstream.script(event_stream(*events, *([DONE] if "completions" in path else [])))
+    prefix = "claude/" if path == "/v1/messages" else ""
+    content = {"prompt": "a", "input": "a", "messages": MESSAGES, "max_tokens": 9}
+    body = {"model": prefix + model, "stream": True, **content, "parrot": {"resume": True}}
+    client = Client(relay, path, body)
+    whole = client.read_all()
+    assert without_numbers(whole).removesuffix(DONE) == b"".join(events)
+    assert client.ask(1).body == b"".join(events_of(whole)[1:])
+    (call,) = upstream.calls(model)
+    assert "parrot" not in call.json
 
 
 @pytest.mark.parametrize("sent", range(1, 5))

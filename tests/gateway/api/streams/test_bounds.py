@@ -33,6 +33,8 @@ class SlowClient:
         }
         self.exchange = Exchange(scope, self._receive, self._send)
         self.name = ""
+        #: The call ends without the end of its answer.
+        self.breaks = False
         self._event = event
         self.call = asyncio.create_task(self._call(streams, events))
 
@@ -60,6 +62,8 @@ class SlowClient:
         for number in range(events):
             await self.exchange.write(self._event)
             self.written = number + 1
+        if self.breaks:
+            raise RuntimeError("a fault of ours")
         await self.exchange.end_stream()
 
 
@@ -134,3 +138,53 @@ async def test_very_many_streams_make_room_at_once() -> None:
     await asyncio.gather(large.call, *(client.call for client in small))
     assert streams.statistics().size_bytes <= 3_100_000
     streams.close()
+
+
+async def test_a_call_that_ends_without_its_answer() -> None:
+    streams = Streams(StreamSettings(), 60.0)
+    client = SlowClient(streams, 2)
+    client.breaks = True
+    await until(client.call.done)
+    assert isinstance(client.call.exception(), RuntimeError)
+    assert not _is_kept(streams, client.name)
+    client.reads.set()
+    await until(lambda: b"server_error" in client.got)
+    assert client.got.count(EVENT[:-1]) == 2
+    assert streams.statistics() == (0, 0, 0)
+
+
+async def test_one_that_leaves_before_its_call_watches_for_that() -> None:
+    streams = Streams(StreamSettings(), 60.0)
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"x-parrot-resume", b"true")],
+        "extensions": {DISCONNECT_EXTENSION: (notifier := Notifier())},
+    }
+    exchange = Exchange(scope, _nothing, _nothing)
+    reached = asyncio.Event()
+
+    async def call() -> None:
+        streams.adopt(exchange, CallRequest("completions", b'{"model": "m", "stream": true}'))
+        reached.set()
+        await settle()
+        exchange.cancel_on_disconnect()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(call())
+    await reached.wait()
+    notifier.callback()
+    await until(task.done)
+    assert task.cancelled()
+    assert exchange.disconnected
+
+
+class Notifier:
+    callback: Any = None
+
+    def notify_disconnect(self, callback: Any) -> None:
+        self.callback = callback
+
+
+async def _nothing(*_: Any) -> Any:
+    """Take whatever comes."""
