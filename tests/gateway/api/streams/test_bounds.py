@@ -153,6 +153,23 @@ async def test_a_call_that_ends_without_its_answer() -> None:
     assert streams.statistics() == (0, 0, 0)
 
 
+async def test_who_comes_back_stops_the_clock() -> None:
+    streams = Streams(StreamSettings(resume_s=0.3), 60.0)
+    first, second = SlowClient(streams, 100_000), SlowClient(streams, 100_000)
+    await settle()
+    stream = streams.find("default", first.name)
+    first.leave()
+    await until(lambda: not stream.is_read)
+    with stream.reading():
+        # The other's time begins later, and ends.
+        second.leave()
+        await until(second.call.done)
+        assert not _is_kept(streams, second.name)
+        assert _is_kept(streams, first.name)
+        assert not first.call.done()
+    await until(first.call.done)
+
+
 async def test_one_that_leaves_before_its_call_watches_for_that() -> None:
     streams = Streams(StreamSettings(), 60.0)
     scope: dict[str, Any] = {

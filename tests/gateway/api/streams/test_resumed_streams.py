@@ -434,6 +434,20 @@ async def test_a_drain_that_runs_out_of_time(
     service.gate.draining = False
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_of_one_step(path: str) -> None:
+    """It is sent as a whole, whose length would be wrong with numbers in it."""
+    engine = ScriptedRemoteEngine("Hi", tokens_per_step=9)
+    async with serving(engine) as service:
+        _, headers, plain = await service.post(path, {"model": "m", "stream": True, **BODIES[path]})
+        assert b"content-length" in headers
+        call = await begin(service, path, BODIES[path])
+        assert b"content-length" not in call.headers
+        whole = await call.read_all()
+        assert len(events_of(whole)) == len(events_of(plain))
+        assert await call.resume(0) == whole
+
+
 async def test_web_pages_that_may(engine: ScriptedRemoteEngine) -> None:
     origin = "https://app.example.com"
     async with serving(engine, server={"cors_origins": [origin]}) as service:
