@@ -18,7 +18,7 @@ from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.semantic.calls import CallContext
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward_any
-from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned
+from parrot_gateway.backends.upstreams.failure import FailedAttempt, Returned, reason_of_error
 from parrot_gateway.calls.requests.call import (
     MAX_INLINE_BYTES,
     CallRequest,
@@ -26,7 +26,7 @@ from parrot_gateway.calls.requests.call import (
     prepare,
 )
 from parrot_gateway.calls.requests.chat import ChatCall
-from parrot_gateway.exceptions import UnsupportedError
+from parrot_gateway.exceptions import OverloadedError, UnsupportedError, UpstreamError
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.routing.fallback import answer_with_fallbacks
 from parrot_gateway.routing.model_directory import Target
@@ -62,30 +62,9 @@ class MessageRoutes:
 
     async def count_tokens(self, exchange: Exchange) -> None:
         """`POST /v1/messages/count_tokens`; upstreams are asked."""
-        calls, request = self.calls, await self._request(exchange)
-        target = calls.models.resolve(request.model)
-        if self.is_passed(target.upstream):
-            await self._answer(exchange, request, context_of(None))
-            return
-        for_upstream = target.upstream is not None
-        read = partial(count_tokens_request, request, for_upstream=for_upstream)
-        chat = await in_thread_if_large(read, request.size)
-        name_ignored(exchange, chat.ignored)
-        if target.upstream is None:
-            call = prepare(chat.chat, await calls.models.loaded_engine(target.model))
-            assert isinstance(call, ChatCall)
-            count = await call.count_tokens()
-        else:
-            exchange.cancel_on_disconnect()
-            count = await count_on_upstream(
-                calls.upstream(target.upstream, exchange, request.body),
-                target.model,
-                request,
-                chat.chat,
-                openai_headers(exchange.scope["headers"]),
-                calls.server.call_timeout_s,
-            )
-        await exchange.respond_json({"input_tokens": count})
+        models, request = self.calls.models, await self._request(exchange)
+        target = models.resolve(request.model)
+        await answer_with_fallbacks(models, target, _CountAttempts(self, exchange, request))
 
     async def _request(self, exchange: Exchange) -> CallRequest:
         request = CallRequest("chat", await exchange.body(self.calls.server.max_body_bytes))
@@ -105,6 +84,27 @@ class MessageRoutes:
         if upstream is None:
             return False
         return self.calls.models.upstreams[upstream].settings.api == "anthropic"
+
+    async def forward(
+        self,
+        exchange: Exchange,
+        request: CallRequest,
+        context: CallContext,
+        upstream: str,
+        model: str,
+        returned: Returned,
+    ) -> FailedAttempt | None:
+        """Pass a request on unchanged; see `Attempts.on_upstream`."""
+        calls = self.calls
+        call = ForwardedCall(
+            exchange,
+            calls.upstream(upstream, exchange, request.body, context.metadata),
+            request.body,
+            calls.server.call_timeout_s,
+            returned,
+            context.observers,
+        )
+        return await forward_any(call, model=model, requested_model=request.model)
 
     async def chat_of(
         self, exchange: Exchange, request: CallRequest, target: Target
@@ -138,19 +138,63 @@ class _MessageAttempts:
         if not self.routes.is_passed(upstream):
             chat = await self._as_chat(Target(model, upstream))
             return await chat.on_upstream(upstream, model, returned=returned)
-        calls, request = self.routes.calls, self.request
         self.exchange.record.served_model = model
-        call = ForwardedCall(
-            self.exchange,
-            calls.upstream(upstream, self.exchange, request.body, self.context.metadata),
-            request.body,
-            calls.server.call_timeout_s,
-            returned,
-            self.context.observers,
+        return await self.routes.forward(
+            self.exchange, self.request, self.context, upstream, model, returned
         )
-        return await forward_any(call, model=model, requested_model=request.model)
 
     async def _as_chat(self, target: Target) -> CallAttempts:
         chat, shape = await self.routes.chat_of(self.exchange, self.request, target)
         context = self.context._replace(shape=shape)
         return CallAttempts(self.routes.calls, self.exchange, chat, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountAttempts:
+    """Counts the tokens of one message; see `Attempts`."""
+
+    routes: MessageRoutes
+    exchange: Exchange
+    request: CallRequest
+
+    async def on_engine(self, model: str) -> None:
+        """See `Attempts`."""
+        chat = await self._chat(for_upstream=False)
+        call = prepare(chat, await self.routes.calls.models.loaded_engine(model))
+        assert isinstance(call, ChatCall)
+        await self.exchange.respond_json({"input_tokens": await call.count_tokens()})
+
+    async def on_upstream(
+        self, upstream: str, model: str, *, returned: Returned
+    ) -> FailedAttempt | None:
+        """See `Attempts`."""
+        routes, exchange, request = self.routes, self.exchange, self.request
+        if routes.is_passed(upstream):
+            return await routes.forward(
+                exchange, request, context_of(None), upstream, model, returned
+            )
+        chat = await self._chat(for_upstream=True)
+        exchange.cancel_on_disconnect()
+        try:
+            count = await count_on_upstream(
+                routes.calls.upstream(upstream, exchange, request.body),
+                model,
+                request,
+                chat,
+                openai_headers(exchange.scope["headers"]),
+                routes.calls.server.call_timeout_s,
+            )
+        except (UpstreamError, OverloadedError) as error:
+            if returned == "nothing":
+                raise
+            failed = FailedAttempt(error, reason_of_error(error))
+            exchange.record.note_failed(upstream, failed.reason)
+            return failed
+        await exchange.respond_json({"input_tokens": count})
+        return None
+
+    async def _chat(self, *, for_upstream: bool) -> CallRequest:
+        read = partial(count_tokens_request, self.request, for_upstream=for_upstream)
+        chat = await in_thread_if_large(read, self.request.size)
+        name_ignored(self.exchange, chat.ignored)
+        return chat.chat

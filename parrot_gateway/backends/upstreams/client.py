@@ -32,6 +32,7 @@ from parrot_gateway.backends.upstreams.response import (
     Broken,
     RequestTracker,
     UpstreamResponse,
+    ended_early,
     explain,
 )
 from parrot_gateway.backends.upstreams.retry_policy import RetryPolicy
@@ -390,7 +391,12 @@ class Upstream:
             try:
                 response = await send()
             except Broken as broken:
-                self._note_end(permit, complete=False)
+                if isinstance(broken.error, AnswerError):
+                    # It may be the request's fault: whoever writes such must not open the breaker.
+                    self.failures += 1
+                    self._breaker.abandon(permit)
+                else:
+                    self._note_end(permit, complete=False)
                 if not broken.retry or retry >= max_retries:
                     raise broken.error from None
                 delay = 0.0
@@ -471,10 +477,7 @@ class Upstream:
             inner.close()
             raise
         if not response.first and response.content_type == "text/event-stream":
-            raise Broken(
-                UpstreamError(f"The upstream '{self.name}' ended its stream before it began."),
-                retry=True,
-            )
+            raise Broken(ended_early(self.name), retry=True)
         return response
 
     async def _check_beginning(self, response: UpstreamResponse) -> None:
@@ -485,6 +488,8 @@ class Upstream:
             elif response.at_eof and (error := reported_error(response.first)) is not None:
                 raise error
         except AnswerError as error:
+            raise Broken(error, retry=False) from None
+        except UpstreamError as error:
             raise Broken(error, retry=True) from None
 
     @property

@@ -19,7 +19,7 @@ from parrot_gateway.backends.upstreams.first_content import MAX_HELD_BYTES, Firs
 from parrot_gateway.backends.upstreams.headers import response_headers
 from parrot_gateway.backends.upstreams.slots import Slots
 from parrot_gateway.calls.usage import Usage, UsageTotals
-from parrot_gateway.exceptions import AnswerError, UpstreamError, UpstreamTimeoutError
+from parrot_gateway.exceptions import UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,11 @@ def explain(name: str, settings: UpstreamSettings, cause: BaseException, otherwi
             UpstreamError(f"{upstream} did not answer in HTTP that can be understood."), retry=False
         )
     return Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)
+
+
+def ended_early(server: str) -> UpstreamError:
+    """The error of a stream without any content."""
+    return UpstreamError(f"The upstream '{server}' ended its stream before it began.")
 
 
 class UpstreamResponse:
@@ -220,7 +225,8 @@ class UpstreamResponse:
         """Let `first` of a stream reach to its first content.
 
         Raises:
-            AnswerError: it reported an error, or ended, before that.
+            AnswerError: it reported an error, or made no sense, before that.
+            UpstreamError: it ended before that.
         """
         content, held = self._inner.content, FirstContent()
         state, ends = held.feed(self.first), time.monotonic() + MAX_HELD_S
@@ -229,7 +235,7 @@ class UpstreamResponse:
             if held.comments and time.monotonic() > ends:
                 break
             if content.at_eof():
-                raise AnswerError(f"The upstream '{self.server}' ended its stream before it began.")
+                raise ended_early(self.server)
             piece = await content.readany()
             pieces.append(piece)
             size += len(piece)

@@ -11,6 +11,7 @@ import pytest
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import Service, serving
 from harness.scripted_upstream import (
+    LISTED_MODEL,
     Answer,
     ScriptedUpstream,
     chat_document,
@@ -342,3 +343,27 @@ async def test_a_callers_own_key_is_not_tried_elsewhere(engine: ScriptedRemoteEn
             backends.script(error(status), OK)
             assert (await backends.ask())[0] == status
         assert backends.calls() == [2, 0]
+
+
+async def test_tokens_are_counted_by_the_fallback(engine: ScriptedRemoteEngine) -> None:
+    path = "/v1/messages/count_tokens"
+    async with chain(engine, api="anthropic") as backends:
+        backends.script(error(429), document({"input_tokens": 7}))
+        status, headers, body = await backends.ask(path, model=LISTED_MODEL)
+        assert (status, body, headers["x-parrot-engine"]) == (200, b'{"input_tokens": 7}', "b")
+        backends.script(error(500), error(500))
+        assert (await backends.ask(path, model=LISTED_MODEL))[0] == 500
+    async with chain(engine, 1, last="m", api="anthropic") as backends:
+        backends.script(error(429))
+        status, _, body = await backends.ask(path, model=LISTED_MODEL)
+        assert (status, list(msgspec.json.decode(body))) == (200, ["input_tokens"])
+
+
+async def test_errors_in_answers_do_not_open_the_breaker(engine: ScriptedRemoteEngine) -> None:
+    async with chain(engine, breaker_failures=1, max_retries=2) as backends:
+        backends.script(refusal(200, "no"), OK)
+        for _ in range(3):
+            assert (await backends.ask())[0] == 200
+        # Nor are they tried again at the same server.
+        assert backends.calls() == [3, 3]
+        assert backends.service.gateway.upstreams["a"].describe()["breaker"] == "closed"

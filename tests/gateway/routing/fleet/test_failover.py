@@ -45,7 +45,7 @@ STREAM_FAILURES: dict[str, tuple[Answer, bytes]] = {
         event_stream(ROLE, b'data: {"error": {"message": "no"}}\n\n'),
         b"answer_error",
     ),
-    "role, then the end": (event_stream(ROLE), b"answer_error"),
+    "role, then the end": (event_stream(ROLE), b"connection"),
 }
 
 
