@@ -7,7 +7,6 @@ them alone. The calls that arrive at the upstream are counted.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import openai
 import pytest
@@ -184,29 +183,6 @@ async def test_closing_a_stream_aborts_it_at_the_upstream(
     [call] = upstream.calls(model)
     assert await asyncio.to_thread(call.aborted.wait, 10)
     assert not call.completed.is_set()
-
-
-FRAMINGS: dict[str, Any] = {
-    "plain": lambda raw: [raw],
-    "crlf": lambda raw: [raw.replace(b"\n", b"\r\n")],
-    "cr": lambda raw: [raw.replace(b"\n", b"\r")],
-    "no space": lambda raw: [raw.replace(b"data: ", b"data:")],
-    "comments": lambda raw: [b": ping\n\n" + raw.replace(b"\n\n", b"\n\n: ping\n\n")],
-    "byte by byte": lambda raw: [raw[i : i + 1] for i in range(len(raw))],
-    "threes": lambda raw: [raw[i : i + 3] for i in range(0, len(raw), 3)],
-}
-
-
-@pytest.mark.parametrize("framing", FRAMINGS)
-async def test_every_legal_framing_passes(
-    through: Driver, upstream: ScriptedUpstream, framing: str
-) -> None:
-    words = ["Grüße", " an", " 🦜", "…"]
-    events = chat_events(words)
-    raw = b"".join(events).replace(b"\\ud83e\\udd9c", "🦜".encode())
-    model = upstream.script(event_stream(*FRAMINGS[framing](raw)))
-    chunks = await through.stream_chat(model=model, messages=ASK)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "".join(words)
 
 
 async def test_what_the_caller_sends_reaches_the_upstream(

@@ -117,40 +117,6 @@ async def test_tokens_are_sent_as_they_come(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_one_packet_for_head_and_first_token(service: Service, path: str) -> None:
-    """A client that delays its ACKs would see a second one 40 ms later."""
-    for _ in range(20):
-        reader, writer = await service.send(path, body(path))
-        async with asyncio.timeout(60):
-            first = await reader.read(65536)
-        assert b"data: " in first.partition(b"\r\n\r\n")[2]
-        raw = first
-        async with asyncio.timeout(60):
-            while not raw.endswith(b"0\r\n\r\n"):
-                last = await reader.read(65536)
-                raw += last
-        assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        writer.close()
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_connections_are_used_again(service: Service, path: str) -> None:
-    reader, writer = await service.connect()
-    content = body(path)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    for _ in range(3):
-        writer.write(head.encode() + content)
-        async with asyncio.timeout(60):
-            status, _ = await read_head(reader)
-            assert status == 200
-            parts = []
-            while chunk := await read_chunk(reader):
-                parts.append(chunk)
-        assert events(b"".join(parts))[-1] == "[DONE]"
-    writer.close()
-
-
-@pytest.mark.parametrize("path", PATHS)
 async def test_keep_alive_before_and_between_tokens(path: str) -> None:
     engine = ScriptedRemoteEngine(automatic=False)
     async with serving(engine, keep_alive_s=0.02) as service:
