@@ -71,7 +71,12 @@ async def started(plan: Plan) -> AsyncIterator[tuple[GatewayClient, Targets]]:
             servers = Servers(plan)
             stack.push_async_callback(servers.stop)
             await servers.start()
-            upstream = {"name": "pair", "urls": servers.urls, "models": [DEMO_MODEL]}
+            upstream = {
+                "name": "pair",
+                "urls": servers.urls,
+                "models": [DEMO_MODEL],
+                "stream_failure": {"mode": "continue"},
+            }
             settings: dict[str, Any] = {"models": [], "upstreams": [upstream]}
             yield await _gateway(stack, plan, settings), servers
         elif plan.fault == "cut":
