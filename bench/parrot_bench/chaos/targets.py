@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from urllib.request import urlopen
 
 import aiohttp
 
@@ -219,13 +220,10 @@ class Servers:
         await asyncio.gather(*map(_end, self._processes))
 
     async def ready(self) -> Sequence[int]:
-        found = []
-        for number, port in enumerate(self._ports):
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                found.append(number)
-        return found
+        are_ready = await asyncio.gather(
+            *(asyncio.to_thread(_is_ready, port) for port in self._ports)
+        )
+        return [number for number, is_ready in enumerate(are_ready) if is_ready]
 
     async def strike(self, number: int) -> None:
         process = self._processes[number]
@@ -245,6 +243,15 @@ class Servers:
 
     async def _server(self, port: int) -> asyncio.subprocess.Process:
         return await _start("serve", "--model", DEMO_MODEL, "--port", str(port))
+
+
+def _is_ready(port: int) -> bool:
+    """Ask a gateway if it serves its models."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/health/readiness", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 async def _start(*arguments: str) -> asyncio.subprocess.Process:

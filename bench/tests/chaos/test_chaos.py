@@ -38,6 +38,7 @@ def test_differences_count_where_arithmetic_is_exact() -> None:
     struck = phase("kill", faults=3, different=1, graphs_different=1)
     assert Outcome([phase(), struck], 3, 0, 0).lost == 2
     assert Outcome([phase(different=1), struck], 3, 0, 0).lost == 0
+    assert Outcome([phase(), struck], 3, 0, 0, compares=False).lost == 0
 
 
 async def test_a_cut_link_breaks_at_both_ends() -> None:
