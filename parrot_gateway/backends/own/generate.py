@@ -234,8 +234,9 @@ class Generation:
         engine = await placement.engine()
         if self._observers is not None and not self._losses.engines:
             self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+        self.state.priority = placement.priority
         # A call that got no further on its last engine gives way to nobody: it could be lost again.
-        self.state.priority = placement.priority - 2 * self._losses.blame
+        self.state.fill_priority = placement.priority - 2 * self._losses.blame
         channel = engine.open(
             self.state.contexts_needed,
             salt=self._request.salt,

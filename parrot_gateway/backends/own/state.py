@@ -163,8 +163,9 @@ class GenerationState:
     def __init__(
         self, request: GenerationRequest, tokenizer: Tokenizer, drawn_seed: int | None = None
     ) -> None:
-        #: Of all primitives, for the engine's queue: smaller runs earlier. Set it before `begin`.
-        self.priority = 0
+        #: Of Generates and of Fills, for the engine's queue: smaller runs earlier. Set them before
+        #: `begin`.
+        self.priority = self.fill_priority = 0
         self._request = request
         self._tokenizer = tokenizer
         self._drawn_seed = drawn_seed
@@ -344,7 +345,7 @@ class GenerationState:
                 token_ids,
                 salt=request.salt,
                 prompt_logprobs=None if prompt.is_filled else request.prompt_logprobs,
-                priority=self.priority,
+                priority=self.fill_priority,
             )
         ]
         prompt.context_ids.add(root)
@@ -361,7 +362,7 @@ class GenerationState:
                 self._places[context_id] = _Place(number, choice)
                 if text.token_ids:
                     out.append(
-                        Fill(context_id, text.token_ids.tolist(), root, priority=self.priority)
+                        Fill(context_id, text.token_ids.tolist(), root, priority=self.fill_priority)
                     )
                     parent = None
             seed = self._seed(number, choice)
