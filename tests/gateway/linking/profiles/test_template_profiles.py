@@ -375,3 +375,13 @@ def test_a_tenant_restores_no_more_profiles_than_it_may_have() -> None:
     assert profiles.changes(5)[0][0].forecast.settled == 0
     profiles.request("c5", body % b"b third", [], session, 561.0)
     assert profiles.changes(5)[0][0].forecast.settled == 1
+
+
+@pytest.mark.parametrize(("kind", "count"), [("continues", 0), ("tool", 0), ("output", 1)])
+def test_only_prompts_that_begin_something_make_templates(kind: LinkKind, count: int) -> None:
+    client = Client()
+    for number in range(40):
+        source = f"other-{number}"
+        client.ask("agent", source, kind=kind)
+        client.now += 2.0
+    assert len(client.profiles) == count

@@ -145,6 +145,22 @@ def test_instructions_behind_the_messages_count(said: str, instructions: str) ->
     assert b"pirate" in longest(learned(bodies), bodies[0])
 
 
+def test_a_template_that_is_none_any_more_names_the_shorter_one() -> None:
+    draw = random.Random(9)
+    learner, removed = TemplateLearner(), dict[str, str]()
+    for at in range(101):
+        # Thirty begin alike to the end of their role; then there are all kinds of roles.
+        role = prose(draw, 8) if 30 <= at < 100 else "You write poems. "
+        body = chat(("system", PREAMBLE + role), ("user", prose(draw)))
+        session = LinkedSession(str(at), at, False)
+        removed |= dict(learner.learn(prompt_of(body), session, 2.0 * at))
+        if at == 29:
+            (first,) = learner.table
+    (left,) = learner.table
+    assert left.length < first.length
+    assert removed[first.key] == left.key
+
+
 def test_keys_are_the_same_in_every_process() -> None:
     assert template_of(b'"prompt":"Hello').key == "d630d62c0271e896"
 
