@@ -103,3 +103,18 @@ def test_a_tenant_whose_first_message_is_too_large_leaves_nothing(pipe: Pipe) ->
     pipe.send(request("large", "a", 5000), request("b1", "b"))
     assert pipe.rest() == ["b1"]
     assert pipe.inbox.skipped == 1
+
+
+def test_what_waits_is_counted_and_the_oldest_tells_how_far_behind_it_is(pipe: Pipe) -> None:
+    assert pipe.inbox.describe() == {"waiting": 0, "waiting_bytes": 0, "behind_s": 0, "skipped": 0}
+    pipe.send(request("a1", "a"), request("b1", "b", 20, 3.0), request("c1", "c", 30, 2.0))
+    pipe.send(answer("b1", "b", 40), Query(1, "d", "call", "d?"))
+    first = pipe.inbox.next()
+    assert first is not None
+    assert name_of(first) == "a1"
+    told = pipe.inbox.describe()
+    assert told["behind_s"] >= 3.0
+    assert (told["waiting"], told["waiting_bytes"]) == (4, 4 * 256 + 20 + 30 + 40)
+    assert not pipe.inbox.is_empty
+    assert pipe.rest() == ["b1", "c1", "d?", "b1"]
+    assert pipe.inbox.is_empty
