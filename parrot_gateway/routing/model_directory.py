@@ -286,11 +286,9 @@ class ModelDirectory(Catalog):
             OverloadedError: there will be none: `lost`; or there is none for too long.
         """
         if model not in self._registry.serving:
-            base = self._base_of(model) or model
-            if base not in self._registry.serving:
-                await self._manager.wait_again(base)
-                if base not in self._registry.serving:
-                    raise lost
+            await self._manager.wait_again(model)
+            if model not in self._registry.serving:
+                raise lost
 
     async def loaded_engine(self, model: str) -> RemoteEngine:
         """Any engine of a model, once it is loaded; see `loaded` and `engine_of`."""
@@ -355,7 +353,8 @@ class ModelDirectory(Catalog):
             self._registry.joined,
             engine,
             metadata,
-            partial(self.engine_coming, model),
+            partial(self.engine_coming, base),
+            self._registry.changes,
             adapter=None if model == base else engine.adapters.get(model),
             parses_reasoning=self._parses_reasoning.get(base, True),
         )

@@ -41,6 +41,7 @@ from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.snapshot import queue_of, shared_prefixes
 from parrot_scheduler.task import OBJECTIVE_KINDS, ApplicationId, EngineId, Task
 
+from parrot_gateway.backends.own.changes import Changes
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.calls.generation_request import GenerationRequest
 from parrot_gateway.calls.metadata import CallMetadata
@@ -56,6 +57,8 @@ from parrot_gateway.routing.task_updates import TaskUpdater
 
 logger = logging.getLogger(__name__)
 
+#: Longest wait for the adapter of a call on an engine that has joined.
+_ADAPTER_WAIT_S = 60.0
 #: A timer is never set closer than this.
 _SHORTEST_WAIT_S = 0.001
 #: Tokens whose hashes are made in place, in about a millisecond.
@@ -78,6 +81,7 @@ class ModelPlacer:
         sample: any engine of the model, for what all of them have in common.
         metadata: of the call.
         wait_for_engine: see `ModelDirectory.engine_coming`.
+        changes: of `engines` and their adapters.
         adapter: that it is computed with.
         parses_reasoning: see `ServedModel`.
     """
@@ -90,6 +94,7 @@ class ModelPlacer:
         sample: RemoteEngine,
         metadata: CallMetadata,
         wait_for_engine: Callable[[OverloadedError], Awaitable[None]],
+        changes: Changes,
         *,
         adapter: AdapterInfo | None = None,
         parses_reasoning: bool = True,
@@ -101,6 +106,7 @@ class ModelPlacer:
         self.tokenizer = sample.tokenizer
         self.metadata = metadata
         self._wait_for_engine = wait_for_engine
+        self._changes = changes
         self._seeds = sample.seeds
         self.adapter = adapter
         self.parses_reasoning = parses_reasoning
@@ -113,6 +119,30 @@ class ModelPlacer:
 
     async def engine_coming(self, lost: OverloadedError) -> None:
         await self._wait_for_engine(lost)
+        if self.adapter is None:
+            return
+        try:
+            async with asyncio.timeout(_ADAPTER_WAIT_S):
+                while not self.adapted_engines():
+                    await self._changes.next().wait()
+        except TimeoutError:
+            raise lost from None
+
+    def serving_engines(self) -> list[RemoteEngine]:
+        """Return the engines of the model that take calls."""
+        model = self.info.model
+        return [e for e in self.engines.values() if e.info.model == model and e.takes_calls]
+
+    def adapted_engines(self) -> list[RemoteEngine]:
+        """Return those of them that have the call's adapter."""
+        return [engine for engine in self.serving_engines() if self.has_adapter(engine)]
+
+    def has_adapter(self, engine: RemoteEngine) -> bool:
+        """Return true if an engine has the adapter of the call, if that has one."""
+        if self.adapter is None:
+            return True
+        found = engine.adapters.get(self.adapter.name)
+        return found is not None and found.id == self.adapter.id
 
 
 class SubmittedTask:
@@ -265,7 +295,7 @@ class EnginePlacement(SubmittedTask):
         engine = self._placer.engines.get(place.engine_id)
         if engine is None:
             raise EngineLostError("The engine that was to run this call has just left.")
-        if not self._has_adapter(engine):
+        if not self._placer.has_adapter(engine):
             raise OverloadedError(
                 "The engine that was to run this call has no such adapter (yet); please send it "
                 "again.",
@@ -295,22 +325,13 @@ class EnginePlacement(SubmittedTask):
 
         return self.submit(make)
 
-    def _has_adapter(self, engine: RemoteEngine) -> bool:
-        wanted = self._placer.adapter
-        if wanted is None:
-            return True
-        found = engine.adapters.get(wanted.name)
-        return found is not None and found.id == wanted.id
-
     def _only_engine(self) -> EngineId | None:
-        """Where not all engines of the model have the adapter, the one to run it; else None."""
+        """Return the engine that must run it if some engines of the model lack the adapter."""
         placer = self._placer
         if placer.adapter is None:
             return None
-        model = placer.info.model
-        there = [e for e in placer.engines.values() if e.info.model == model and e.takes_calls]
-        having = [engine for engine in there if self._has_adapter(engine)]
-        if len(having) == len(there) or not having:
+        having = placer.adapted_engines()
+        if len(having) == len(placer.serving_engines()) or not having:
             return None
         return min(having, key=lambda engine: (engine.queued_tokens, engine.running)).id
 

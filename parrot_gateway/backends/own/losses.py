@@ -27,9 +27,10 @@ INCIDENT_S = 1.0
 def is_loss(error: OverloadedError) -> bool:
     """Return whether the call may be placed anew: its engine is gone, or it never had one.
 
-    Without any engine the scheduler refuses a call; one may come later than it waits.
+    Without any engine the scheduler refuses a call; one may come later than it waits. An engine
+    that has joined may get the call's adapter only now.
     """
-    return isinstance(error, EngineLostError) or error.code == "no_engine"
+    return isinstance(error, EngineLostError) or error.code in ("no_engine", "adapter_loading")
 
 
 def kind_of(error: OverloadedError) -> LossKind:

@@ -18,6 +18,7 @@ from parrot_engine.link.wire import Adapters, Register
 from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
+from parrot_gateway.backends.own.changes import Changes
 from parrot_gateway.backends.own.remote import EngineObserver, RemoteEngine
 from parrot_gateway.exceptions import LossKind
 
@@ -78,6 +79,8 @@ class EngineRegistry:
         #: Models without an engine whose last one was lost, with `time.monotonic()` of that and
         #: what is set once another joins. They are forgotten after `REJOIN_TIMEOUT_S`.
         self._missing: dict[str, tuple[float, asyncio.Event]] = {}
+        #: With each of which engines or their adapters may be others.
+        self.changes = Changes()
         #: Engines that left, by model and kind of loss.
         self.losses: dict[tuple[str, LossKind], int] = {}
         self._listeners: list[Listener] = []
@@ -248,6 +251,7 @@ class EngineRegistry:
                 ):
                     engines.append(each)
         self.serving, self.adapted = serving, adapted
+        self.changes.notify()
         self.drained = {name: found for name, found in drained.items() if name not in serving}
 
     def _notify(self, change: Change, engine: RemoteEngine) -> None:

@@ -77,6 +77,27 @@ async def test_calls_with_an_adapter_go_where_it_is() -> None:
     assert prompt_hashes(range(32), 16) == prompt_hashes(range(32), 16, "", "")
 
 
+async def test_a_call_waits_until_the_next_engine_has_its_adapter() -> None:
+    engines = small_engine(), small_engine(automatic=False)
+    adapter = AdapterInfo("sql", "ff", "/adapters/sql", 8)
+    async with serving(*engines) as service:
+        registry = service.gateway.registry
+        first, second = registry.joined.values()
+        registry.note_adapters(second, Adapters([adapter], 0))
+        call = asyncio.create_task(ask(service, SYSTEM, model="sql"))
+        await engines[1].wait_for(lambda: fills(engines[1]) == 1)
+        registry.remove(second.id, "it was unplugged")
+        engines[1].contexts.clear()
+        await until(lambda: not tasks_of(service))
+        # Another one of the name is not the same.
+        registry.note_adapters(first, Adapters([replace(adapter, id="00")], 0))
+        await asyncio.sleep(0)
+        assert fills(engines[0]) == 0
+        registry.note_adapters(first, Adapters([adapter], 0))
+        assert (await call)[0] == 200
+        assert [item.adapter for item in engines[0].submitted if isinstance(item, Fill)] == ["ff"]
+
+
 def test_a_call_of_many_prompts_is_no_smaller_than_its_longest() -> None:
     info = small_engine(4).info
     prompts = [TokenizedPrompt([1] * 500), *(TokenizedPrompt([1] * 4) for _ in range(99))]

@@ -207,3 +207,39 @@ async def test_calls_that_wait_in_the_queue_go_on_with_the_next_engine() -> None
         assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 3
         await fresh.settle()
         await link.__aexit__(None, None, None)
+
+
+async def test_a_deferred_call_and_its_reader_go_on_with_an_engine_that_leaves() -> None:
+    """Text was written already; the engine said goodbye, and left with work left."""
+    alone = storyteller()
+    deferred = {**BODY, "seed": 3, "parrot": {"session": "s", "output": "o", "defer": True}}
+    reader = {
+        "model": "m",
+        "max_tokens": 5,
+        "seed": 4,
+        "messages": [{"role": "user", "content": "{{text}}"}],
+        "parrot": {"session": "s", "inputs": {"text": "o"}},
+    }
+    async with serving(alone) as service:
+        assert (await service.post(CHAT, deferred))[0] == 200
+        whole = contents((await service.post(CHAT, reader))[2], False)
+    engines = [storyteller(), storyteller()]
+    for engine in engines:
+        engine.automatic = False
+    async with serving(*engines) as service:
+        assert (await service.post(CHAT, deferred))[0] == 200
+        read = asyncio.create_task(service.post(CHAT, reader))
+        await until(lambda: any(engine.contexts for engine in engines))
+        first, other = engines_of(service, engines)
+        for _ in range(5):
+            engines[first].step()
+        await asyncio.sleep(0)
+        service.gateway.registry.drain(service.remotes[first].id)
+        lose(service, engines[first], first, "left")
+        engines[other].automatic = True
+        engines[other]._notify()
+        status, _, answer = await read
+        assert status == 200
+        assert contents(answer, False) == whole
+        found = await metrics_of(service)
+        assert found["parrot_call_engine_losses_total", "m", "left"] == 1
