@@ -113,22 +113,23 @@ class StreamFailover:
 
     def _targets(self) -> Iterator[Target]:
         """Yield the backends to ask, in order."""
-        models, seen = self._models, set[Target]()
-        target = self._target
+        models, target = self._models, self._target
+        # Once for each other server. Of a fallback's servers the scheduler chooses one.
+        servers = models.upstreams[target.upstream or ""].settings.servers
+        yield from [target] * (len(servers) - 1)
+        seen = set[Target]()
         while target.upstream is not None:
-            settings = models.upstreams[target.upstream].settings
-            # The first one's other servers; of the others the scheduler chooses one.
-            yield from [target] * (1 if seen else len(settings.servers) - 1)
-            seen.add(target)
-            if settings.fallback is None:
+            fallback = models.upstreams[target.upstream].settings.fallback
+            if fallback is None:
                 return
             try:
-                target = models.resolve(settings.fallback)
+                target = models.resolve(fallback)
             except GatewayError:
                 return
             if target in seen:
                 return
-        yield target
+            seen.add(target)
+            yield target
 
     async def _continue(self, target: Target, answering: Answering, broke_at: float) -> bool:
         """Let a backend go on; False where it cannot, and was not asked.

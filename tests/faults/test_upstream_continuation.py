@@ -412,6 +412,18 @@ async def test_a_client_that_leaves_ends_the_work_of_the_server_that_goes_on() -
         await until(lambda: made.service.gate.running == 0)
 
 
+async def test_an_upstream_may_be_its_own_fallback() -> None:
+    async with scene(fallback="first/m") as made:
+        made.arm(made.cuts(CHAT)[2], "cut")
+        check_one_answer(await stream(made.service, CHAT))
+        assert len(made.broken.requests) == 2
+        # Once only.
+        made.arm(made.cuts(CHAT)[2], "cut")
+        made.arm(made.cuts(CHAT)[2], "cut")
+        assert (await stream(made.service, CHAT)).error is not None
+        assert len(made.broken.requests) == 4
+
+
 async def test_servers_of_an_upstream_are_asked_once_each_before_its_fallback() -> None:
     others = [ContinuingServer(), ContinuingServer()]
     fallback = ContinuingServer()
