@@ -54,7 +54,7 @@ LONG = (
     "openai_client/test_client_retries.py",
     "llamaindex/test_query.py",
     "engine/runner/test_sampler.py",
-    "engine/kernels/test_quantized.py",
+    "engine/kernels/matmul/test_quantized_matmul.py",
     "engine/kernels/test_compile.py",
     "e2e/test_inferred_scheduling.py",
     "e2e/test_engine_process.py",
