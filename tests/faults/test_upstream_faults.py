@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
-from harness.gateway.relaying import eventually, started
+from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import serving
 from harness.scripted_upstream import (
@@ -20,6 +20,7 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
+from harness.waiting import until
 
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -169,6 +170,6 @@ async def test_what_a_client_sees(name: str, beside: str) -> None:
             records = service.gateway.call_records
             records.settle()
             assert not records.live()
-            await eventually(
+            await until(
                 lambda: all(each.ended != "running" for each in (*bad.received, *good.received))
             )
