@@ -115,14 +115,15 @@ def run(options: Options, progress: Callable[[str], None] = lambda _: None) -> O
 
 async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
     from parrot_bench.chaos.load import Load, strikes
-    from parrot_bench.chaos.mix import requests
+    from parrot_bench.chaos.mix import KINDS, PLAIN, requests
     from parrot_bench.chaos.oracle import Oracle
     from parrot_bench.chaos.targets import Plan, missing, started
 
     progress("starting engines")
     plan = Plan(options.fault, options.engines, options.upstreams, options.stop_s)
     async with started(plan) as (client, targets):
-        mix = requests(client.model, options.streams, options.tokens)
+        kinds = PLAIN if options.upstreams else KINDS
+        mix = requests(client.model, options.streams, options.tokens, kinds)
         load = Load(client, mix, options.streams, with_graphs=options.graphs)
         progress("every call once, without faults")
         reference = await load.once("reference")

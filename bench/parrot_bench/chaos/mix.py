@@ -54,6 +54,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "whole": {"temperature": 0, "ignore_eos": True, "stream": False},
 }
 KINDS = tuple(_FIELDS)
+#: Those with which another server of an upstream can go on: plain text of one candidate.
+PLAIN = ("chat", "penalties", "seeded", "greedy", "whole")
 
 
 @dataclass(frozen=True, slots=True)

@@ -538,6 +538,10 @@ class Upstream:
         """Seconds after which a failing server may be tried again; at least one."""
         return max(1.0, self.open_s)
 
+    def try_again(self) -> None:
+        """Let a call through, however long its breaker would stay open."""
+        self._breaker.hasten(asyncio.get_running_loop().time())
+
     def _unavailable(self) -> GatewayError:
         wait = self.retry_after_s
         return OverloadedError(

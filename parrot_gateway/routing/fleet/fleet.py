@@ -38,6 +38,9 @@ _UNBOUNDED_TOKENS = 2**40
 _MAX_BATCH_TOKENS = 8192
 #: Least pause between two looks at a breaker that is open.
 _SHORT_S = 0.005
+#: Without any server that takes calls, each is tried again after so long, however long its breaker
+#: would stay open.
+LAST_RESORT_S = 1.0
 
 
 class UpstreamFleet:
@@ -282,7 +285,8 @@ class UpstreamFleet:
         if not any(server.takes_calls for server in self._servers.values()):
             if self.drained:
                 raise DrainedError(f"All servers of the upstream '{self.name}' are drained")
-            wait_s = min(server.upstream.retry_after_s for server in self._servers.values())
+            waits_s = [server.upstream.retry_after_s for server in self._servers.values()]
+            wait_s = min(LAST_RESORT_S, *waits_s)
             reasons = ["have been failing"]
             if any(server.drained for server in self._servers.values()):
                 reasons.append("are drained")
@@ -345,5 +349,8 @@ class UpstreamFleet:
             self._let_join(server)
             await server.failed.wait()
             server.failed.clear()
-            while server.upstream.breaker_state() == "open":  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(max(_SHORT_S, server.upstream.open_s))
+            while server.upstream.breaker_state() == "open":
+                open_s = min(server.upstream.open_s, LAST_RESORT_S)
+                await asyncio.sleep(max(_SHORT_S, open_s))
+                if not any(each.takes_calls for each in self._servers.values()):
+                    server.upstream.try_again()

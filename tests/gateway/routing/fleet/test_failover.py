@@ -19,6 +19,8 @@ from harness.scripted_upstream import (
 )
 from harness.waiting import until
 
+from parrot_gateway.routing.fleet import fleet as fleet_module
+
 ROLE, WORD, *_ = chat_events(["One"])
 OK = document(chat_document("fine"))
 OK_STREAM = event_stream(*chat_events(["fine"]))
@@ -153,6 +155,29 @@ async def test_a_server_that_only_lists_its_models_costs_no_call(
         assert served.servers()[0]["breaker"] != "closed"
         # Each cycle after the first cost it a single call, and nobody else one.
         assert served.counts()[0] <= 2 + openings()
+
+
+async def test_without_any_other_a_failing_server_is_tried_early(
+    engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server comes back and the other goes: nobody waits for the breaker of the first."""
+    monkeypatch.setattr(fleet_module, "LAST_RESORT_S", 0.05)
+    settings = {"breaker_failures": 1, "breaker_open_s": 600, "max_retries": 0}
+    async with fleet(engine, **settings) as served:
+        first, second = served.fakes
+        first.answer_all(error(500))
+        while not first.received:
+            await ask(served)
+        await until(lambda: not served.servers()[0]["takes_calls"])
+        # As long as the other one answers, its breaker stays open.
+        assert (await ask(served))[0] == 200
+        assert served.servers()[0]["breaker"] == "open"
+        first.answer_all(OK)
+        second.answer_all(error(500))
+        assert (await ask(served))[0] == 500
+        await until(lambda: served.servers()[0]["takes_calls"])
+        assert (await ask(served))[0] == 200
+        assert served.servers()[1]["breaker"] == "open"
 
 
 async def test_half_open_a_server_gets_a_single_call(engine: ScriptedRemoteEngine) -> None:

@@ -15,6 +15,7 @@ from harness.gateway.serving import serving
 from harness.scripted_upstream import ScriptedUpstream
 from harness.waiting import until
 
+from parrot_gateway.routing.fleet import fleet as fleet_module
 from parrot_gateway.settings.model import UpstreamSettings
 
 
@@ -71,7 +72,10 @@ async def test_a_server_that_fails_gets_no_calls_until_it_answers_again(
         assert all(names.count(name) >= 4 for name in ("vllm-1", "vllm-2")), names
 
 
-async def test_no_server_takes_calls(engine: ScriptedRemoteEngine) -> None:
+async def test_no_server_takes_calls(
+    engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "LAST_RESORT_S", 20.0)
     settings = {"breaker_failures": 1, "breaker_open_s": 30, "max_retries": 0}
     async with fleet(engine, **settings) as served:
         for fake in served.fakes:
