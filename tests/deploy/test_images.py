@@ -19,7 +19,6 @@ from parrot_gateway.settings.sources import load_settings
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = ROOT / "Dockerfile"
 DEPLOY = ROOT / "deploy"
-COMPOSE = DEPLOY / "compose.yaml"
 
 
 def stages() -> dict[str, tuple[str, str]]:

@@ -60,10 +60,6 @@ class Service:
         """The real client, which never tries twice."""
         return openai.AsyncOpenAI(base_url=f"{self.root}/v1", api_key="none", max_retries=0)
 
-    def sync_client(self) -> openai.OpenAI:
-        """The same, to be used from a thread."""
-        return openai.OpenAI(base_url=f"{self.root}/v1", api_key="none", max_retries=0)
-
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A bare connection."""
         return await asyncio.open_connection("127.0.0.1", self.port)

@@ -7,15 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from parrot_gateway.routing.fleet.prompt import (
-    BLOCK_TOKENS,
-    BYTES_PER_TOKEN,
-    UpstreamPrompt,
-    read_prompt,
-)
+from parrot_gateway.routing.fleet.prompt import BLOCK_TOKENS, UpstreamPrompt, read_prompt
 
 CHAT = "/v1/chat/completions"
-BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 
 
 def message(role: str, words: int) -> dict[str, Any]:
