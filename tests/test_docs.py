@@ -32,11 +32,11 @@ from parrot_gateway.settings.model import (
 )
 
 ROOT = Path(__file__).parent.parent
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+SETTINGS = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    return OPERATIONS.split(f"\n### {title}\n")[1].split("\n### ")[0].split("\n## ")[0]
+    return SETTINGS.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
