@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from harness.fake_hub import FakeHub, fake_hub
 from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
+from harness.raw_http import Response
 from parrot_engine.loading.hub import resolve_model
 from typer.testing import CliRunner
 
@@ -37,6 +38,11 @@ class Operated(GatewayProcess):
 
     def headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_KEY}"}
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Response:
+        return super().ask(method, path, body, {**self.headers(), **(headers or {})})
 
     def model(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.get(f"/admin/v1/models/{name}")
