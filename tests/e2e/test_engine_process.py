@@ -67,7 +67,7 @@ def kill_engine(gateway: GatewayProcess) -> int:
 
 def wait_restarted(gateway: GatewayProcess, old: int) -> None:
     """Until the next call is answered: it waits as long as the engine is started again."""
-    status, _, answer = gateway.post("/v1/completions", SHORT, 60)
+    status, _, answer = gateway.post("/v1/completions", SHORT)
     assert status == 200, answer
     assert gateway.engine_pid() != old
 
