@@ -81,6 +81,11 @@ def test_violations_of_grammars(kind: str, changes: dict[str, str]) -> None:
     assert judge(answer(kind, **changes)).violations == 1
 
 
+def test_tokens_of_half_a_character_are_no_loss() -> None:
+    found = answer("logprobs", content="A é", tokens=["A ", "\ufffd", "\ufffd"])
+    assert (judge(found).usage, judge(found).different) == (0, 1)
+
+
 def usage(found: Answer) -> None:
     found.usage = (7, 4)
 
