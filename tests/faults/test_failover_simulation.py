@@ -120,6 +120,7 @@ def test_a_call_that_got_no_further_goes_before_others(loop: VirtualLoop) -> Non
         engine.has_work.set()
         await task
         assert call.end == "done"
+        await world.check()
 
     loop.run_until_complete(scenario())
 
