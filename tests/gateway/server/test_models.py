@@ -12,12 +12,14 @@ from starlette.testclient import TestClient
 from parrot_gateway.backends.own.remote import RemoteEngine
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
-from parrot_gateway.settings.model import ModelSettings, Settings
+from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings, Settings
 
 
 def test_configured_models_are_listed_while_their_engines_are_away() -> None:
-    gateway = Gateway(Settings(models=[ModelSettings(model="some/model", name="mine")]))
-    # Without its lifespan: no engine is ever started.
+    # Without its lifespan: no engine is ever started, and calls wait for one a moment only.
+    engines = EngineLinkSettings(restart_wait_s=0.05)
+    models = [ModelSettings(model="some/model", name="mine")]
+    gateway = Gateway(Settings(models=models, engines=engines))
     client = TestClient(create_app(gateway))
 
     def listed() -> list[str]:
