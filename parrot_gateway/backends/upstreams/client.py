@@ -538,6 +538,16 @@ class Upstream:
         """Seconds after which a failing server may be tried again; at least one."""
         return max(1.0, self.open_s)
 
+    async def listens(self) -> bool:
+        """Return whether the server answers anything at all; calls may still fail there."""
+        try:
+            async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
+                response = await self._get_models()
+        except (Broken, TimeoutError):
+            return False
+        response.discard()
+        return True
+
     def try_again(self) -> None:
         """Let a call through, however long its breaker would stay open."""
         self._breaker.hasten(asyncio.get_running_loop().time())

@@ -349,8 +349,13 @@ class UpstreamFleet:
             self._let_join(server)
             await server.failed.wait()
             server.failed.clear()
+            was_away = False
             while server.upstream.breaker_state() == "open":
                 open_s = min(server.upstream.open_s, LAST_RESORT_S)
                 await asyncio.sleep(max(_SHORT_S, open_s))
-                if not any(each.takes_calls for each in self._servers.values()):
+                listens = await server.upstream.listens()
+                # A process that was away and is back is not the one that failed.
+                is_back = was_away and listens
+                was_away = not listens
+                if is_back or not any(each.takes_calls for each in self._servers.values()):
                     server.upstream.try_again()

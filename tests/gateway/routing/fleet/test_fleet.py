@@ -12,9 +12,10 @@ from harness.gateway.fleets import MODEL, fleet, user
 from harness.gateway.relaying import started
 from harness.gateway.scripted_remote import ScriptedRemoteEngine
 from harness.gateway.serving import serving
-from harness.scripted_upstream import ScriptedUpstream
+from harness.scripted_upstream import ScriptedUpstream, error
 from harness.waiting import until
 
+from parrot_gateway.backends.upstreams.client import Upstream
 from parrot_gateway.routing.fleet import fleet as fleet_module
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -70,6 +71,38 @@ async def test_a_server_that_fails_gets_no_calls_until_it_answers_again(
         # The server that was away has computed less, and does not make up for it.
         names = [(await served.chat([user(f"{n} " * 50)]))[0] for n in range(100, 112)]
         assert all(names.count(name) >= 4 for name in ("vllm-1", "vllm-2")), names
+
+
+async def test_a_server_that_was_away_is_tried_once_it_is_back(
+    engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "LAST_RESORT_S", 0.01)
+    looks: list[str] = []
+    look = Upstream.listens
+
+    async def counted(upstream: Upstream) -> bool:
+        looks.append(upstream.name)
+        return await look(upstream)
+
+    monkeypatch.setattr(Upstream, "listens", counted)
+    settings = {"breaker_failures": 1, "breaker_open_s": 3600, "max_retries": 0}
+    async with fleet(engine, **settings) as served:
+        away, other = served.fakes
+        away.go_down()
+        for number in range(4):
+            name, _ = await served.chat([user(f"{number} " * 50)])
+            assert name == "vllm-2"
+        assert served.servers()[0]["breaker"] == "open"
+        away.go_up()
+        await until(lambda: served.servers()[0]["takes_calls"])
+        # One that listens and fails all calls is left alone for as long as the settings say.
+        other.answer_all(error(500))
+        for number in range(100, 104):
+            name, _ = await served.chat([user(f"{number} " * 50)])
+            assert name == "vllm-1"
+        looks.clear()
+        await until(lambda: len(looks) >= 3)
+        assert served.servers()[1]["breaker"] == "open"
 
 
 async def test_no_server_takes_calls(
