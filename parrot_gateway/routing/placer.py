@@ -286,10 +286,6 @@ class EnginePlacement(SubmittedTask):
         place = await self.placed(task)
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(OBJECTIVE_KINDS) * self._metadata.priority
-        if self.lost:
-            # What is computed again gives way to calls that an engine has had all the time: of each
-            # step it gets the share of what can wait.
-            self.priority += 1
         self.retention = place.retention
         self.application = task.application
         engine = self._placer.engines.get(place.engine_id)
