@@ -126,9 +126,12 @@ def usage_error(answer: Answer, reference: Answer | None) -> str:
         delivered = sum(len(choice.tokens) for choice in answer.choices)
         if delivered != answer.usage[1]:
             return "usage is not the tokens delivered"
-        text = "".join(answer.choices[0].tokens)
+        choice = answer.choices[0]
+        # The token that ends a text is reported and is no part of it.
+        tokens = choice.tokens[:-1] if choice.finish_reason == "stop" else choice.tokens
+        text = "".join(tokens)
         # Half a character is a token, too, and has no text of its own.
-        if "\ufffd" not in text and text != answer.choices[0].content:
+        if "\ufffd" not in text and text != choice.content:
             return "tokens are not the text"
     if reference is not None and answer.usage != reference.usage:
         if answer.usage[0] != reference.usage[0]:  # type: ignore[index]

@@ -86,6 +86,14 @@ def test_tokens_of_half_a_character_are_no_loss() -> None:
     assert (judge(found).usage, judge(found).different) == (0, 1)
 
 
+def test_the_token_that_ends_a_text_is_no_part_of_it() -> None:
+    tokens = ["A", " story", ".</s>"]
+    assert (
+        judge(answer("logprobs", content="A story", tokens=tokens, finish_reason="stop")).usage == 0
+    )
+    assert judge(answer("logprobs", content="A story", tokens=tokens)).usage == 1
+
+
 def usage(found: Answer) -> None:
     found.usage = (7, 4)
 
