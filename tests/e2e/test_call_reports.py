@@ -326,7 +326,8 @@ def test_the_cases_failed_as_they_should(calls: Calls) -> None:
             "a line of a batch", "an engine killed in a stream", LAST[0]}  # fmt: skip
     assert {case for case, code in codes.items() if code is None} == good
     assert codes["a full gateway"] == "engine_overloaded"
-    assert codes["an error in a stream"] == codes["refused with 401"] == "wrong_key"
+    assert codes["an error in a stream"] == "wrong_key"
+    assert codes["refused with 401"] == "upstream_key_refused"
     assert codes["its reader"] == "dependency_failed"
     assert codes["while draining"] == "shutting_down"
 

@@ -93,6 +93,8 @@ async def test_a_server_that_was_away_is_tried_once_it_is_back(
             name, _ = await served.chat([user(f"{number} " * 50)])
             assert name == "vllm-2"
         assert served.servers()[0]["breaker"] == "open"
+        # The first look is over once there is a second one.
+        await until(lambda: len(looks) >= 2)
         away.go_up()
         await until(lambda: served.servers()[0]["takes_calls"])
         # One that listens and fails all calls is left alone for as long as the settings say.
