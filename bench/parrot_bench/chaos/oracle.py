@@ -7,6 +7,7 @@ show how often.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ import msgspec
 
 from parrot_bench.chaos.answers import Answer, Choice
 from parrot_bench.chaos.mix import ARGUMENTS, SCHEMA, TOOL
+
+#: Special tokens of the demo model.
+_SPECIAL = re.compile(r"<\|[a-z]+\|>")
 
 
 @dataclass(slots=True)
@@ -127,9 +131,8 @@ def usage_error(answer: Answer, reference: Answer | None) -> str:
         if delivered != answer.usage[1]:
             return "usage is not the tokens delivered"
         choice = answer.choices[0]
-        # The token that ends a text is reported and is no part of it.
-        tokens = choice.tokens[:-1] if choice.finish_reason == "stop" else choice.tokens
-        text = "".join(tokens)
+        # With `ignore_eos` a text goes on behind its end, whose token is no part of it.
+        text = "".join(token for token in choice.tokens if not _SPECIAL.fullmatch(token))
         # Half a character is a token, too, and has no text of its own.
         if "\ufffd" not in text and text != choice.content:
             return "tokens are not the text"

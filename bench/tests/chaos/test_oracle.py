@@ -86,12 +86,10 @@ def test_tokens_of_half_a_character_are_no_loss() -> None:
     assert (judge(found).usage, judge(found).different) == (0, 1)
 
 
-def test_the_token_that_ends_a_text_is_no_part_of_it() -> None:
-    tokens = ["A", " story", ".</s>"]
-    assert (
-        judge(answer("logprobs", content="A story", tokens=tokens, finish_reason="stop")).usage == 0
-    )
-    assert judge(answer("logprobs", content="A story", tokens=tokens)).usage == 1
+def test_a_special_token_is_no_part_of_the_text() -> None:
+    tokens = ["A", "<|endoftext|>", " story"]
+    assert judge(answer("logprobs", content="A story", tokens=tokens)).usage == 0
+    assert judge(answer("logprobs", content="A story", tokens=["A", "more", " story"])).usage == 1
 
 
 def usage(found: Answer) -> None:
