@@ -22,7 +22,7 @@ class Choice:
     """One candidate, joined from its deltas."""
 
     content: str = ""
-    #: Of the only tool call.
+    #: Name and arguments of the only tool call.
     tool: str = ""
     arguments: str = ""
     finish_reason: str | None = None

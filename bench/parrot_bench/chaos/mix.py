@@ -8,7 +8,7 @@ from typing import Any
 
 from parrot_bench.apps import book
 
-#: Of answers under a schema: short enough to be whole within the tokens of a call.
+#: Schema of answers, short enough to be whole within the tokens of a call.
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -19,7 +19,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["title", "tags", "pages"],
     "additionalProperties": False,
 }
-#: Of the arguments of the only tool.
+#: Schema of the arguments of the only tool.
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
     "properties": {

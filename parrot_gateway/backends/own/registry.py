@@ -33,6 +33,9 @@ Listener: TypeAlias = Callable[[Change, RemoteEngine], None]
 #: that.
 REJOIN_TIMEOUT_S = 60.0
 
+#: Counters of lost engines, one a model and kind: engines name their models.
+_MAX_LOSS_COUNTERS = 4096
+
 
 class ServedModel(NamedTuple):
     """A model that some engine serves now."""
@@ -150,7 +153,8 @@ class EngineRegistry:
         level = logging.WARNING if num_calls else logging.INFO
         logger.log(level, "engine %s left: %s; calls on it: %d", engine.name, reason, num_calls)
         key = (model, kind)
-        self.losses[key] = self.losses.get(key, 0) + 1
+        if key in self.losses or len(self.losses) < _MAX_LOSS_COUNTERS:
+            self.losses[key] = self.losses.get(key, 0) + 1
         self._notify("left", engine)
 
     @property

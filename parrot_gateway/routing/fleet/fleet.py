@@ -353,9 +353,12 @@ class UpstreamFleet:
             while server.upstream.breaker_state() == "open":
                 open_s = min(server.upstream.open_s, LAST_RESORT_S)
                 await asyncio.sleep(max(_SHORT_S, open_s))
-                listens = await server.upstream.listens()
-                # A process that was away and is back is not the one that failed.
-                is_back = was_away and listens
-                was_away = not listens
-                if is_back or not any(each.takes_calls for each in self._servers.values()):
+                if not any(each.takes_calls for each in self._servers.values()):
+                    # A look at a server that hangs would take seconds.
                     server.upstream.try_again()
+                    continue
+                listens = await server.upstream.listens()
+                if was_away and listens:
+                    # A process that was away and is back is not the one that failed.
+                    server.upstream.try_again()
+                was_away = not listens
